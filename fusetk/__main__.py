@@ -1,0 +1,5 @@
+"""``python -m fusetk`` is ``fusetk``."""
+
+from fusetk.cli.main import main
+
+main()

@@ -1,0 +1,60 @@
+"""The ``fusetk`` command: subcommands are imported when they are called, so ``--help`` answers at once."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from fusetk import __version__
+from fusetk.errors import FusetkError
+
+COMMANDS = {
+    "prep": "Raw parallel text to memory-mapped ids.",
+    "text": "The steps of prep as pipes.",
+    "train": "Train a model; resumes by itself.",
+    "average": "Average checkpoints of a run.",
+    "decode": "Translate text.",
+    "score": "BLEU, chrF and TER of translations.",
+    "plot-attention": "Draw the attention of a translation.",
+    "plot-curves": "Draw the training curves of runs.",
+    "describe": "Print a resolved config and its parameter counts.",
+}
+
+
+class _Lazy(click.Group):
+    """Commands by name, imported on use."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"fusetk.cli.{name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except FusetkError as error:
+            click.echo(f"fusetk: {error}", err=True)
+            context.exit(error.exit_code)
+        except BrokenPipeError:  # the reader of our output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            context.exit(0)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, "-V", "--version", prog_name="fusetk")
+def main() -> None:
+    """Layer fusion for encoder-decoder translation models: from raw text to scored translation.
+
+    Errors that you can mend end with exit status 2 and one sentence. `fusetk COMMAND --help` tells a command's options.
+    """

@@ -1,0 +1,71 @@
+"""``fusetk prep``: raw parallel text to ids."""
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from fusetk.data.prepare import DataConfig, Manifest, prepare
+
+
+@click.command("prep")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as data.bpe.merges=8000.")
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Processes to work in.")
+@click.option("--force", is_flag=True, help="Make everything again, changed or not.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON on standard output.")
+def command(config: Path, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
+    """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
+
+    Run again, it makes only what a changed input or setting asks for, and says what changed.
+    """
+    from fusetk import recipe
+
+    run(recipe.load(config, overrides).data, jobs, force, as_json)
+
+
+def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None:
+    """Prepare and print: changes and the table to standard error, JSON to standard output."""
+    start = time.perf_counter()
+    manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True))
+    seconds = time.perf_counter() - start
+    if not manifest.made:
+        click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
+    show(manifest)
+    if manifest.made:
+        words = sum(counts[side]["words"] for counts in manifest.splits.values() for side in ("source", "target"))
+        click.echo(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s ({words / seconds:,.0f} words/s)", err=True)
+    if as_json:
+        click.echo(json.dumps({key: manifest.data[key] for key in ("fingerprint", "splits", "vocabulary", "bpe")}, indent=2))
+
+
+def show(manifest: Manifest) -> None:
+    """Print a table of the splits and the sizes of the vocabularies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    languages = manifest.data["languages"]
+    table = Table(title=str(manifest.folder), title_justify="left")
+    for heading in ("split", "pairs in", "out", "dropped"):
+        table.add_column(heading, justify="left" if heading in ("split", "dropped") else "right")
+    for side in ("source", "target"):
+        table.add_column(f"{languages[side]} tokens", justify="right")
+        table.add_column("unknown", justify="right")
+    for name, counts in manifest.splits.items():
+        dropped = [f"{count:,} {reason}" for reason, count in counts["dropped"].items()]
+        if counts.get("to_valid"):
+            dropped.append(f"({counts['to_valid']:,} to valid)")
+        cells = [name, f"{counts['pairs_in']:,}", f"{counts['pairs_out']:,}", ", ".join(dropped) or "none"]
+        for side in ("source", "target"):
+            cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
+        table.add_row(*cells)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
+    sizes = manifest.data["vocabulary"]
+    kind = "joint vocabulary" if sizes["joint"] else "vocabularies"
+    entries = [f"{languages[side]} {sizes[side]:,}" for side in ("source", "target")]
+    both = f"{sizes['source']:,}" if sizes["joint"] else ", ".join(entries)
+    console.print(f"{kind}: {both} entries, 4 of them special", highlight=False)

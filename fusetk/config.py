@@ -1,0 +1,308 @@
+"""YAML files to validated, frozen config objects: ``extends``, ``--set a.b=c``, every error at once with its place.
+
+This file knows no section: ``fusetk.recipe`` says what a run's config holds, and each config class stands beside the
+class that it configures.
+"""
+
+import difflib
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+
+import pydantic
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic_core import PydanticCustomError
+
+from fusetk.errors import ConfigError
+
+Place = tuple[str | int, ...]
+
+
+class Config(BaseModel):
+    """Base of every config class: immutable, unknown keys are errors, the text under a field is its documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+C = TypeVar("C", bound=Config)
+
+
+# Plug-ins ------------------------------------------------------------------------------------------------------------
+
+
+def find_kind(kind: str, table: Mapping[str, type]) -> type:
+    """The class that ``kind`` names: a key of ``table``, or ``package.module:Name`` for code outside fusetk.
+
+    Raises ValueError with the known names, or with the reason why an import failed.
+    """
+    if kind in table:
+        return table[kind]
+    module, colon, name = kind.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(kind, table, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no kind {kind!r}.{hint} Known: {', '.join(table)}; or package.module:Name")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the outside module raises, its author wants to see it
+        raise ValueError(f"{kind!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(getattr(found, "Config", type(None)), Config)):
+        raise ValueError(f"{kind!r} is no class with a Config (a subclass of fusetk.config.Config) of its own")
+    return found
+
+
+def choice(table: Mapping[str, type], what: str) -> Any:
+    """The type of a field that holds the ``Config`` of one of the classes in ``table``, chosen by its key ``kind``.
+
+    ``fuse: average`` is short for ``fuse: {kind: average}``.
+    """
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, Kind):
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+            raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", {"what": what, "known": ", ".join(table)})
+        try:
+            found = find_kind(value["kind"], table)
+        except ValueError as error:
+            raise PydanticCustomError("choice", "{what}: {error}", {"what": what, "error": str(error)}) from error
+        config: type[Config] = found.Config  # type: ignore[attr-defined]
+        try:
+            return config.model_validate(value)
+        except pydantic.ValidationError as error:  # carried out to `parse`, which puts the paths together
+            raise PydanticCustomError("nested", "invalid", {"errors": error.errors(), "kind": config}) from None
+
+    description = f"{what}: one of {', '.join(table)}, or `package.module:Name`"
+    return Annotated[SerializeAsAny[Kind], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any]), pydantic.Field(description=description)]
+
+
+class Kind(Config):
+    """Base of the configs that a ``kind`` chooses."""
+
+    kind: str
+    """Which one: a registered name, or `package.module:Name` of a class outside fusetk."""
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """Where a key was written."""
+
+    text: str  # "file, line n", or the option of the command line
+    folder: Path  # what relative paths in its value are relative to
+
+
+class Document:
+    """A config as nested dicts and lists, and where each key was written."""
+
+    def __init__(self, values: dict[str, Any], origins: dict[Place, Origin]):
+        self.values = values
+        self.origins = origins
+
+    def where(self, place: Place) -> Origin:
+        """Where a key was written, or the nearest key above it."""
+        while place and place not in self.origins:
+            place = place[:-1]
+        return self.origins.get(place, Origin("", Path()))
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+    """Read a YAML file, what it extends, and then ``a.b=value`` overrides, the later winning key by key.
+
+    Raises ConfigError for a file that cannot be read or parsed, or an override without ``=``.
+    """
+    document = _read(Path(path), ())
+    for override in overrides:
+        _override(document, override)
+    return document
+
+
+def parse(document: Document, kind: type[C]) -> C:
+    """Validate; raises ConfigError that lists every error with its path, place and, for a typing error, the nearest key."""
+    try:
+        return kind.model_validate(document.values)
+    except pydantic.ValidationError as error:
+        lines = [_sentence(document, *found) for found in _flatten(kind, error.errors())]
+        head = "the config has an error" if len(lines) == 1 else f"the config has {len(lines)} errors"
+        raise ConfigError(f"{head}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML: everything that is set or defaulted, readable by ``load`` again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> Document:
+    path = path.resolve() if path.exists() else path
+    if path in above:
+        raise ConfigError(f"{path} extends itself: " + " -> ".join(str(p) for p in (*above, path)))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        at = f" (named by `extends` in {above[-1]})" if above else ""
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
+        raise ConfigError(f"config {path}{at} cannot be read: {reason}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a config is a mapping of sections (model: ..., training: ...), this is a {type(values).__name__}")
+    origins: dict[Place, Origin] = {}
+    _remember(node, (), path, origins)
+    parents = values.pop("extends", [])
+    merged = Document({}, {})
+    for parent in [parents] if isinstance(parents, str) else parents:
+        _merge(merged, _read(path.parent / str(parent), (*above, path)))
+    _merge(merged, Document(values, origins))
+    return merged
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads ``1e-9`` as a string and a doubled key as its last value; this one reads a number, and refuses."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
+    try:
+        return float(node.value)
+    except ValueError:
+        return node.value
+
+
+_Loader.add_implicit_resolver("!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+_Loader.add_constructor("!number", _number)
+
+
+def _remember(node: yaml.Node | None, place: Place, path: Path, origins: dict[Place, Origin]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            origins[(*place, key.value)] = Origin(f"{path}, line {key.start_mark.line + 1}", path.parent)
+            _remember(value, (*place, key.value), path, origins)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            origins[(*place, i)] = Origin(f"{path}, line {value.start_mark.line + 1}", path.parent)
+            _remember(value, (*place, i), path, origins)
+
+
+def _merge(base: Document, top: Document) -> None:
+    """Lay ``top`` over ``base``, mapping by mapping; a mapping of another ``kind`` replaces the one below it."""
+
+    def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
+        for key, value in above.items():
+            old = below.get(key)
+            if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+                lay(old, value)
+            else:
+                below[key] = value
+
+    lay(base.values, top.values)
+    base.origins.update(top.origins)
+
+
+def _override(document: Document, override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    place: list[str | int] = []
+    here: Any = document.values
+    *above, last = name.split(".")
+    for part in above:
+        step: str | int = int(part) if isinstance(here, list) and part.isdigit() else part
+        if isinstance(here, list) and (isinstance(step, str) or step >= len(here)):
+            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {part!r} is no place in it")
+        if isinstance(here, dict) and not isinstance(here.get(step), dict | list):
+            here[step] = {"kind": here[step]} if isinstance(here.get(step), str) else {}
+        here = here[step]
+        place.append(step)
+    if isinstance(here, list):
+        if not last.isdigit() or int(last) >= len(here):
+            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {last!r} is no place in it")
+        here[int(last)] = value
+    else:
+        here[last] = value
+    document.origins[(*place, last)] = Origin(f"--set {override}", Path())
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+# What users of other toolkits type, and the key that they look for here.
+ELSEWHERE = {
+    "max_tokens": "training.stages.0.batch.size",
+    "lenpen": "decoding.normalize",
+    "update_freq": "training.stages.0.batch.accumulate",
+    "early_stopping": "training.stages.0.end.patience",
+    "warmup_updates": "training.stages.0.schedule.warmup",
+    "patience": "training.stages.0.end.patience",
+    "beam_size": "decoding.beam",
+}
+
+
+def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Iterator[tuple[type[Config], Place, Any]]:
+    """Each error with its full path; those inside a ``choice`` come with the config class that was chosen."""
+    for error in errors:
+        if error["type"] == "nested":
+            yield from _flatten(error["ctx"]["kind"], error["ctx"]["errors"], (*base, *error["loc"]))
+        else:
+            yield kind, base, error
+
+
+def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -> str:
+    place = tuple(part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    full = (*base, *place)
+    name = ".".join(str(part) for part in full) or "(the whole file)"
+    if error["type"] == "extra_forbidden":
+        text = "there is no such key" + _hint(str(place[-1]), _keys(kind, place[:-1]))
+    elif error["type"] == "missing":
+        text = "must be given"
+    else:
+        text = error["msg"].removeprefix("Value error, ")
+        if error["type"] != "choice" and isinstance(error.get("input"), str | int | float | bool):
+            text += f" (it is {error['input']!r})"
+    where = document.where(full).text
+    return f"{name}: {text}" + (f"  [{where}]" if where else "")
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if key.replace("-", "_") in ELSEWHERE:
+        return f"; here it is called {ELSEWHERE[key.replace('-', '_')]}"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def _keys(kind: Any, place: Place) -> list[str]:
+    """The keys that are known at ``place`` below ``kind``."""
+    for part in place:
+        if isinstance(part, int):
+            continue  # the list was unwrapped with its name
+        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        kind = field.annotation if field else None
+        while options := [a for a in get_args(kind) if a is not type(None)]:
+            kind = options[-1]  # list[X], X | None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

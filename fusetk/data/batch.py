@@ -1,0 +1,53 @@
+"""Sentence pairs as padded tensors."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fusetk.data.corpus import Corpus, Sentences
+from fusetk.data.vocab import BOS, PAD
+
+
+class Batch(NamedTuple):
+    """B pairs, padded at the right; masks are True at real tokens."""
+
+    src: Tensor  # (B, S), the end mark last
+    src_mask: Tensor  # (B, S)
+    tgt_in: Tensor  # (B, T), the start mark first
+    tgt_out: Tensor  # (B, T), the end mark last
+    tgt_mask: Tensor  # (B, T)
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor (B, longest) and its mask."""
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.full(mask.shape, PAD, dtype=torch.int64)
+    ids[mask] = torch.tensor([i for row in rows for i in row], dtype=torch.int64)
+    return ids, mask
+
+
+def gather(sentences: Sentences, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go."""
+    starts = np.asarray(sentences.offsets[indices])
+    lengths = np.asarray(sentences.offsets[indices + 1]) - starts
+    columns = np.arange(int(lengths.max()))
+    mask = columns < lengths[:, None]
+    ids = np.full(mask.shape, PAD, dtype=np.int64)
+    ids[mask] = sentences.ids[(starts[:, None] + columns)[mask]]
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def collate(corpus: Corpus, indices: NDArray[np.int64]) -> Batch:
+    """The pairs ``indices`` of a corpus as a batch."""
+    src, src_mask = gather(corpus.source, indices)
+    tgt_out, tgt_mask = gather(corpus.target, indices)
+    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)
+    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask)

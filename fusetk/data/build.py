@@ -1,0 +1,144 @@
+"""A prepared folder under construction: stages that are kept or made again, written aside and put in place at the end."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from fusetk.data import manifest
+from fusetk.data.manifest import Record, differences, digest, same
+from fusetk.data.text import Pair, cannot_write
+from fusetk.errors import DataError
+
+BUILDING = ".building"
+LOCK = ".lock"
+Results = dict[str, Any]
+
+
+class Stage(NamedTuple):
+    """One part of the work: what it depends on, and what does it."""
+
+    name: str
+    settings: Mapping[str, Any]
+    pairs: list[Pair]
+    needs: list[str]
+    run: Callable[["Build"], Results]
+
+
+class Build:
+    """Where stages read and write, and what is known of each."""
+
+    def __init__(self, folder: Path, jobs: int, report: Callable[[str], None]):
+        self.folder = folder
+        self.aside = folder / BUILDING
+        self.jobs = jobs
+        self.report = report
+        self.stages: dict[str, dict[str, Any]] = {}  # name -> key, settings, inputs, outputs, results
+        self.made: list[str] = []  # names of stages made in this build
+        self.shared: dict[str, Any] = {}  # what stages of one build hand on in memory
+
+    def find(self, name: str) -> Path:
+        """An output of an earlier stage."""
+        fresh = self.aside / name
+        return fresh if fresh.exists() else self.folder / name
+
+    def new(self, name: str) -> Path:
+        """Where to write an output."""
+        path = self.aside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def run(self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None) -> None:
+        """Keep the stage when nothing that it depends on changed and its outputs are there, else make it again."""
+        state = describe(stage, inputs, self.stages)
+        reasons = stale(self.folder, state, old)
+        if old and not reasons:
+            self.stages[stage.name] = {**old, "inputs": state["inputs"]}
+            return
+        for reason in reasons:
+            self.report(f"{stage.name}: {reason}")
+        before = set(self._written())
+        results = stage.run(self)
+        outputs = {name: manifest.record(self.aside / name) for name in self._written() if name not in before}
+        self.stages[stage.name] = {**state, "outputs": outputs, "results": results}
+        self.made.append(stage.name)
+
+    def _written(self) -> list[str]:
+        return sorted(path.relative_to(self.aside).as_posix() for path in self.aside.rglob("*") if path.is_file())
+
+    def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+        """Put the new files in place: first the old manifest goes, and last the new one comes."""
+        names = self._written()
+        for name in names:
+            with open(self.aside / name, "rb") as file:
+                os.fsync(file.fileno())
+        (self.folder / manifest.NAME).unlink(missing_ok=True)
+        outputs = {name for stage in self.stages.values() for name in stage["outputs"]}
+        for name in {name for stage in old.values() for name in stage["outputs"]} - outputs:
+            (self.folder / name).unlink(missing_ok=True)
+        for name in names:
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.aside / name, target)
+        shutil.rmtree(self.aside)
+        manifest.write(self.folder, description)
+
+
+def describe(stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a stage depends on, and one key for all of it."""
+    files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
+    sums = [record["sha256"] for record in files.values()]
+    key = digest([stage.settings, sums, [stages[name]["key"] for name in stage.needs]])
+    return {"key": key, "settings": dict(stage.settings), "inputs": files, "needs": stage.needs}
+
+
+def stale(folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[str]:
+    """Why a stage must be made again; nothing when it need not, or was never made."""
+    if old is None:
+        return []
+    if old["key"] == state["key"]:
+        return [f"{name} is missing or changed" for name, record in old["outputs"].items() if not same(folder / name, record)]
+    reasons = list(differences(old["settings"], state["settings"]))
+    before, now = old["inputs"], state["inputs"]
+    reasons += [f"{path} is new" for path in now if path not in before]
+    reasons += [f"{path} is no longer read" for path in before if path not in now]
+    reasons += [f"{path} changed" for path in now if path in before and now[path]["sha256"] != before[path]["sha256"]]
+    return reasons or [f"follows from {' and '.join(state['needs'])}" if state["needs"] else "the order of its files changed"]
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Make the folder, lock it against another prep, and clear what an interrupted one left."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    with lock:
+        if not _lock(lock):
+            raise DataError(f"another fusetk prep is at work in {folder}; wait for it, or give another folder")
+        try:
+            shutil.rmtree(folder / BUILDING, ignore_errors=True)
+            (folder / BUILDING).mkdir()
+            yield
+        except OSError as error:
+            if error.filename is None and error.errno is None:
+                raise
+            raise cannot_write(error.filename or folder, error) from None
+        finally:
+            shutil.rmtree(folder / BUILDING, ignore_errors=True)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Take the lock, which ends with the process; where the system has none, do without."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

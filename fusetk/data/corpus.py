@@ -1,0 +1,134 @@
+"""Prepared text as ids in files that are mapped into memory."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusetk.data.vocab import EOS
+from fusetk.errors import DataError
+
+OFFSETS = np.dtype("<i8")
+
+
+class Sentences:
+    """One side of a corpus: all ids in one array, every sentence with `EOS` at its end.
+
+    `ids` is (tokens,), `offsets` (n + 1,), `lengths` (n,) with the end mark counted.
+    """
+
+    def __init__(self, ids: NDArray[Any], offsets: NDArray[np.int64]):
+        self.ids = ids
+        self.offsets = offsets
+        self.lengths = np.diff(offsets).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> NDArray[Any]:
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        i %= len(self)
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+
+class Corpus:
+    """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder."""
+
+    def __init__(self, source: Sentences, target: Sentences):
+        assert len(source) == len(target)
+        self.source = source
+        self.target = target
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @classmethod
+    def open(cls, folder: Path | str, split: str) -> "Corpus":
+        """Map a split; raises DataError when the folder is not prepared, has no such split, or lost a file."""
+        from fusetk.data.manifest import read
+
+        folder = Path(folder)
+        manifest = read(folder)
+        if split not in manifest["splits"]:
+            raise DataError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
+        return cls(*(_open(folder, split, manifest["splits"][split][side]) for side in ("source", "target")))
+
+
+def _open(folder: Path, split: str, side: dict[str, Any]) -> Sentences:
+    name = folder / f"{split}.{side['language']}"
+    ids = _map(Path(f"{name}.ids"), np.dtype(side["dtype"]), side["tokens_with_end"])
+    return Sentences(ids, _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1))
+
+
+def _map(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; run fusetk prep again") from None
+    if found != size * dtype.itemsize:
+        raise DataError(f"{path} has {found} bytes instead of {size * dtype.itemsize}; run fusetk prep again")
+    return np.memmap(path, dtype, "r", shape=(size,)) if size else np.zeros(0, dtype)
+
+
+def id_type(size: int) -> np.dtype[Any]:
+    """The smallest type that holds the ids of a vocabulary of this size."""
+    return np.dtype("<u2") if size <= 1 << 16 else np.dtype("<u4")
+
+
+class SentenceWriter:
+    """Writes one side of a split, chunk by chunk, and counts what it writes."""
+
+    def __init__(self, ids: IO[bytes], offsets: IO[bytes], language: str, size: int):
+        self.files = ids, offsets
+        self.dtype = id_type(size)
+        self.language = language
+        self.position = 0
+        self.sentences = 0
+        self.words = 0
+        self.counts = np.zeros(size, np.int64)
+        offsets.write(np.zeros(1, OFFSETS).tobytes())
+
+    def write(self, ids: NDArray[Any], lengths: NDArray[np.int64], words: int) -> None:
+        """Add sentences that end with `EOS`: their ids in a row and the length of each."""
+        self.files[0].write(ids.astype(self.dtype, copy=False).tobytes())
+        self.files[1].write((np.cumsum(lengths) + self.position).astype(OFFSETS).tobytes())
+        self.position += len(ids)
+        self.sentences += len(lengths)
+        self.words += words
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+
+    def summary(self) -> dict[str, Any]:
+        """What was written, for the manifest. `types` are known tokens; the rate of unknown ones is of all but end marks."""
+        tokens = self.position - self.sentences
+        unknown = int(self.counts[1])
+        return {
+            "language": self.language,
+            "dtype": self.dtype.str,
+            "sentences": self.sentences,
+            "words": self.words,
+            "tokens": tokens,
+            "tokens_with_end": self.position,
+            "types": int(np.count_nonzero(self.counts)) - (self.sentences > 0) - (unknown > 0),
+            "unknown": unknown,
+            "unknown_rate": unknown / tokens if tokens else 0.0,
+        }
+
+
+def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Sentences of ids in a row, `EOS` after each, and their lengths with it."""
+    lengths = np.fromiter((len(sentence) + 1 for sentence in sentences), np.int64, len(sentences))
+    ids = np.fromiter((i for sentence in sentences for i in (*sentence, EOS)), np.uint32, int(lengths.sum()))
+    return ids, lengths
+
+
+def write_sentences(folder: Path, split: str, languages: tuple[str, str], sizes: tuple[int, int], stack: ExitStack) -> list[SentenceWriter]:
+    """Open the files of both sides of a split."""
+    writers = []
+    for language, size in zip(languages, sizes, strict=True):
+        files = [stack.enter_context((folder / f"{split}.{language}.{kind}").open("wb", 1 << 20)) for kind in ("ids", "offsets")]
+        writers.append(SentenceWriter(files[0], files[1], language, size))
+    return writers

@@ -1,0 +1,139 @@
+"""Raw text to tokens and back, as one object that a run keeps in its folder `text/`."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fusetk.data import bpe
+from fusetk.data.bpe import BPE
+from fusetk.data.config import Deduplicate, Filter, Step, Tokenize, Truecase
+from fusetk.data.steps import Change, changes, concerns, one_space, settings
+from fusetk.data.text import read_lines, writer
+from fusetk.data.truecase import Truecaser, detruecase
+from fusetk.data.vocab import Vocabulary
+from fusetk.errors import DataError
+
+SIDES = ("source", "target")
+FILE = "pipeline.json"
+
+
+class Text:
+    """Raw lines to words: the steps before subwords, without vocabularies."""
+
+    def __init__(self, steps: Sequence[Step], source: str, target: str, truecasers: dict[str, Truecaser] | None = None):
+        self.steps = [step for step in steps if not isinstance(step, Filter | Deduplicate)]
+        self.source_language, self.target_language = source, target
+        self.truecasers = truecasers or {}
+        self._changes: dict[str, list[Change]] = {}
+
+    def language(self, side: str) -> str:
+        return self.source_language if side == "source" else self.target_language
+
+    def words(self, side: str, line: str) -> str:
+        """A raw line to words separated by one space."""
+        if side not in self._changes:
+            self._changes[side] = changes(self.steps, side, self.language(side), self.truecasers.get(side))
+        for change in self._changes[side]:
+            line = change(line)
+        return one_space(line)
+
+    @cached_property
+    def _detokenize(self) -> Callable[[str], str] | None:
+        for step in self.steps:
+            if isinstance(step, Tokenize) and concerns(step, "target"):
+                from fusetk.data.tokenize import Detokenizer  # sacremoses takes a while to import
+
+                return Detokenizer(self.target_language, unescape=step.escape)
+        return None
+
+    def raw(self, words: str) -> str:
+        """A target line of words to raw text: capitals where sentences begin, if truecased; detokenised, if tokenised."""
+        if any(isinstance(step, Truecase) and concerns(step, "target") for step in self.steps):
+            words = detruecase(words)
+        return self._detokenize(words) if self._detokenize and words else words
+
+
+class Pipeline(Text):
+    """Raw text to tokens and back: steps, BPE and vocabularies of both sides."""
+
+    def __init__(self, text: Text, codes: dict[str, BPE], vocabularies: tuple[Vocabulary, Vocabulary]):
+        super().__init__(text.steps, text.source_language, text.target_language, text.truecasers)
+        self.bpe = codes  # by side; none when words are the tokens
+        self.source_vocab, self.target_vocab = vocabularies
+
+    def subwords(self, side: str, line: str) -> list[str]:
+        """A line of words to tokens."""
+        if self.bpe:
+            return self.bpe[side](line)
+        return [word for word in line.split(" ") if word]
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Tokens to a line of words, BPE undone."""
+        line = " ".join(tokens)
+        return bpe.join(line) if self.bpe else line
+
+    def save(self, folder: Path) -> None:
+        """Write all that `load` reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        joint_bpe = bool(self.bpe) and self.bpe["source"].codes == self.bpe["target"].codes
+        joint = self.source_vocab is self.target_vocab
+        description = {
+            "source": self.source_language,
+            "target": self.target_language,
+            "steps": [settings(step) for step in self.steps],
+            "bpe": {"joint": joint_bpe} if self.bpe else None,
+            "vocabulary": {"joint": joint},
+        }
+        with writer(folder / FILE) as file:
+            file.write(json.dumps(description, indent=2) + "\n")
+        for side in SIDES:
+            language = self.language(side)
+            if self.bpe:
+                self._save_bpe(folder, side, joint_bpe)
+            vocabulary = self.source_vocab if side == "source" else self.target_vocab
+            if not (joint and side == "target"):
+                vocabulary.save(folder / ("vocab" if joint else f"vocab.{language}"))
+            if side in self.truecasers:
+                self.truecasers[side].save(folder / f"truecase.{language}")
+
+    def _save_bpe(self, folder: Path, side: str, joint: bool) -> None:
+        language, codes = self.language(side), self.bpe[side]
+        with writer(folder / ("bpe.codes" if joint else f"bpe.codes.{language}")) as file:
+            file.writelines(f"{line}\n" for line in codes.codes)
+        if codes.vocabulary is not None:
+            with writer(folder / f"bpe.vocab.{language}") as file:
+                file.writelines(f"{token} {count}\n" for token, count in codes.vocabulary.items())
+
+    @classmethod
+    def load(cls, folder: Path) -> "Pipeline":
+        """Read a folder `text/`; raises DataError for files that are missing or malformed."""
+        folder = Path(folder)
+        path = folder / FILE
+        try:
+            known: dict[str, Any] = json.loads("\n".join(read_lines(path)))
+            steps = TypeAdapter(list[Step]).validate_python(known["steps"])
+            source, target = str(known["source"]), str(known["target"])
+            with_bpe, joint = known["bpe"], bool(known["vocabulary"]["joint"])
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+            raise DataError(f"{path} does not describe a text pipeline ({reason}); copy it again from where it was made") from None
+        languages = {"source": source, "target": target}
+        cased = {
+            side: Truecaser.load(folder / f"truecase.{languages[side]}")
+            for side in SIDES
+            if any(isinstance(step, Truecase) and concerns(step, side) for step in steps)
+        }
+        codes = {side: _load_bpe(folder, languages[side], with_bpe["joint"]) for side in SIDES} if with_bpe else {}
+        first = Vocabulary.load(folder / ("vocab" if joint else f"vocab.{source}"))
+        second = first if joint else Vocabulary.load(folder / f"vocab.{target}")
+        return cls(Text(steps, source, target, cased), codes, (first, second))
+
+
+def _load_bpe(folder: Path, language: str, joint: bool) -> BPE:
+    vocabulary = folder / f"bpe.vocab.{language}"
+    known = bpe.read_vocabulary(vocabulary) if vocabulary.exists() else None
+    return BPE.load(folder / ("bpe.codes" if joint else f"bpe.codes.{language}"), known)

@@ -1,0 +1,1 @@
+"""Search for translations with trained models, and text in, text out."""

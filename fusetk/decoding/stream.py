@@ -1,0 +1,71 @@
+"""Lines as they come: large chunks where there is plenty, at once what a waiting writer has typed."""
+
+import select
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from fusetk.errors import DataError
+
+PATIENCE = 0.03  # seconds to wait for more input before what is there is translated
+
+
+class Arrivals:
+    """The raw lines of a pipe, terminal or file, and whether another is there without waiting for it long."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.lines: deque[bytes] = deque()
+        self.rest: list[bytes] = []  # pieces of a line whose end has not come
+        self.over = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            while not self.lines and not self.over:
+                self._read()
+            if not self.lines:
+                return
+            yield self.lines.popleft()
+
+    def ready(self) -> bool:
+        """Whether iterating would give a line, or the end, now."""
+        while not self.lines and not self.over:
+            if not select.select([self.file], [], [], PATIENCE)[0]:
+                return False
+            self._read()
+        return True
+
+    def _read(self) -> None:
+        data = self.file.read1(1 << 20)  # type: ignore[attr-defined]
+        *lines, rest = data.split(b"\n")
+        if lines:
+            self.lines.append(b"".join([*self.rest, lines[0]]) + b"\n")
+            self.lines.extend(line + b"\n" for line in lines[1:])
+            self.rest = []
+        self.rest.append(rest)
+        self.over = not data
+        if self.over and any(self.rest):
+            self.lines.append(b"".join(self.rest))
+
+
+def chunks(lines: Iterator[str], most: int, ready: Callable[[], bool] = lambda: True) -> Iterator[list[str]]:
+    """At most ``most`` lines at a time, fewer when no more is ``ready``.
+
+    A DataError that ``lines`` raises comes after the lines before it.
+    """
+    while True:
+        chunk: list[str] = []
+        broken: DataError | None = None
+        try:
+            while len(chunk) < most and (not chunk or ready()):
+                chunk.append(next(lines))
+        except StopIteration:
+            most = 0
+        except DataError as error:
+            broken = error
+        if chunk:
+            yield chunk
+        if broken is not None:
+            raise broken
+        if not most:
+            return

@@ -1,0 +1,25 @@
+"""Errors that a user can cause. The command line prints each as one sentence, without a traceback."""
+
+
+class FusetkError(Exception):
+    """What is wrong, where, and what to do about it, in one sentence."""
+
+    exit_code = 2
+
+
+class ConfigError(FusetkError):
+    """A config file that is missing, unreadable or invalid."""
+
+
+class DataError(FusetkError):
+    """Text or prepared data that cannot be used as it is."""
+
+
+class CheckpointError(FusetkError):
+    """A run folder or checkpoint that is missing, damaged or does not fit."""
+
+
+class Interrupted(FusetkError):
+    """A signal ended the work; everything up to the last update is saved."""
+
+    exit_code = 75  # EX_TEMPFAIL: a batch system may requeue the job

@@ -1,0 +1,10 @@
+"""The backbones. To add one, write its file and name it here, or name ``package.module:Name`` in the config."""
+
+from fusetk.models.seq2seq import Memory, Seq2Seq, State
+from fusetk.models.transformer import Transformer
+
+MODELS: dict[str, type[Seq2Seq]] = {
+    "transformer": Transformer,
+}
+
+__all__ = ["MODELS", "Memory", "Seq2Seq", "State"]

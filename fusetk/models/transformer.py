@@ -1,0 +1,197 @@
+"""The Transformer (Vaswani et al. 2017) with open sites for connection, fusion and attention."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk.config import Kind
+from fusetk.errors import ConfigError
+from fusetk.models.initialise import INITIALISERS
+from fusetk.models.seq2seq import Memory, Seq2Seq, State
+from fusetk.models.stack import DecoderConfig, StackConfig, build_attend, build_stack
+from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.dropout import Dropout
+from fusetk.nn.output import Output
+from fusetk.nn.positions import Learned, Sinusoidal
+
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+
+
+class TransformerConfig(Kind):
+    """Sizes and choices of a Transformer."""
+
+    kind: str = "transformer"
+    width: int = Field(512, ge=1)
+    """d_model: embeddings, layer outputs."""
+    heads: int = Field(8, ge=1)
+    """Attention heads; `width` is a multiple."""
+    ffn: int = Field(2048, ge=1)
+    """Hidden units of the feed-forward layers."""
+    encoder: StackConfig = StackConfig(layers=6)
+    decoder: DecoderConfig = DecoderConfig(layers=6)
+    norm: Literal["post", "pre"] = "post"
+    """Layer normalisation after each residual sum (the original), or before each sub-layer and once at the end."""
+    activation: Literal["relu", "gelu", "swish"] = "relu"
+    """Of the feed-forward layers."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_positions: int = Field(1024, ge=1)
+    """Longest sentence with learned positions, in tokens, the end mark counted."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """On each sub-layer's output, before the residual sum."""
+    embedding_dropout: float | None = Field(None, ge=0, lt=1)
+    """On the sum of embedding and position; as `dropout` if not given."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """On attention weights."""
+    activation_dropout: float = Field(0.0, ge=0, lt=1)
+    """Inside the feed-forward layers, after the activation."""
+    tie: Literal["none", "target", "all"] = "none"
+    """Share the output matrix with the target embedding, or with both embeddings (one joint vocabulary)."""
+    output_bias: bool = True
+    """A bias for each word of the target vocabulary."""
+    init: Literal["xavier", "mlrf"] = "xavier"
+    """Xavier uniform, as fairseq and tensor2tensor; or U(+-1/sqrt(fan_in)), as MLRF section 4.2 has it."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "TransformerConfig":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+        return self
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, Equation 2): (..., D) -> (..., D)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.hidden = nn.Linear(config.width, config.ffn)
+        self.out = nn.Linear(config.ffn, config.width)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.dropout(self.activation(self.hidden(x))))
+
+
+class Residual(nn.Module):
+    """LayerNorm(x + f(x)), or with ``pre`` norm x + f(LayerNorm(x)); dropout on what f returns."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.dropout = Dropout(config.dropout)
+        self.pre = config.norm == "pre"
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer reads."""
+        return self.norm(x) if self.pre else x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """What stands after a sub-layer that read ``before(x)`` and returned ``y``."""
+        x = x + self.dropout(y)
+        return x if self.pre else self.norm(x)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward."""
+
+    def __init__(self, config: TransformerConfig, name: str):
+        super().__init__()
+        self.attention = SelfAttention(config.width, config.heads, config.attention_dropout, f"{name}.self")
+        self.attention_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """(B, S, D), mask (B, S) -> (B, S, D)."""
+        residual = self.attention_residual
+        x = residual.after(x, self.attention(residual.before(x), mask[:, None, None, :]))
+        residual = self.ffn_residual
+        return residual.after(x, self.ffn(residual.before(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source, feed-forward."""
+
+    def __init__(self, config: TransformerConfig, memory_width: int, name: str):
+        super().__init__()
+        self.attention = SelfAttention(config.width, config.heads, config.attention_dropout, f"{name}.self")
+        self.attention_residual = Residual(config)
+        self.cross = CrossAttention(config.width, memory_width, config.heads, config.attention_dropout, f"{name}.cross")
+        self.cross_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(self, x: Tensor, cache: Tensor, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B * K, T, D), cache (B * K, t, 2D), source keys and values (B, S, 2D), mask (B, S) -> x, cache (B * K, t + T, 2D)."""
+        residual = self.attention_residual
+        y, cache = self.attention.step(residual.before(x), cache)
+        x = residual.after(x, y)
+        residual = self.cross_residual
+        x = residual.after(x, self.cross(residual.before(x), keys_values, mask))
+        residual = self.ffn_residual
+        return residual.after(x, self.ffn(residual.before(x))), cache
+
+
+class Embedding(nn.Module):
+    """Token embeddings times sqrt(D), plus positions, with dropout."""
+
+    def __init__(self, config: TransformerConfig, vocabulary: int, tied: nn.Embedding | None = None):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
+        self.positions = Sinusoidal(config.width) if config.positions == "sinusoidal" else Learned(config.width, config.max_positions)
+        self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
+        self.scale = config.width**0.5
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D)."""
+        return self.dropout(self.tokens(ids) * self.scale + self.positions(start, ids.shape[1]))
+
+
+class Transformer(Seq2Seq):
+    """Encoder and decoder of self-attention layers."""
+
+    Config = TransformerConfig
+
+    def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
+        """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
+        super().__init__()
+        if config.tie == "all" and source_size != target_size:
+            raise ConfigError(
+                f"model.tie: all needs one vocabulary for both sides, there are {source_size} source and {target_size} target "
+                "entries: set data.vocabulary.joint, or tie: target"
+            )
+        width = config.width
+        self.source = Embedding(config, source_size)
+        self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
+        self.encoder = build_stack(config.encoder, width, "encoder", lambda i, name: EncoderLayer(config, name))
+        self.attend = build_attend(config.decoder, [width] * (config.encoder.layers + 1), self.encoder.fuse.out_width)
+        self.decoder = build_stack(config.decoder, width, "decoder", lambda i, name: DecoderLayer(config, self.attend.width(i), name))
+        norms = [nn.LayerNorm(width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
+        self.encoder_norm, self.decoder_norm = norms
+        self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.max_positions = self.source.positions.max_positions
+        INITIALISERS[config.init](self)
+
+    def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
+        layers = self.encoder.layers
+        history, top = self.encoder(self.source(src), lambda i, x: layers[i](x, src_mask))
+        return Memory(history, self.encoder_norm(top), src_mask)
+
+    def start(self, memory: Memory) -> State:
+        layers = self.decoder.layers
+        keys_values = tuple(layer.cross.keys_values(self.attend(memory, i)) for i, layer in enumerate(layers))
+        empty = keys_values[0].new_empty(len(memory.mask), 0, 2 * self.output.weight.shape[1])
+        return State((keys_values, memory.mask), (empty,) * len(layers), 0)
+
+    def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        (keys_values, mask), caches = state.fixed, list(state.moving)
+        layers = self.decoder.layers
+
+        def run(i: int, x: Tensor) -> Tensor:
+            x, caches[i] = layers[i](x, caches[i], keys_values[i], mask)
+            return x
+
+        _, top = self.decoder(self.target(tgt_in, state.step), run)
+        return self.decoder_norm(top), State(state.fixed, tuple(caches), state.step + tgt_in.shape[1])

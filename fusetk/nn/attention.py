@@ -1,0 +1,96 @@
+"""Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk import trace
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
+
+    ``mask`` is True where a query may look, and broadcasts to (B, H, T, S). The weights are recorded under ``name``
+    when somebody listens; otherwise torch's fused kernel is used and they never exist. (Its backward pass in bf16 on CPU
+    takes eight times as long as the plain products, which are taken there.)
+    """
+    if not trace.wanted(name) and not (q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]))  # (B, H, T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = scores.softmax(-1)
+    trace.record(name, weights)
+    return F.dropout(weights, dropout) @ v
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, H * d) -> (B, H, T, d), without a copy."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, H, T, d) -> (B, T, H * d)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
+    """(length, past + length), True where a query may look: at itself and before. None when there is nothing to hide."""
+    if length == 1:
+        return None
+    return torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+
+
+class SelfAttention(nn.Module):
+    """Every position attends to the positions of its own sentence; queries, keys and values come from one product."""
+
+    def __init__(self, width: int, heads: int, dropout: float, name: str):
+        super().__init__()
+        self.heads, self.rate, self.name = heads, dropout, name
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D), mask broadcast to (B, H, T, T) -> (B, T, D)."""
+        q, k, v = self.project(x).chunk(3, dim=-1)
+        return self._mix(q, k, v, mask)
+
+    def step(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Causal: x (B, T, D) after ``cache``, the keys and values of t earlier positions (B, t, 2D); returns both, grown."""
+        q, new = self.project(x).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
+        past = cache.shape[1]
+        cache = torch.cat((cache, new), dim=1) if past else new
+        k, v = cache.chunk(2, dim=-1)
+        return self._mix(q, k, v, causal_mask(x.shape[1], past, x.device)), cache
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = (split_heads(t, self.heads) for t in (q, k, v))
+        return self.out(join_heads(attend(q, k, v, mask, self.rate if self.training else 0.0, self.name)))
+
+
+class CrossAttention(nn.Module):
+    """Target positions attend to source positions; keys and values are projected once a sentence."""
+
+    def __init__(self, width: int, memory_width: int, heads: int, dropout: float, name: str):
+        super().__init__()
+        self.heads, self.rate, self.name = heads, dropout, name
+        self.query = nn.Linear(width, width)
+        self.project = nn.Linear(memory_width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def keys_values(self, memory: Tensor) -> Tensor:
+        """(B, S, D_memory) -> keys and values (B, S, 2D)."""
+        return self.project(memory)
+
+    def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
+        """x (B * K, T, D), hypotheses of a sentence together; keys and values (B, S, 2D); mask (B, S) -> (B * K, T, D).
+
+        The K hypotheses of a sentence are K * T queries to its one copy of keys and values.
+        """
+        sentences = len(keys_values)
+        q = split_heads(self.query(x).view(sentences, -1, x.shape[-1]), self.heads)
+        k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
+        mixed = attend(q, k, v, mask[:, None, None, :], self.rate if self.training else 0.0, self.name)
+        return self.out(join_heads(mixed).view(x.shape))

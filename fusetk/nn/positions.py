@@ -1,0 +1,46 @@
+"""Where a token stands in its sentence, as vectors that are added to embeddings."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i+1) = cos(the same) (Vaswani et al. 2017, section 3.5): (length, width)."""
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return table[:, :width].float()
+
+
+class Sinusoidal(nn.Module):
+    """Sinusoidal positions: no parameters, no longest sentence."""
+
+    max_positions: int | None = None
+
+    def __init__(self, width: int, rows: int = 1024):
+        super().__init__()
+        self.register_buffer("table", sinusoids(rows, width), persistent=False)
+        self.table: Tensor
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Vectors of positions start .. start + length - 1: (length, D)."""
+        if start + length <= len(self.table):
+            return self.table[start : start + length]
+        return sinusoids(start + length, self.table.shape[1])[start:].to(self.table)
+
+
+class Learned(nn.Module):
+    """A learned vector for each position (Gehring et al. 2017), for sentences of at most ``max_positions`` tokens."""
+
+    def __init__(self, width: int, max_positions: int):
+        super().__init__()
+        self.max_positions = max_positions
+        self.weight = nn.Parameter(torch.empty(max_positions, width))
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Vectors of positions start .. start + length - 1: (length, D). Raises ValueError past the last position."""
+        if start + length > self.max_positions:
+            raise ValueError(f"position {start + length} asked for, {self.max_positions} are learned (model.max_positions)")
+        return self.weight[start : start + length]

@@ -1,0 +1,25 @@
+"""Nested tuples (named or not), lists and dicts of tensors, handled as one value."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Tree = Any  # a Tensor, or a tuple, list or dict of Trees
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The same structure with ``function`` applied to every tensor; ``None`` stays ``None``."""
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    values = [map_tensors(function, value) for value in tree]
+    return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+
+
+def select(tree: Tree, index: Tensor) -> Tree:
+    """Rows ``index`` of axis 0 of every tensor."""
+    return map_tensors(lambda tensor: tensor.index_select(0, index), tree)

@@ -1,0 +1,69 @@
+"""The whole config of a run. The one file that sees all sections."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusetk import config
+from fusetk.config import Config, Document, choice
+from fusetk.data.prepare import DataConfig
+from fusetk.decoding.config import SearchConfig
+from fusetk.models import MODELS
+from fusetk.training.loop import TrainingConfig
+
+
+class PaperConfig(Config):
+    """What the paper says of this system: printed beside what is found, used for nothing else."""
+
+    table: str
+    """The paper and its table."""
+    row: str
+    """The system's name there."""
+    parameters: str | None = None
+    """Parameter count as printed."""
+    bleu: float | dict[str, float] | None = None
+    """BLEU as printed, of one test set or by name."""
+
+
+class Recipe(Config):
+    """Everything that decides a run."""
+
+    data: DataConfig
+    """Text and its preparation."""
+    model: choice(MODELS, "a model")  # type: ignore[valid-type]
+    """The backbone and its wiring."""
+    training: TrainingConfig
+    """Stages, validation, checkpoints."""
+    decoding: SearchConfig = SearchConfig()
+    """Beam search, in validation and in `fusetk decode`."""
+    paper: PaperConfig | None = None
+    """The row of the paper's table that this config stands for."""
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read and validate a config; relative paths in ``data`` become relative to the file (or command line) that names them.
+
+    Raises ConfigError with every error at once.
+    """
+    document = config.load(path, overrides)
+    _resolve(document)
+    return config.parse(document, Recipe)
+
+
+def _resolve(document: Document) -> None:
+    data = document.values.get("data")
+    if not isinstance(data, dict):
+        return
+    for key in ("folder", "train", "valid", "test"):
+        if key in data:
+            data[key] = _absolute(data[key], document, ("data", key))
+
+
+def _absolute(value: Any, document: Document, place: config.Place) -> Any:
+    if isinstance(value, str):
+        return str((document.where(place).folder / value).absolute())
+    if isinstance(value, list):
+        return [_absolute(item, document, (*place, i)) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _absolute(item, document, (*place, key)) for key, item in value.items()}
+    return value

@@ -1,0 +1,145 @@
+"""Checkpoints on disk: safetensors and JSON, whole or not there at all.
+
+``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser state) and ``state.json``
+(progress, validation results, checksums). ``best`` and ``last`` are relative links beside it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fusetk.errors import CheckpointError
+
+FORMAT = 1
+MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+
+
+def name_of(update: int) -> str:
+    """Folder name of the checkpoint after an update."""
+    return f"update-{update:07d}"
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by name, a shared one once."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def load_model(model: nn.Module, folder: Path) -> None:
+    """Fill a model's parameters. Raises CheckpointError when names or shapes differ."""
+    found, wanted = read_tensors(folder, MODEL), dict(model.named_parameters())
+    wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if wanted[n].shape != found[n].shape]
+    if wrong:
+        raise CheckpointError(f"{folder / MODEL} does not fit the model in its config.yaml: {len(wrong)} parameters differ, first {wrong[0]}")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(found[name])
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Optimiser state as ``<parameter>:<key>``."""
+    return {
+        f"{name}:{key}": torch.as_tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Fill the state of a fresh optimiser."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in read_tensors(folder, TRAINING).items():
+        parameter, _, key = name.rpartition(":")
+        if parameter not in parameters:
+            raise CheckpointError(f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not")
+        device = parameters[parameter].device
+        optimizer.state[parameters[parameter]][key] = tensor.to(device) if tensor.dim() or device.type == "cuda" else tensor
+
+
+def save(folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write a checkpoint aside, flush it to disk, and rename it into place."""
+    aside = folder.with_name("." + folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    sums = {}
+    for file, tensors in ((MODEL, model), (TRAINING, training)):
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
+        sums[file] = _checksum(aside / file)
+        _flush(aside / file)
+    text = json.dumps({"format": FORMAT, **state, "sha256": sums}, indent=1)
+    (aside / STATE).write_text(text + "\n", encoding="utf-8")
+    _flush(aside / STATE)
+    if folder.exists():  # a run that was set back writes an update again
+        shutil.rmtree(folder)
+    aside.rename(folder)
+    _flush(folder.parent)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """``state.json``. Raises CheckpointError when it is missing, damaged or of a newer fusetk."""
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        version = state["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE} cannot be read ({error})") from None
+    if version > FORMAT:
+        raise CheckpointError(f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk")
+    return dict(state)
+
+
+def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
+    """Tensors of one file, its checksum compared first."""
+    expected = read_state(folder)["sha256"].get(file)
+    try:
+        if _checksum(folder / file) != expected:
+            raise CheckpointError(f"{folder / file} is damaged: its checksum is not the one in {STATE}; use another checkpoint beside it")
+        return dict(load_file(folder / file))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / file} cannot be read: {error}") from None
+
+
+def whole(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first."""
+    return sorted(p for p in (run / "checkpoints").glob("update-*") if (p / STATE).exists())
+
+
+def link(run: Path, name: str, target: Path) -> None:
+    """Point ``checkpoints/<name>`` at a checkpoint, in one step."""
+    aside = run / "checkpoints" / f".{name}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target.name)
+    aside.rename(run / "checkpoints" / name)
+
+
+def prune(run: Path, keep: Iterable[Path]) -> None:
+    """Delete all checkpoints but these; the one file that makes each whole goes first."""
+    kept = {p.name for p in keep}
+    for path in whole(run):
+        if path.name not in kept:
+            (path / STATE).unlink()
+            shutil.rmtree(path)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

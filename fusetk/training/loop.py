@@ -1,0 +1,269 @@
+"""Training: stages of updates, with validation and checkpoints between them."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from fusetk.config import Config, choice, find_kind
+from fusetk.data.batch import collate
+from fusetk.data.corpus import Corpus
+from fusetk.data.sampler import BatchConfig, batches, groups
+from fusetk.errors import CheckpointError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training import checkpoint
+from fusetk.training.metrics import Log
+from fusetk.training.optim import OPTIMIZERS
+from fusetk.training.schedule import SCHEDULES
+from fusetk.training.step import Sums, update
+from fusetk.training.validation import ValidationConfig, Validator, better
+
+
+class EndConfig(Config):
+    """When a stage ends: at the first of these."""
+
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the training pairs."""
+    updates: int | None = Field(None, ge=1)
+    """Optimiser steps of this stage."""
+    patience: int | None = Field(None, ge=1)
+    """Validations in a row without a new best."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> "EndConfig":
+        if self.epochs is None and self.updates is None and self.patience is None:
+            raise ValueError("give epochs, updates or patience, or the stage never ends")
+        return self
+
+
+class StageConfig(Config):
+    """A stretch of training with an optimiser of its own, started fresh."""
+
+    optimizer: choice(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
+    """How a gradient becomes a step."""
+    schedule: choice(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
+    """The learning rate as a function of the stage's updates."""
+    batch: BatchConfig = BatchConfig()
+    clip: float = Field(0.0, ge=0)
+    """Largest gradient norm; 0 for none."""
+    end: EndConfig
+    start: Literal["last", "best"] = "last"
+    """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
+
+
+class TrainingConfig(Config):
+    """How a model is trained."""
+
+    seed: int = Field(1, ge=0)
+    """Fixes initial weights, batches and dropout."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of matrix products and activations; weights, sums and losses are float32 always."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Probability taken from the right word and spread over all others; reported losses are without it."""
+    stages: list[StageConfig] = Field(min_length=1)
+    """One after the other."""
+    validation: ValidationConfig = ValidationConfig()
+    save_every: int | None = Field(None, ge=1)
+    """Updates between checkpoints, besides those at validations."""
+    keep_last: int = Field(5, ge=1)
+    """Latest checkpoints to keep."""
+    keep_best: int = Field(1, ge=1)
+    """Best checkpoints to keep, by the validation metric."""
+    log_every: int = Field(100, ge=1)
+    """Updates between log lines."""
+    tensorboard: bool = False
+    """Write TensorBoard files into the run folder, too (needs the package tensorboard)."""
+
+
+@dataclass
+class Progress:
+    """Where training stands: with the weights and the optimiser's state, all that decides how it goes on."""
+
+    update: int = 0  # in all
+    stage: int = 0
+    stage_update: int = 0
+    stage_epoch: int = 0  # passes finished in this stage
+    epoch: int = 0  # passes finished in all
+    position: int = 0  # updates done in the pass that is under way
+    best: float | None = None
+    best_update: int = 0
+    stalled: int = 0  # validations since the best
+    ranking: list[tuple[int, float]] = field(default_factory=list)  # (update, metric) of every validation
+
+    def advance(self, updates_in_epoch: int) -> None:
+        """Count one update."""
+        self.update, self.stage_update, self.position = self.update + 1, self.stage_update + 1, self.position + 1
+        if self.position == updates_in_epoch:
+            self.epoch, self.stage_epoch, self.position = self.epoch + 1, self.stage_epoch + 1, 0
+
+
+class Trainer:
+    """A model, its data and its run folder."""
+
+    def __init__(self, config: TrainingConfig, model: Seq2Seq, width: int, data: Path, run: Path, validator: Validator, log: Log):
+        self.config, self.model, self.width, self.run, self.validator, self.log = config, model, width, run, validator, log
+        self.device = next(model.parameters()).device
+        self.corpus = Corpus.open(data, "train")
+        self.progress = Progress()
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._window: list[Sums] = []
+        self._since = time.perf_counter()
+        self._epochs = 0.0
+
+    # The loop
+
+    def train(self) -> None:
+        """Go on from where ``progress`` stands until the last stage has ended."""
+        self.model.train()
+        while True:
+            stage = self.config.stages[self.progress.stage]
+            self._stage(stage)
+            if self.progress.stage + 1 == len(self.config.stages):
+                return
+            self._next_stage()
+
+    def over(self) -> bool:
+        """Whether the last stage has ended."""
+        return self.progress.stage + 1 == len(self.config.stages) and self._over(self.config.stages[-1])
+
+    def _stage(self, stage: StageConfig) -> None:
+        progress, seed = self.progress, self.config.seed
+        if self.optimizer is None:
+            self.optimizer = self._optimizer(stage)
+        schedule = find_kind(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
+        self._restart_clock()
+        while not self._over(stage):
+            order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch)
+            updates = groups(order, stage.batch.accumulate)
+            for indices in updates[progress.position :]:
+                torch.manual_seed(seed * 1_000_003 + progress.update)  # dropout: so a checkpoint needs no generator's state
+                rate = schedule.rate(progress.stage_update + 1)
+                ready = [collate(self.corpus, pairs).to(self.device) for pairs in indices]
+                sums = update(self.model, self.optimizer, ready, rate, self.config.label_smoothing, stage.clip, self.config.precision)
+                progress.advance(len(updates))
+                self._report(sums, rate, len(updates), stage)
+                self._between_updates()
+                if self._over(stage):
+                    break
+        if not progress.ranking or progress.ranking[-1][0] != progress.update:
+            self._validate()
+
+    def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
+        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())  # type: ignore[attr-defined]
+        return built
+
+    def _next_stage(self) -> None:
+        progress = self.progress
+        self.optimizer = None
+        progress.stage, progress.stage_update, progress.stage_epoch, progress.stalled = progress.stage + 1, 0, 0, 0
+        if progress.position:  # each stage starts with a whole pass
+            progress.epoch, progress.position = progress.epoch + 1, 0
+        if self.config.stages[progress.stage].start == "best":
+            checkpoint.load_model(self.model, self.run / "checkpoints" / "best")
+        self.log.line(f"stage {progress.stage + 1} of {len(self.config.stages)} begins after update {progress.update}")
+
+    def _over(self, stage: StageConfig) -> bool:
+        progress, end = self.progress, stage.end
+        return (
+            (end.epochs is not None and progress.stage_epoch >= end.epochs)
+            or (end.updates is not None and progress.stage_update >= end.updates)
+            or (end.patience is not None and progress.stalled >= end.patience)
+        )
+
+    def _between_updates(self) -> None:
+        progress, when = self.progress, self.config.validation
+        every_epochs = when.every_epochs or (None if when.every_updates else 1)
+        due = bool(when.every_updates and progress.update % when.every_updates == 0)
+        due = due or bool(every_epochs and progress.position == 0 and progress.epoch % every_epochs == 0)
+        if due:
+            self._validate()
+        elif self.config.save_every and progress.update % self.config.save_every == 0:
+            self._save({})
+
+    # Validation and checkpoints
+
+    def _validate(self) -> None:
+        progress, metric = self.progress, self.config.validation.metric
+        begun = time.perf_counter()
+        found = self.validator(self.model, self.device, self.config.precision)
+        new_best = better(metric, found[metric], progress.best)
+        if new_best:
+            progress.best, progress.best_update, progress.stalled = found[metric], progress.update, 0
+        else:
+            progress.stalled += 1
+        progress.ranking.append((progress.update, found[metric]))
+        self.log.record("valid", {"update": progress.update, "epoch": round(self._epochs, 3), **found, "best": new_best})
+        values = "  ".join(f"{name} {value:.4f}" if name in ("loss", "accuracy") else f"{name} {value:.2f}" for name, value in found.items())
+        best = 0.0 if progress.best is None else progress.best
+        verdict = "new best" if new_best else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
+        self.log.line(f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {time.perf_counter() - begun:.0f} s")
+        self._save(found)
+        self._restart_clock()
+
+    def _save(self, valid: dict[str, float]) -> None:
+        progress = self.progress
+        folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
+        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        if not valid and folder.exists():
+            valid = checkpoint.read_state(folder).get("valid", {})
+        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, {"progress": asdict(progress), "valid": valid})
+        checkpoint.link(self.run, "last", folder)
+        if progress.best_update == progress.update:
+            checkpoint.link(self.run, "best", folder)
+        ranked = sorted(progress.ranking, key=lambda pair: pair[1], reverse=self.config.validation.metric not in ("loss", "ppl"))
+        best = [folder.with_name(checkpoint.name_of(u)) for u, value in ranked[: self.config.keep_best] if not math.isnan(value)]
+        checkpoint.prune(self.run, [*checkpoint.whole(self.run)[-self.config.keep_last :], *best])
+
+    def resume(self, folder: Path) -> None:
+        """Go on from a checkpoint: weights, optimiser, position."""
+        state = checkpoint.read_state(folder)
+        checkpoint.load_model(self.model, folder)
+        self.progress = Progress(**state["progress"])
+        self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
+        if self.progress.stage >= len(self.config.stages):
+            raise CheckpointError(f"{folder} stands in stage {self.progress.stage + 1}, the config has {len(self.config.stages)}: train into a new --run")
+        if self.progress.stage_update:
+            self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
+            checkpoint.load_optimizer(self.model, self.optimizer, folder)
+
+    # Reports
+
+    def _restart_clock(self) -> None:
+        self._window, self._since = [], time.perf_counter()
+
+    def _report(self, sums: Sums, rate: float, updates_in_epoch: int, stage: StageConfig) -> None:
+        progress = self.progress
+        self._window.append(sums)
+        self._epochs = progress.epoch + progress.position / updates_in_epoch
+        if progress.update % self.config.log_every:
+            return
+        tokens = sum(s.tokens for s in self._window)
+        nll = float(torch.stack([s.nll for s in self._window]).sum()) / tokens
+        values = {
+            "update": progress.update,
+            "epoch": round(self._epochs, 3),
+            "loss": float(torch.stack([s.smoothed for s in self._window]).sum()) / tokens,
+            "nll": nll,
+            "ppl": math.exp(min(nll, 700.0)),
+            "lr": rate,
+            "tokens_per_second": tokens / (time.perf_counter() - self._since),
+            "grad_norm": float(torch.stack([s.grad_norm for s in self._window]).mean()),
+            "tokens": tokens,
+        }
+        self.log.record("train", values)
+        self.log.line(
+            f"train  epoch {self._epochs:.2f}  update {progress.update}  loss {values['loss']:.4f}  ppl {values['ppl']:.2f}  "
+            f"{values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
+        )
+        end = stage.end
+        total = progress.update + min(
+            (end.epochs or math.inf) * updates_in_epoch - progress.stage_update, (end.updates or math.inf) - progress.stage_update
+        )
+        self.log.progress(
+            progress.update, total, epoch=progress.epoch + 1, loss=values["loss"], ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"]
+        )
+        self._restart_clock()

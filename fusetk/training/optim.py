@@ -1,0 +1,61 @@
+"""Optimisers: how a gradient becomes a step."""
+
+from collections.abc import Iterable
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fusetk.config import Kind
+
+
+class AdamConfig(Kind):
+    """Adam (Kingma and Ba 2015)."""
+
+    kind: str = "adam"
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = Field(1e-9, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Times the weight, added to the gradient (`adamw`: subtracted from the weight, times the rate)."""
+
+
+class NAGConfig(Kind):
+    """Nesterov's accelerated gradient."""
+
+    kind: str = "nag"
+    momentum: float = Field(0.99, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    """Times the weight, added to the gradient."""
+
+
+class Adam:
+    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) (Kingma and Ba 2015, Algorithm 1)."""
+
+    Config = AdamConfig
+
+    @staticmethod
+    def build(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+
+
+class AdamW:
+    """Adam with decoupled weight decay: w -= lr * decay * w beside Adam's step (Loshchilov and Hutter 2019, Algorithm 2)."""
+
+    Config = AdamConfig
+
+    @staticmethod
+    def build(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+
+
+class NAG:
+    """v = mu v + g; w -= lr (g + mu v): Nesterov's momentum (Sutskever et al. 2013) as Torch's and fairseq's ``nag``."""
+
+    Config = NAGConfig
+
+    @staticmethod
+    def build(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
+
+
+OPTIMIZERS: dict[str, type] = {"adam": Adam, "adamw": AdamW, "nag": NAG}

@@ -1,0 +1,53 @@
+"""One update: gradients of a few batches, clipped, applied."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fusetk.data.batch import Batch
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training.loss import Loss, loss
+
+
+class Sums(NamedTuple):
+    """What an update saw, summed over its target tokens; tensors, so that nothing waits for the device."""
+
+    smoothed: Tensor
+    nll: Tensor
+    tokens: int
+    grad_norm: Tensor  # before clipping
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    """bf16 matrix products with float32 weights, or plain float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
+    """The loss of a batch's real tokens. ``model`` is what is called, ``plain`` the same one unwrapped."""
+    features = model(batch.src, batch.src_mask, batch.tgt_in)
+    return loss(features[batch.tgt_mask], plain.output, batch.tgt_out[batch.tgt_mask], smoothing)
+
+
+def update(
+    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str
+) -> Sums:
+    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
+    device = batches[0].src.device
+    tokens = sum(int(batch.tgt_mask.sum()) for batch in batches)
+    found = []
+    for batch in batches:
+        with autocast(device, precision):
+            one = batch_loss(model, model, batch, smoothing)
+        (one.smoothed / tokens).backward()
+        found.append(Loss(*(value.detach() for value in one)))
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.clip_grad_norm_(parameters, clip or float("inf"))
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Sums(torch.stack([one.smoothed for one in found]).sum(), torch.stack([one.nll for one in found]).sum(), tokens, norm)

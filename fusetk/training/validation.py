@@ -1,0 +1,90 @@
+"""How good a model is on held-out text."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fusetk.config import Config
+from fusetk.data.batch import collate
+from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.sampler import BatchConfig, cut
+from fusetk.data.text import read_lines
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.translate import Translator
+from fusetk.errors import ConfigError
+from fusetk.evaluation.bleu import corpus_bleu
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training.step import autocast, batch_loss
+
+Metric = Literal["loss", "ppl", "accuracy", "bleu"]
+LOWER_IS_BETTER = {"loss", "ppl"}
+
+
+class ValidationConfig(Config):
+    """When and by what a model is judged in training."""
+
+    every_updates: int | None = Field(None, ge=1)
+    """Validate every so many updates."""
+    every_epochs: int | None = Field(None, ge=1)
+    """Validate every so many epochs; 1 if neither is given."""
+    metric: Metric = "loss"
+    """Decides what is best and when to stop: loss and perplexity without label smoothing, per token; accuracy of single tokens
+    given the right ones before; BLEU of beam search (tokenised, multi-bleu's arithmetic)."""
+    bleu: bool = False
+    """Translate the validation text each time, also when another metric decides."""
+    tokens: int = Field(8192, ge=1)
+    """Target tokens in a batch, for the losses."""
+
+
+def better(metric: str, value: float, best: float | None) -> bool:
+    """Whether ``value`` beats ``best``; NaN never does."""
+    if math.isnan(value):
+        return False
+    return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
+
+
+class Validator:
+    """The validation corpus, ready to judge a model again and again."""
+
+    def __init__(self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline):
+        self.corpus = Corpus.open(folder, "valid")
+        if not len(self.corpus):
+            raise ConfigError(f"the validation set in {folder} is empty: give data.valid some text")
+        self.config, self.search, self.pipeline = config, search, pipeline
+        self.references = list(read_lines(folder / f"valid.{pipeline.target_language}.txt"))
+        longest = int(self.corpus.target.lengths.max())
+        self.order = np.argsort(self.corpus.target.lengths, kind="stable")
+        cuts = cut(self.corpus.target.lengths[self.order], BatchConfig(size=max(config.tokens, longest)))
+        self.batches = [self.order[start:end] for start, end in cuts]
+
+    def __call__(self, model: Seq2Seq, device: torch.device, precision: str) -> dict[str, float]:
+        """Loss and NLL per token, perplexity, accuracy, and BLEU where it is asked for; the model is left in training mode."""
+        model.eval()
+        try:
+            with torch.inference_mode(), autocast(device, precision):
+                found = self._losses(model, device)
+            if self.config.bleu or self.config.metric == "bleu":
+                found["bleu"] = self._bleu(model)
+            return found
+        finally:
+            model.train()
+
+    def _losses(self, model: Seq2Seq, device: torch.device) -> dict[str, float]:
+        nll, correct, tokens = 0.0, 0.0, 0
+        for indices in self.batches:
+            batch = collate(self.corpus, indices).to(device)
+            one = batch_loss(model, model, batch, 0.0)
+            nll, correct, tokens = nll + float(one.nll), correct + float(one.correct), tokens + int(batch.tgt_mask.sum())
+        loss = nll / tokens
+        return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": correct / tokens}
+
+    def _bleu(self, model: Seq2Seq) -> float:
+        translator = Translator([model], self.pipeline, self.search)
+        found = translator.translate_ids([self.corpus.source[i] for i in range(len(self.corpus))])
+        words = [self.pipeline.join(self.pipeline.target_vocab.decode(best[0].ids)) if best else "" for best in found]
+        return corpus_bleu(words, self.references)

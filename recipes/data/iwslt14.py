@@ -1,0 +1,219 @@
+"""IWSLT14 German-English from its archive to raw text, and the fingerprint of what `fusetk prep` made of it.
+
+`python iwslt14.py extract FOLDER [--archive de-en.tgz]` writes FOLDER/{train,dev2010,...}.{de,en};
+`python iwslt14.py check PREPARED` compares its manifest with the figures of public logs.
+The rules are those by which the public split was made (Ranzato et al. 2016, MIXER), so they are kept even where one would
+do otherwise today: entities in the XML stay as they are, 72 misaligned segments of TEDX.dev2012 too.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tarfile
+import urllib.request
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from fusetk.errors import DataError, FusetkError
+
+URL = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
+LANGUAGES = ("de", "en")
+# Sets for testing, in the order in which papers join them: member of the archive and its segments.
+TEST_SETS = {
+    "dev2010": ("IWSLT14.TED.dev2010", 887),
+    "TEDX.dev2012": ("IWSLT14.TEDX.dev2012", 1165),
+    "tst2010": ("IWSLT14.TED.tst2010", 1565),
+    "tst2011": ("IWSLT14.TED.tst2011", 1433),
+    "tst2012": ("IWSLT14.TED.tst2012", 1700),
+}
+# Split: pairs, German tokens, English tokens; 10,000 joint merges, end marks counted.
+FINGERPRINT = {
+    "train": (160_239, 4_035_591, 3_949_114),
+    "valid": (7_283, 182_592, 178_622),
+    "test": (6_750, 161_838, 156_928),
+}
+SUPPLY = f"get it from {URL} and give it with --archive"
+
+DROPPED = re.compile("<url>|<talkid>|<keywords>")
+STRIPPED = re.compile("</?title>|</?description>")
+SEGMENT = re.compile(r'<seg id="[0-9]+">\s*(.*?)\s*</seg>')
+
+
+# The archive ---------------------------------------------------------------------------------------------------------
+
+
+def members() -> dict[str, str]:
+    """Files that are needed of the archive, by the file that is made of each."""
+    found = {f"train.{language}": f"de-en/train.tags.de-en.{language}" for language in LANGUAGES}
+    for name, (member, _) in TEST_SETS.items():
+        found |= {f"{name}.{language}": f"de-en/{member}.de-en.{language}.xml" for language in LANGUAGES}
+    return found
+
+
+def fetch(path: Path, url: str = URL) -> Path:
+    """Download the archive to ``path``, whole or not at all."""
+    if path.exists():
+        return path
+    part = path.with_name(path.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response, part.open("wb") as file:
+            expected = int(response.headers.get("Content-Length") or 0)
+            while block := response.read(1 << 16):
+                file.write(block)
+    except OSError as error:
+        raise DataError(f"{url} cannot be downloaded ({error}): get de-en.tgz in another way and give it with --archive") from None
+    if expected and part.stat().st_size != expected:
+        raise DataError(f"the download broke off: {part} has {part.stat().st_size:,} of {expected:,} bytes; try again, or {SUPPLY}")
+    part.rename(path)
+    return path
+
+
+def read(archive: Path) -> dict[str, str]:
+    """The text of every needed member. Raises DataError for an archive that is missing, damaged or lacks one."""
+    if not archive.is_file():
+        raise DataError(f"there is no archive {archive}: {SUPPLY}")
+    wanted = {member: name for name, member in members().items()}
+    found: dict[str, str] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for entry in tar:
+                name = wanted.get(entry.name.removeprefix("./"))
+                file = tar.extractfile(entry) if name else None
+                if name and file:
+                    found[name] = file.read().decode("utf-8-sig")
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        size = archive.stat().st_size
+        raise DataError(f"{archive} ({size:,} bytes) is no whole .tgz ({error}): delete it, then {SUPPLY}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{archive}, {entry.name}: not UTF-8 ({error.reason} at byte {error.start}): {SUPPLY}") from None
+    if missing := [member for member, name in wanted.items() if name not in found]:
+        raise DataError(f"{archive} lacks {', '.join(missing)}: this is not the German-English archive of IWSLT14; {SUPPLY}")
+    return found
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def lines(text: str) -> list[str]:
+    """Lines end at a line feed and nowhere else."""
+    cut = text.split("\n")
+    return cut[:-1] if cut[-1] == "" else cut
+
+
+def training_text(text: str) -> list[str]:
+    """Lines of a ``train.tags`` file: those of talk addresses and keywords dropped, the tags of titles and descriptions stripped."""
+    return [STRIPPED.sub("", line).strip(" \r") for line in lines(text) if not DROPPED.search(line)]
+
+
+def segments(text: str) -> list[str]:
+    """The text of each ``<seg id=...>`` of an XML file, typographic apostrophes made plain."""
+    found = (SEGMENT.search(line) for line in lines(text) if "<seg id" in line)
+    return [match[1].replace("\u2019", "'") if match else "" for match in found]
+
+
+def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, int]:
+    """Write FOLDER/<set>.<language>; returns the lines of each set.
+
+    Raises DataError when the sides of a set differ in length or, without ``any_data``, a test set has not its known length.
+    """
+    found = {name: training_text(text) if name.startswith("train.") else segments(text) for name, text in read(archive).items()}
+    counts = {}
+    for name in ("train", *TEST_SETS):
+        german, english = (len(found[f"{name}.{language}"]) for language in LANGUAGES)
+        if german != english or not german:
+            raise DataError(f"{archive}: {name} has {german:,} German and {english:,} English lines: the archive is not what it should be; {SUPPLY}")
+        expected = TEST_SETS[name][1] if name in TEST_SETS else german
+        if german != expected and not any_data:
+            raise DataError(f"{archive}: {name} has {german:,} segments, the published set has {expected:,}; use other data with --any-data")
+        counts[name] = german
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in found.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in text), encoding="utf-8", newline="\n")
+    return counts
+
+
+# The fingerprint -----------------------------------------------------------------------------------------------------
+
+
+class Figure(NamedTuple):
+    """One figure of the fingerprint. ``verdict``: same, close (a token count off by less than 0.5 %), DIFFERENT."""
+
+    name: str
+    expected: int
+    found: int
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.expected == self.found:
+            return "same"
+        near = "pairs" not in self.name and abs(self.found - self.expected) < 0.005 * self.expected
+        return "close" if near else "DIFFERENT"
+
+
+def compare(prepared: Path) -> list[Figure]:
+    """Expected and found figures of a folder that `fusetk prep` wrote. Raises DataError when it has no readable manifest."""
+    path = prepared / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found = []
+        for split, expected in FINGERPRINT.items():
+            figures = figures_of(manifest, split)
+            names = (f"{split}: pairs", f"{split}: German tokens", f"{split}: English tokens")
+            found += [Figure(*figure) for figure in zip(names, expected, figures, strict=True)]
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}): run `fusetk prep` first") from None
+
+
+def figures_of(manifest: dict[str, dict[str, dict[str, int]]], split: str) -> tuple[int, int, int]:
+    """Pairs, German tokens, English tokens of a split, end marks counted."""
+    raise NotImplementedError
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """As lines of text."""
+    rows = [("", "expected", "found", "")] + [(f.name, f"{f.expected:,}", f"{f.found:,}", f.verdict) for f in figures]
+    return "\n".join(f"{name:<24}{expected:>12}{found:>12}  {verdict}".rstrip() for name, expected, found, verdict in rows)
+
+
+# Command line --------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="IWSLT14 German-English: raw text and fingerprint")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("extract", help="the archive to raw text")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--archive", type=Path, help="de-en.tgz; downloaded beside FOLDER when not given")
+    two = commands.add_parser("check", help="compare prepared data with the public figures")
+    two.add_argument("folder", type=Path)
+    for command in (one, two):
+        command.add_argument("--any-data", action="store_true", help="go on with data of another size")
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "extract":
+            archive = given.archive or fetch(given.folder.parent / "de-en.tgz")
+            for name, count in extract(archive, given.folder, given.any_data).items():
+                print(f"{name}: {count:,} pairs", file=sys.stderr)
+            return 0
+        figures = compare(given.folder)
+        print(table(figures), file=sys.stderr)
+        wrong = [f.name for f in figures if f.verdict == "DIFFERENT"]
+        if any("pairs" in name for name in wrong) and not given.any_data:
+            raise DataError(f"the data differ from the public split in {', '.join(wrong)}: check the archive, or go on with --any-data")
+        if wrong:
+            print(f"warning: other data than the public split in {', '.join(wrong)}: BLEU will not compare exactly", file=sys.stderr)
+        return 0
+    except FusetkError as error:
+        print(f"iwslt14.py: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

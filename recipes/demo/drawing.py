@@ -1,0 +1,105 @@
+"""Draws the parts of a sentence: who, what, when, where."""
+
+import random
+
+import lexicon
+import phrases
+from lexicon import Noun, pairs, rows
+from phrases import Phrase
+
+Adverb = tuple[str, str]  # German, English
+
+CONTRACTIONS = {"in dem": "im", "an dem": "am", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
+KINDS_OF_ADJECTIVES = {"opening": "thing", "device": "thing", "clothing": "thing", "room": "thing"}
+
+
+class Drawing:
+    """Phrases and adverbials, drawn by one random generator."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+        self.nouns = lexicon.nouns()
+        self.names = lexicon.NAMES.split()
+        self.adjectives = {kind: pairs(text) for kind, text in lexicon.ADJECTIVES.items()}
+        self.places = rows(lexicon.PLACES)
+        self.directions = rows(lexicon.DIRECTIONS)
+
+    def chance(self, probability: float) -> bool:
+        """True that often."""
+        return self.random.random() < probability
+
+    def noun_phrase(self, noun: Noun, plain: bool = False) -> Phrase:
+        """With a determiner and perhaps an adjective; ``plain`` is definite."""
+        found = self.adjectives[KINDS_OF_ADJECTIVES.get(noun.kind, noun.kind)]
+        adjective = self.random.choice(found) if self.chance(0.4) else ()
+        possessive = self.random.choice(list(phrases.POSSESSIVES))
+        if self.chance(0.25):
+            kind = "der" if plain else self.random.choice(["der", "dieser", possessive, *phrases.QUANTITIES, "number"])
+            german, english = phrases.number(self.random.randrange(2, 13 if self.chance(0.7) else 100))
+            if kind == "number":
+                return phrases.phrase(noun, german, True, adjective, english)
+            return phrases.phrase(noun, kind, True, adjective)
+        kind = "der" if plain else self.random.choice(["der", "der", "der", "ein", "ein", "dieser", possessive])
+        return phrases.phrase(noun, kind, False, adjective)
+
+    def who(self) -> Phrase:
+        """A subject."""
+        draw = self.random.random()
+        if draw < 0.3:
+            return self.random.choice(phrases.PRONOUNS)
+        return phrases.name(self.random.choice(self.names)) if draw < 0.42 else self.noun_phrase(self.random.choice(self.nouns["person"]))
+
+    def object_of(self, kinds: tuple[str, ...]) -> Phrase:
+        """An object; persons may be pronouns or names."""
+        kind = self.random.choice(kinds)
+        if kind == "person" and self.chance(0.3):
+            return self.random.choice(phrases.OBJECT_PRONOUNS) if self.chance(0.6) else phrases.name(self.random.choice(self.names))
+        return self.noun_phrase(self.random.choice(self.nouns[kind]))
+
+    def place(self) -> Adverb:
+        """Im Garten, auf einem kleinen Markt."""
+        preposition, english, gender, noun, place = self.random.choice(self.places)
+        column = "mfn".index(gender)
+        if self.chance(0.25):
+            stem, adjective = self.random.choice(pairs("alt:old, neu:new, klein:small, groß:big, schön:beautiful"))
+            kind = self.random.choice(["der", "ein"])
+            words = f"{preposition} {phrases.determiner(kind, 'dative', column)} {stem}en {noun}"
+            return shorten(words), f"{english} {'the' if kind == 'der' else phrases.article(adjective)} {adjective} {place}"
+        return shorten(f"{preposition} {phrases.determiner('der', 'dative', column)} {noun}"), f"{english} the {place}"
+
+    def direction(self) -> Adverb:
+        """Nach Hause, in den Park."""
+        if self.chance(0.3):
+            german, english = self.random.choice(pairs(lexicon.HOME))
+            return german, english
+        preposition, english, gender, noun, place = self.random.choice(self.directions)
+        case = "accusative" if preposition == "in" else "dative"
+        form = phrases.determiner("der", case, "mfn".index(gender))
+        return shorten(f"{preposition} {form} {noun}"), f"{english} the {place}"
+
+    def time(self, tense: str) -> Adverb:
+        """When, as the tense allows it."""
+        draw = self.random.random()
+        if draw < 0.2:
+            german, english = self.random.choice(pairs(lexicon.DAYS))
+            return f"am {german}", f"on {english}"
+        if draw < 0.35:
+            german, english = phrases.number(self.random.randrange(2, 13))
+            return f"um {german} Uhr", f"at {english} o'clock"
+        if draw < 0.55 and tense in ("past", "future"):
+            units, english = self.random.choice(pairs(lexicon.UNITS))
+            german, count = phrases.number(self.random.randrange(2, 30))
+            if tense == "past":
+                return f"vor {german} {units}", f"{count} {english} ago"
+            return f"in {german} {units}", f"in {count} {english}"
+        when = tense if tense in ("past", "future") else "present"
+        german, english = self.random.choice(pairs(lexicon.TIMES[when]))
+        return german, english
+
+
+def shorten(words: str) -> str:
+    """In dem Garten is im Garten."""
+    for long, short in CONTRACTIONS.items():
+        if words.startswith(f"{long} "):
+            return short + words[len(long) :]
+    return words

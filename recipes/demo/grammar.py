@@ -1,0 +1,294 @@
+"""A German-English corpus from a small grammar: `python grammar.py FOLDER` writes {train,valid,test}.{de,en}, raw text.
+
+The two languages differ where the real ones do: the verb comes second in a main clause and last in a subordinate one,
+participles and infinitives close the clause, prefixes come off, articles and adjectives agree in gender, number and case,
+nouns are joined to compounds, adverbials go time - manner - place against manner - place - time, ones come before tens.
+Each German sentence has exactly one English one, so that a model can be expected to find it.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lexicon
+import phrases
+from clauses import (
+    MODAL_FORMS,
+    Clause,
+    english_infinitive,
+    english_main,
+    english_question,
+    german_infinitive,
+    german_main,
+    german_verb_final,
+)
+from drawing import Drawing
+from lexicon import Noun, Verb, pairs, rows
+from phrases import Phrase
+
+Pair = tuple[str, str]  # German, English
+
+CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "bevor": "before"}
+ADVERBIALS = {"time": 0.45, "place": 0.3, "manner": 0.2, "frequency": 0.15}
+TENSES = [("past", "past"), ("present", "present"), ("future", "present"), ("present", "past"), ("müssen", "present")]
+VAGUE = {"sehen", "finden", "verstehen", "vergessen", "lernen", "kommen"}  # nobody does these carefully
+
+
+class Relative(NamedTuple):
+    """A phrase with a relative clause after it, in both languages."""
+
+    phrase: Phrase
+    german: str
+    english: str
+
+
+class Grammar(Drawing):
+    """Draws sentences; two grammars with one seed draw the same."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.verbs = lexicon.verbs()
+        self.patterns: list[tuple[Callable[[], Pair], int]] = [
+            (self.statement, 32),
+            (self.question, 8),
+            (self.subordinate_last, 15),
+            (self.subordinate_first, 10),
+            (self.report, 12),
+            (self.relative, 12),
+            (self.purpose, 9),
+            (self.coordination, 6),
+        ]
+
+    def sentence(self) -> Pair:
+        """One sentence pair, capitalised and punctuated."""
+        makers, weights = zip(*self.patterns, strict=True)
+        return self.random.choices(makers, weights)[0]()
+
+    # Clauses
+
+    def tense(self) -> str:
+        """A tense, or a modal verb."""
+        draw = self.random.random()
+        if draw < 0.45:
+            return "past" if draw < 0.3 else "future"
+        if draw < 0.65:
+            return self.random.choice(list(MODAL_FORMS))
+        return "present" if draw < 0.95 else "progressive"
+
+    def governed(self, clause: Clause, verb: Verb) -> Clause:
+        """With what the verb governs."""
+        if verb.frame == "accusative":
+            return clause._replace(thing=self.object_of(verb.objects))
+        if verb.frame == "dative":
+            return clause._replace(receiver=self.object_of(verb.objects))
+        if verb.frame == "both":
+            thing = self.noun_phrase(self.random.choice(self.nouns[self.random.choice(verb.objects)]))
+            return clause._replace(receiver=self.object_of(("person",)), thing=thing)
+        if verb.frame == "motion":
+            return clause._replace(direction=self.direction())
+        preposition, governs, case = verb.frame.partition("+")
+        return clause._replace(partner=(preposition, self.object_of(verb.objects), case)) if governs else clause
+
+    def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
+        """Somebody does something, somehow, somewhere, some time; ``short`` has at most one of these."""
+        subject = subject or self.who()
+        tense = tense or self.tense()
+        if self.chance(0.06) and tense in ("present", "past"):
+            state, time = self.random.choice(pairs(lexicon.STATES)), self.time(tense) if self.chance(0.4) else None
+            return Clause(subject, None, tense, state=state, time=time, negated=self.chance(0.2))
+        verb = self.random.choice(self.verbs)
+        clause = self.governed(Clause(subject, verb, tense), verb)
+        wanted = {field: self.chance(probability) for field, probability in ADVERBIALS.items()}
+        if short:
+            kept = self.random.choice(list(wanted))
+            wanted = {field: yes and field == kept for field, yes in wanted.items()}
+        if wanted["time"] and tense != "progressive":
+            clause = clause._replace(time=self.time(tense))
+        if wanted["place"] and verb.frame != "motion":
+            clause = clause._replace(place=self.place())
+        if self.chance(0.15) and tense != "progressive":
+            return self.negate(clause)
+        if wanted["frequency"] and tense == "present" and not clause.time:
+            clause = clause._replace(frequency=self.random.choice(pairs(lexicon.FREQUENCIES)))
+        if wanted["manner"] and verb.frame in ("accusative", "both", "motion") and verb.infinitive not in VAGUE:
+            clause = clause._replace(manner=self.random.choice(pairs(lexicon.MANNERS)))
+        return clause
+
+    def negate(self, clause: Clause) -> Clause:
+        """An indefinite object becomes kein, anything else takes nicht."""
+        thing = clause.thing
+        if thing and thing.noun and not thing.definite:
+            thing = phrases.phrase(thing.noun, "kein", self.chance(0.4))
+        return clause._replace(thing=thing, negated=True)
+
+    # Sentences
+
+    def main(self, clause: Clause) -> Pair:
+        """A main clause; what stands first is drawn, as far as the cases keep the meaning clear."""
+        fronts = ["subject"] * 3
+        fronts += ["time"] * 3 if clause.time else []
+        fronts += ["place"] if clause.place and not clause.negated else []
+        # A fronted object must show its case: den alten Brief, but not die Zeitung.
+        if clause.thing and clause.thing.noun and clause.thing.marked and clause.thing.definite:
+            fronts += ["accusative"]
+        front = self.random.choice(fronts)
+        return " ".join(german_main(clause, front)), " ".join(english_main(clause, front))
+
+    def statement(self) -> Pair:
+        """Der Kellner repariert die Tür."""
+        german, english = self.main(self.clause())
+        return written(german), written(english)
+
+    def question(self) -> Pair:
+        """Hat der Kellner die Tür repariert?"""
+        clause = self.clause()
+        return written(" ".join(german_main(clause, "")), "?"), written(" ".join(english_question(clause)), "?")
+
+    def subordinate(self, conjunction: str, tense: str) -> Pair:
+        """Weil es regnet."""
+        if self.chance(0.1) and conjunction != "bevor":
+            regnet, rains, rained = self.random.choice([("regnet", "rains", "rained"), ("schneit", "snows", "snowed")])
+            if tense == "past":
+                return f"{conjunction} es ge{regnet} hat", f"{CONJUNCTIONS[conjunction]} it {rained}"
+            return f"{conjunction} es {regnet}", f"{CONJUNCTIONS[conjunction]} it {rains}"
+        clause = self.clause(tense, short=True)
+        while clause.negated and conjunction == "bevor":
+            clause = self.clause(tense, short=True)
+        return f"{conjunction} {' '.join(german_verb_final(clause))}", f"{CONJUNCTIONS[conjunction]} {' '.join(english_main(clause))}"
+
+    def subordinate_last(self) -> Pair:
+        """Er lacht, weil es regnet."""
+        main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
+        german, english = self.main(self.clause(main, short=True))
+        german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
+        return written(f"{german}, {german_sub}"), written(f"{english} {english_sub}")
+
+    def subordinate_first(self) -> Pair:
+        """Weil es regnet, lacht er."""
+        main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
+        clause = self.clause(main, short=True)
+        german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
+        return written(f"{german_sub}, {' '.join(german_main(clause, ''))}"), written(f"{english_sub}, {' '.join(english_main(clause))}")
+
+    def report(self) -> Pair:
+        """Ich glaube, dass er das Fenster aufgemacht hat."""
+        infinitive, er, participle, english, past, conjunction = self.random.choice(rows(lexicon.REPORTS))
+        said, _, that = conjunction.partition(":")
+        verb = Verb("", infinitive, er, participle, "haben", english, "", past, "intransitive", ())
+        outer = Clause(self.who(), verb, self.random.choice(["present", "past"]))
+        inner = self.clause()
+        german = f"{' '.join(german_main(outer))}, {said} {' '.join(german_verb_final(inner))}"
+        return written(german), written(f"{' '.join(english_main(outer))} {that} {' '.join(english_main(inner))}")
+
+    def with_relative(self, noun: Noun) -> Relative:
+        """The man who helped me; the book that the teacher is reading. At least one of the two must show its case."""
+        head = self.noun_phrase(noun, plain=True)
+        while True:
+            if noun.kind == "person" and self.chance(0.6):
+                inner, gap = self.clause(subject=head, short=True), "nominative"
+                clear = head.marked or inner.thing is None or inner.thing.marked
+            else:
+                verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative" and noun.kind in verb.objects])
+                subject = self.who()
+                inner, gap = Clause(subject, verb, self.tense(), thing=head), "accusative"
+                clear = head.marked or subject.marked
+            if clear and inner.tense != "progressive":
+                break
+        pronoun = phrases.RELATIVE[gap][head.column]
+        link = "who" if gap == "nominative" else "that"
+        return Relative(head, f"{pronoun} {' '.join(german_verb_final(inner, gap))}", f"{link} {' '.join(english_main(inner, gap=gap))}")
+
+    def relative(self) -> Pair:
+        """A relative clause at the subject, or at the object and then at the end."""
+        if self.chance(0.5):  # at the subject, in the middle of the sentence
+            head, german, english = self.with_relative(self.random.choice(self.nouns["person"]))
+            clause = self.clause(subject=head, short=True)
+            subject, *rest = german_main(clause)
+            _, *words = english_main(clause)
+            return written(f"{subject}, {german}, {' '.join(rest)}"), written(f"{head.english['subject']} {english} {' '.join(words)}")
+        verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative"])
+        head, german, english = self.with_relative(self.random.choice(self.nouns[self.random.choice(verb.objects)]))
+        clause = Clause(self.who(), verb, self.tense(), thing=head)
+        return written(f"{' '.join(german_main(clause))}, {german}"), written(f"{' '.join(english_main(clause))} {english}")
+
+    def purpose(self) -> Pair:
+        """Er geht in die Küche, um das Fenster aufzumachen; sie versucht, einen Brief zu schreiben."""
+        subject = self.who()
+        inner = self.clause("present", subject, short=True)
+        while inner.verb is None or inner.negated:
+            inner = self.clause("present", subject, short=True)
+        inner = inner._replace(time=None, frequency=None)
+        if self.chance(0.5):
+            outer = self.clause(self.random.choice(["past", "future", "present"]), subject, short=True)
+            german, english = self.main(outer)
+            link, order = ", um", "in order "
+        else:
+            infinitive, er, participle, word, past = self.random.choice(rows(lexicon.ATTEMPTS))
+            verb = Verb("", infinitive, er, participle, "haben", word, "", past, "intransitive", ())
+            german, english = self.main(Clause(subject, verb, self.random.choice(["past", "present"])))
+            link, order = ",", ""
+        german, english = f"{german}{link} {' '.join(german_infinitive(inner))}", f"{english} {order}{' '.join(english_infinitive(inner))}"
+        return written(german), written(english)
+
+    def coordination(self) -> Pair:
+        """Er singt und sie tanzt."""
+        tense = self.tense()
+        (german, english), (german_two, english_two) = (self.main(self.clause(tense, short=True)) for _ in range(2))
+        link, word = self.random.choice([(" und", " and"), (", aber", ", but"), (", denn", ", for")])
+        return written(f"{german}{link} {german_two}"), written(f"{english}{word} {english_two}")
+
+
+def written(words: str, mark: str = ".") -> str:
+    """Capitalised, with its mark."""
+    return words[0].upper() + words[1:] + mark
+
+
+def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
+    """The splits in the order of ``sizes``; no sentence of either language stands in two splits, or twice in the German side.
+
+    A German sentence with two English ones is an error of the grammar: raises AssertionError.
+    """
+    grammar = Grammar(seed)
+    found: dict[str, list[Pair]] = {}
+    english_of: dict[str, str] = {}
+    elsewhere: set[str] = set()
+    for split, size in sizes.items():
+        found[split] = []
+        while len(found[split]) < size:
+            german, english = grammar.sentence()
+            if german in english_of:
+                assert english_of[german] == english, f"{german}: {english_of[german]} or {english}?"
+                continue
+            if english in elsewhere:
+                continue
+            english_of[german] = english
+            found[split].append((german, english))
+        elsewhere.update(english for _, english in found[split])
+    return found
+
+
+def lines(found: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
+    """File names and what belongs in them."""
+    for split, pairs_of in found.items():
+        for side, language in enumerate(("de", "en")):
+            yield f"{split}.{language}", "".join(f"{pair[side]}\n" for pair in pairs_of)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="write a German-English corpus made by a small grammar")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--train", type=int, default=20_000, help="training pairs (20000)")
+    parser.add_argument("--valid", type=int, default=500, help="validation pairs (500)")
+    parser.add_argument("--test", type=int, default=500, help="test pairs (500)")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    sizes = {"test": arguments.test, "valid": arguments.valid, "train": arguments.train}
+    for name, text in lines(corpus(arguments.seed, sizes)):
+        (arguments.folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""``fusetk decode`` on a run folder with an untrained model."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from fusetk import config, run
+from fusetk.cli.main import main
+from fusetk.data.config import Lowercase, Tokenize
+from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.vocab import Vocabulary
+from fusetk.recipe import Recipe
+from fusetk.training import checkpoint
+
+WORDS = ["ein", "hund", "läuft", "und", "bellt", ".", ","]
+LINES = ["Ein Hund läuft.", "", "Hund", "Ein\u2028Hund läuft und bellt, und bellt.", "Katze?"]
+TINY = {"kind": "transformer", "width": 16, "heads": 2, "ffn": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
+STAGE = {"optimizer": {"kind": "adam"}, "schedule": {"kind": "constant", "rate": 1e-3}, "batch": {"size": 100}, "end": {"updates": 1}}
+
+
+def make_run(folder: Path, words=WORDS, seed: int = 1, **decoding) -> Path:
+    text = Text([Tokenize(step="tokenize"), Lowercase(step="lowercase")], "de", "en")
+    Pipeline(text, {}, (Vocabulary(words), Vocabulary(words))).save(folder / run.TEXT)
+    recipe = Recipe.model_validate(
+        {
+            "data": {"folder": "data", "source": "de", "target": "en", "train": ["train"], "valid": ["valid"]},
+            "model": TINY,
+            "training": {"seed": seed, "stages": [STAGE]},
+            "decoding": {"beam": 3, "max_length_factor": 1.0, "max_length_extra": 3, **decoding},
+        }
+    )
+    (folder / run.CONFIG).write_text(config.dump(recipe))
+    model = run.build(recipe, 4 + len(words), 4 + len(words))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    where = folder / "checkpoints" / checkpoint.name_of(1)
+    checkpoint.save(where, checkpoint.model_tensors(model), {}, {})
+    checkpoint.link(folder, "best", where)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def decode(*arguments, lines=LINES) -> Result:
+    text = "".join(f"{line}\n" for line in lines)
+    return CliRunner().invoke(main, ["decode", *map(str, arguments)], input=text.encode())
+
+
+def output(*arguments, lines=LINES) -> list[str]:
+    result = decode(*arguments, lines=lines)
+    assert result.exit_code == 0, result.output
+    return result.stdout.split("\n")[:-1]
+
+
+def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):
+    result = decode("-m", trained)
+    found = result.stdout.split("\n")[:-1]
+    assert [bool(line) for line in found] == [True, False, True, True, True]
+    assert "4 sentences in" in result.stderr and "sentences/s" in result.stderr and "target tokens/s" in result.stderr
+    assert decode("-m", trained, "--quiet").stderr == ""
+    assert output("-m", trained, "--batch-tokens", 1) == found
+    assert output("-m", trained / "checkpoints" / "best") == found
+    assert output("-m", trained, lines=[]) == []
+
+
+def test_files(trained, tmp_path):
+    wanted = output("-m", trained)
+    (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(LINES).encode()))
+    assert output("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "out") == []
+    assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == wanted
+    before = (tmp_path / "in.gz").read_bytes()
+    result = decode("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "in.gz")
+    assert result.exit_code == 2 and "is the input" in result.stderr and (tmp_path / "in.gz").read_bytes() == before
+    result = decode("-m", trained, "-o", tmp_path / "no" / "out")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+
+
+def test_n_best_in_moses_form(trained):
+    rows = [line.split(" ||| ") for line in output("-m", trained, "--n-best", 2, "-n", "0.5")]
+    assert [int(row[0]) for row in rows] == [0, 0, 2, 2, 3, 3, 4, 4]
+    best = output("-m", trained, "-n", "0.5")
+    assert [row[1] for row in rows[::2]] == [line for line in best if line]
+    for row in rows:
+        name, score = row[2].split(" ")
+        assert name == "LogProb=" and float(score) <= float(row[3]) <= 0
+    assert all(float(a[3]) >= float(b[3]) for a, b in zip(rows[::2], rows[1::2], strict=True))
+
+
+def test_json(trained):
+    rows = [json.loads(line) for line in output("-m", trained, "--json", "--n-best", 2)]
+    assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[1] == {"id": 1, "text": "", "translations": []}
+    assert [row["text"] for row in rows] == output("-m", trained)
+    one = rows[0]["translations"][1]
+    assert set(one) == {"text", "tokens", "score", "normalized"}
+    assert one["normalized"] == pytest.approx(one["score"] / (len(one["tokens"]) + 1))
+
+
+def test_tokenized(trained):
+    words = "ein hund läuft ."
+    [found] = output("-m", trained, "--tokenized", lines=[words])
+    [row] = output("-m", trained, "--json", lines=["Ein Hund läuft."])
+    assert found == " ".join(json.loads(row)["translations"][0]["tokens"])
+
+
+def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
+    greedy = make_run(tmp_path / "greedy", beam=1)
+    assert output("-m", greedy) == output("-m", trained, "-b", 1)
+    result = decode("-m", greedy, "--n-best", 2)
+    assert result.exit_code == 2 and "n_best 2 is more than beam 1" in result.stderr
+    result = decode("-m", greedy, "-b", 0)
+    assert result.exit_code == 2 and "--beam" in result.stderr
+
+
+def test_an_ensemble(tmp_path, trained):
+    other = make_run(tmp_path / "other", seed=2)
+    score = {}
+    for name, models in {"a": [trained], "b": [other], "both": [trained, other], "twice": [trained, trained]}.items():
+        rows = output(*(argument for model in models for argument in ("-m", model)), "--json", lines=LINES[:1])
+        score[name] = json.loads(rows[0])["translations"][0]
+    assert score["twice"]["tokens"] == score["a"]["tokens"]
+    assert score["twice"]["score"] == pytest.approx(score["a"]["score"], abs=1e-4)
+    assert score["both"]["score"] not in (score["a"]["score"], score["b"]["score"])
+    foreign = make_run(tmp_path / "foreign", words=[*WORDS, "katze"])
+    result = decode("-m", trained, "-m", foreign)
+    assert result.exit_code == 2 and "vocabularies differ (11 and 12 tokens)" in result.stderr
+
+
+def test_bf16_is_close(trained):
+    rows = [output("-m", trained, "--json", "-b", 1, "--precision", precision)[0] for precision in ("fp32", "bf16")]
+    plain, short = (json.loads(row)["translations"][0]["score"] for row in rows)
+    assert short == pytest.approx(plain, rel=0.2) and short != plain
+
+
+def test_what_was_translated_stays_when_a_line_is_broken(trained, tmp_path):
+    (tmp_path / "in").write_bytes(b"Hund\nEin Hund\nHund \xff\nHund\n")
+    result = decode("-m", trained, "-i", tmp_path / "in", "-o", tmp_path / "out")
+    assert result.exit_code == 2 and "in, line 3" in result.stderr
+    assert len((tmp_path / "out").read_text().split("\n")[:-1]) == 2
+    assert decode("-m", tmp_path).exit_code == 2
+
+
+def test_a_reader_that_has_seen_enough_and_one_that_types(trained):
+    """A closed pipe ends quietly; a line is answered while the writer waits."""
+    command = [sys.executable, "-m", "fusetk", "decode", "-m", str(trained), "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"Ein Hund\n")
+        process.stdin.flush()
+        assert process.stdout.readline().strip()
+        process.stdout.close()
+        process.stdin.write(b"Hund\n" * 20000)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0

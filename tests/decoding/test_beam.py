@@ -1,0 +1,222 @@
+"""Beam search on a tiny model with random weights: what is found is what the definition says."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from fusetk.data.vocab import BOS, EOS, PAD, UNK
+from fusetk.decoding import beam as beam_module
+from fusetk.decoding.beam import Hypothesis, length_limits, search
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.scores import PENALTIES
+from fusetk.errors import FusetkError
+from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
+
+SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
+TOKENS = [UNK, 4, 5]  # what a model with a vocabulary of 6 can produce besides the end mark
+PENALIZED = [(penalty, alpha) for penalty in PENALTIES for alpha in (0.0, 0.6, 1.0, 1.7)]
+
+MODELS = [Echo(seed=seed, scale=3.0) for seed in range(4)]  # shared, so that brute force computes each prefix once
+
+
+def config(**options) -> SearchConfig:
+    return SearchConfig(**({"max_length_factor": 0, "max_length_extra": 4, "min_length": 0} | options))
+
+
+def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -> list[Hypothesis]:
+    """The definition at the head of beam.py, word by word, for one sentence."""
+    live, finished = [((), 0.0)], []
+    divide = PENALTIES[penalty]
+    for length in range(1, limit + 1):
+        candidates = []
+        for prefix, score in live:
+            scores = next_token(model, source, prefix)
+            allowed = [*TOKENS, EOS] if length < limit else [EOS]
+            candidates += [((*prefix, token), score + scores[token]) for token in allowed]
+        candidates.sort(key=lambda c: -c[1])
+        for ids, score in candidates[:beam]:
+            if ids[-1] == EOS:
+                finished.append(Hypothesis(list(ids[:-1]), score, score / divide(length, alpha)))
+        live = [c for c in candidates if c[0][-1] != EOS][:beam]
+        finished.sort(key=lambda h: -h.normalized)
+        full = len(finished) >= n_best
+        if not live or (full and live[0][1] / divide(limit, alpha) <= finished[n_best - 1].normalized):
+            break
+        if (full and (stop == "first" or beam == 1)) or (stop == "beam" and len(finished) >= beam):
+            break
+    return finished[:n_best]
+
+
+def next_token(model, source, prefix):
+    return _next_token(model, tuple(source), tuple(prefix)).copy()
+
+
+@cache
+def _next_token(model, source, prefix):
+    with torch.inference_mode():
+        src, mask = batch([source])
+        features = model(src, mask, torch.tensor([[BOS, *prefix]]))
+        return model.output(features[0, -1]).double().log_softmax(-1).tolist()
+
+
+def same(found, wanted):
+    assert [h.ids for h in found] == [h.ids for h in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(b.normalized, abs=1e-4)
+
+
+@pytest.mark.parametrize(("penalty", "alpha"), PENALIZED)
+def test_a_beam_wide_enough_finds_the_best_of_all(penalty, alpha):
+    settings = config(beam=100, n_best=7, penalty=penalty, normalize=alpha)
+    for seed in range(3):
+        model = Echo(seed=seed)
+        for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+            same(found, exhaustive(model, source, TOKENS, 5, settings)[:7])
+
+
+@pytest.mark.parametrize("stop", ["exact", "beam", "first"])
+@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+def test_the_definition(beam, stop):
+    for model in MODELS:
+        for penalty, alpha in PENALIZED[::2]:
+            for n_best in {1, min(2, beam)}:
+                settings = config(beam=beam, stop=stop, penalty=penalty, normalize=alpha, n_best=n_best, max_length_extra=7)
+                found = search([model], *batch(SOURCES), settings)
+                for source, hypotheses in zip(SOURCES, found, strict=True):
+                    same(hypotheses, simple(model, source, beam, penalty, alpha, 8, n_best, stop))
+
+
+def test_stopping_early_loses_nothing(monkeypatch):
+    model = Echo(vocabulary=30, seed=5, scale=3.0)
+    model.output.bias.data[EOS] = 5.0
+    settings = config(beam=3, n_best=2, max_length_extra=15, normalize=0.4)
+    found = search([model], *batch(SOURCES), settings)
+    steps = len(model.rows)
+    monkeypatch.setattr(beam_module._Finished, "done", lambda self, live: live.score[:, 0] == beam_module.DEAD)
+    model.rows.clear()
+    assert search([model], *batch(SOURCES), settings) == found
+    assert len(model.rows) == 16 > steps
+
+
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_beam_1_is_greedy(scale):
+    for seed in range(5):
+        model = Echo(vocabulary=20, seed=seed, scale=scale)
+        found = search([model], *batch(SOURCES), config(beam=1, max_length_extra=9))
+        for source, [hypothesis] in zip(SOURCES, found, strict=True):
+            prefix: list[int] = []
+            while len(prefix) < 9:
+                scores = next_token(model, source, prefix)
+                scores[PAD] = scores[BOS] = -math.inf
+                token = scores.index(max(scores))
+                if token == EOS:
+                    break
+                prefix.append(token)
+            assert hypothesis.ids == prefix
+
+
+def test_scores_are_those_of_teacher_forcing():
+    model = Echo(vocabulary=40, seed=1)
+    for source, found in zip(SOURCES, search([model], *batch(SOURCES), config(beam=4, n_best=4, max_length_extra=12)), strict=True):
+        for hypothesis in found:
+            score = log_probabilities(model, source, [hypothesis.ids]).item()
+            assert hypothesis.score == pytest.approx(score, abs=1e-4)
+            assert hypothesis.normalized == pytest.approx(score / (len(hypothesis.ids) + 1), abs=1e-4)
+
+
+def test_neither_order_nor_company_matter():
+    model = Echo(vocabulary=40, seed=2, scale=3.0)
+    settings = config(beam=4, n_best=3, max_length_factor=2.0)
+    together = search([model], *batch(SOURCES), settings)
+    for source, found in zip(SOURCES, together, strict=True):
+        same(search([model], *batch([source]), settings)[0], found)
+    for found, wanted in zip(search([model], *batch(SOURCES[::-1]), settings), together[::-1], strict=True):
+        same(found, wanted)
+
+
+@pytest.mark.parametrize("leave", [0.0, 0.5, 2.0])
+def test_when_sentences_leave_the_batch_does_not_matter(leave, monkeypatch):
+    model = Echo(vocabulary=40, seed=3, scale=4.0)
+    settings = config(beam=3, n_best=2, max_length_factor=3.0)
+    wanted = search([model], *batch(SOURCES), settings)
+    monkeypatch.setattr(beam_module, "LEAVE", leave)
+    for found, others in zip(search([model], *batch(SOURCES), settings), wanted, strict=True):
+        same(found, others)
+
+
+def test_what_is_fixed_is_never_repeated_and_shrinks_with_the_batch():
+    model = Echo(vocabulary=40, seed=4, scale=4.0)
+    search([model], *batch(SOURCES), config(beam=3, max_length_factor=3.0))
+    assert model.rows[0] == (5, 5)
+    assert all(moving == 3 * fixed for fixed, moving in model.rows[1:])
+    assert model.rows[-1][0] < 5
+
+
+def test_a_vocabulary_smaller_than_the_beam():
+    model = Echo(vocabulary=5, seed=0)  # one word, the unknown word, the end mark
+    [found] = search([model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3))
+    assert len(found) == 2**0 + 2**1 + 2**2 + 2**3
+    assert all(math.isfinite(h.score) for h in found)
+    [found] = search([model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3, forbid_unknown=True))
+    assert sorted(h.ids for h in found) == [[], [4], [4, 4], [4, 4, 4]]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_lengths_and_forbidden_tokens(beam):
+    model = Echo(vocabulary=12, seed=6, scale=0.3)
+    model.output.bias.data[[PAD, BOS, UNK]] = 5.0  # what it would say if it could
+    settings = config(beam=beam, n_best=beam, min_length=3, max_length_extra=2, max_length_factor=1.5, forbid_unknown=True)
+    for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+        for hypothesis in found:
+            assert 3 <= len(hypothesis.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2)
+            assert not {PAD, UNK, BOS, EOS} & set(hypothesis.ids)
+            assert hypothesis.score == pytest.approx(log_probabilities(model, source, [hypothesis.ids]).item(), abs=1e-4)
+    allowed = search([model], *batch(SOURCES), settings.model_copy(update={"forbid_unknown": False}))
+    assert all(UNK in h.ids for found in allowed for h in found)
+
+
+def test_positions_of_the_model_limit_the_length():
+    model = Echo(seed=0)
+    assert length_limits([model], torch.ones(2, 6, dtype=torch.bool), SearchConfig()) == [21, 21]
+    model.max_positions = 4
+    model.output.bias.data[EOS] = -9.0
+    assert all(len(h.ids) == 3 for [h] in search([model], *batch(SOURCES), SearchConfig()))
+
+
+def test_equal_scores_the_lower_index_first():
+    model = Echo(vocabulary=8, seed=0)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    [found] = search([model], *batch([[4, EOS]]), config(beam=5, n_best=5, max_length_extra=1))
+    # Step 1: 1, 3 (the end mark), 4, 5, 6, 7, so the end mark is among the first five. What finished first stands first.
+    assert [h.ids for h in found] == [[], [UNK], [4], [5], [6]]
+
+
+@pytest.mark.parametrize("mean", ["probability", "log"])
+def test_an_ensemble(mean):
+    models = [Echo(vocabulary=30, seed=seed, scale=3.0) for seed in (1, 2)]
+    settings = config(beam=3, n_best=2, ensemble=mean, max_length_extra=8)
+    for source, found in zip(SOURCES, search(models, *batch(SOURCES), settings), strict=True):
+        for hypothesis in found:
+            score = 0.0
+            for i, token in enumerate([*hypothesis.ids, EOS]):
+                both = torch.tensor([next_token(model, source, hypothesis.ids[:i])[token] for model in models]).double()
+                score += (both.mean() if mean == "log" else both.exp().mean().log()).item()
+            assert hypothesis.score == pytest.approx(score, abs=1e-4)
+    twice = search([models[0]] * 2, *batch(SOURCES), settings)
+    for found, wanted in zip(twice, search(models[:1], *batch(SOURCES), settings), strict=True):
+        same(found, wanted)
+
+
+def test_a_broken_model_is_named():
+    model = Echo()
+    model.output.bias.data.fill_(math.nan)
+    with pytest.raises(FusetkError, match="NaN"):
+        search([model], *batch(SOURCES), config())
+
+
+def test_n_best_beyond_the_beam_is_refused():
+    with pytest.raises(ValueError, match="n_best 6 is more than beam 5"):
+        SearchConfig(n_best=6)

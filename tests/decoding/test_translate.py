@@ -1,0 +1,128 @@
+"""Text in, text out: order, batches, blank lines, long lines, chunks."""
+
+import io
+import logging
+import os
+import threading
+
+import pytest
+import torch
+
+from fusetk.data.config import Lowercase, Tokenize
+from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.text import decode_lines
+from fusetk.data.vocab import EOS, Vocabulary
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.stream import Arrivals, chunks
+from fusetk.decoding.translate import Translator, batches
+from fusetk.errors import DataError
+from tests.decoding.fakes import Echo
+
+WORDS = ["ein", "hund", "läuft", "und", "bellt", ".", ","]
+
+
+def pipeline(source=WORDS, target=WORDS) -> Pipeline:
+    steps = [Tokenize(step="tokenize"), Lowercase(step="lowercase")]
+    return Pipeline(Text(steps, "de", "en"), {}, (Vocabulary(source), Vocabulary(target)))
+
+
+def translator(**options) -> Translator:
+    model = Echo(vocabulary=4 + len(WORDS), source=4 + len(WORDS), seed=3, scale=4.0)
+    return Translator([model], pipeline(), SearchConfig(**({"beam": 3} | options)))
+
+
+LINES = ["Ein Hund läuft.", "", "Hund", "   ", "Ein Hund läuft und bellt, und bellt, und bellt.", "Ein Hund läuft.", "\t", "Katze?", "Ein"]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 10_000])
+def test_one_line_out_for_one_line_in_whatever_the_batches(batch_tokens):
+    found = translator(batch_tokens=batch_tokens).translate(LINES)
+    assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
+    assert found[0] == found[5]
+    assert found == [translator().translate([line])[0] for line in LINES]
+
+
+def test_blank_lines_never_meet_the_model():
+    one = translator()
+    assert one.translate(["", " ", "\u00a0", "\x00"]) == [""] * 4
+    assert one.translate([]) == []
+    assert not one.models[0].rows
+
+
+def test_raw_and_tokenized():
+    one = translator(n_best=3)
+    [raw] = one.n_best(["Ein Hund läuft."])
+    [words] = one.n_best(["ein hund läuft ."], tokenized=True)
+    assert [t.tokens for t in raw] == [t.tokens for t in words]
+    assert [t.text for t in words] == [" ".join(t.tokens) for t in words]
+    assert [t.text for t in raw] == [one.pipeline.raw(t.text) for t in words] != [t.text for t in words]
+    assert [t.normalized for t in raw] == sorted((t.normalized for t in raw), reverse=True)
+
+
+def test_long_lines_are_cut_with_a_warning_that_names_them(caplog):
+    one = translator(max_source_length=4)
+    with caplog.at_level(logging.WARNING):
+        long, short = one.n_best(["Ein Hund läuft und bellt", "Ein Hund läuft und"], first=11)
+    assert "line 11 has 5 tokens: only the first 4" in caplog.text and "line 12" not in caplog.text
+    assert [t.tokens for t in long] == [t.tokens for t in short]
+    caplog.clear()
+    one.models[0].max_positions = 4
+    one.translate(["Ein Hund läuft und"])
+    assert "line 1 has 4 tokens: only the first 3" in caplog.text and "positions" in caplog.text
+
+
+def test_ids():
+    one = translator()
+    found = one.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
+    assert [len(f) for f in found] == [1, 0, 1]
+    assert found[2] == one.translate_ids([[6, EOS]])[0]
+
+
+def test_batches_hold_each_sentence_once_and_keep_the_budget():
+    lengths = torch.randint(1, 40, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    config = SearchConfig(beam=4, batch_tokens=600)
+    cuts = list(batches(lengths, config))
+    assert sorted(i for cut in cuts for i in cut) == [i for i, length in enumerate(lengths) if length > 1]
+    assert all(len(cut) * 4 * max(lengths[i] for i in cut) <= 600 for cut in cuts)
+    assert [len(cut) for cut in batches([500, 2], config)] == [1, 1]
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+def test_arrivals_are_the_lines_of_the_file():
+    data = b"\xef\xbb\xbfa\r\nb\n\n" + b"x" * 3_000_000 + b"\n\xe2\x80\xa8\nlast"
+    raw = io.BufferedReader(io.BytesIO(data), 10)
+    assert list(Arrivals(raw)) == [line + b"\n" for line in data.split(b"\n")[:-1]] + [b"last"]
+    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"")))) == []
+    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"\n\n")))) == [b"\n", b"\n"]
+
+
+def test_a_line_that_was_typed_is_answered_at_once_and_a_flood_comes_in_chunks():
+    reader, writer = os.pipe()
+    with open(reader, "rb") as file:
+        arrivals = Arrivals(file)
+        stream = chunks(decode_lines(arrivals, "it"), 1000, arrivals.ready)
+        os.write(writer, b"one\nhalf")
+        assert next(stream) == ["one"]
+        os.write(writer, b" two\n")
+        assert next(stream) == ["half two"]
+
+        def flood() -> None:
+            for i in range(2500):
+                os.write(writer, f"line {i}\n".encode())
+            os.close(writer)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        found = list(stream)
+        thread.join()
+    assert [line for chunk in found for line in chunk] == [f"line {i}" for i in range(2500)]
+    assert len(found) <= 10 and max(map(len, found)) <= 1000
+
+
+def test_lines_before_a_broken_one_come_first():
+    stream = chunks(decode_lines(iter([b"a\n", b"b\n", b"\xff\n", b"c\n"]), "it"), 10)
+    assert next(stream) == ["a", "b"]
+    with pytest.raises(DataError, match="it, line 3"):
+        next(stream)

@@ -1,0 +1,185 @@
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+
+from fusetk.errors import DataError
+from fusetk.evaluation.bleu import METRICS, add, corpus_bleu, count, score
+
+WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
+
+
+def sentence(draw: random.Random, low: int = 4, high: int = 12) -> str:
+    return " ".join(draw.choice(WORDS) for _ in range(draw.randint(low, high)))
+
+
+def corpus(seed: int, sentences: int = 12, references: int = 2) -> tuple[list[str], list[list[str]]]:
+    draw = random.Random(seed)
+    streams = [[sentence(draw) for _ in range(sentences)] for _ in range(references)]
+    hypotheses = []
+    for i in range(sentences):
+        words = draw.choice(streams)[i].split()
+        hypotheses.append(" ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in words if draw.random() < 0.9))
+    return hypotheses, streams
+
+
+def multi_bleu(hypotheses: list[str], references: list[list[str]], **options: bool) -> float:
+    return score(hypotheses, references, ["multi-bleu"], **options)[0].value
+
+
+def plain_bleu(hypotheses: list[str], references: list[list[str]]) -> float:
+    """BLEU as Papineni et al. (2002) define it, with lists and loops."""
+    length = wanted = 0
+    product = 1.0
+    for hypothesis, *several in zip(hypotheses, *references, strict=True):
+        size = len(hypothesis.split())
+        length += size
+        sizes = sorted(len(reference.split()) for reference in several)
+        wanted += min(sizes, key=lambda other: abs(other - size))  # of a sorted list: the shorter at a tie
+    for n in range(1, 5):
+        correct = total = 0
+        for hypothesis, *several in zip(hypotheses, *references, strict=True):
+            grams = [hypothesis.split()[i : i + n] for i in range(len(hypothesis.split()) - n + 1)]
+            total += len(grams)
+            for gram in {tuple(gram) for gram in grams}:
+                most = 0
+                for reference in several:
+                    tokens = reference.split()
+                    most = max(most, sum(tuple(tokens[i : i + n]) == gram for i in range(len(tokens))))
+                correct += min(most, grams.count(list(gram)))
+        if not correct:
+            return 0.0
+        product *= correct / total
+    return 100 * min(1.0, math.exp(1 - wanted / length)) * product**0.25
+
+
+@pytest.mark.parametrize("references", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_multi_bleu_is_the_plain_definition(seed: int, references: int) -> None:
+    hypotheses, streams = corpus(seed, references=references)
+    assert multi_bleu(hypotheses, streams) == pytest.approx(plain_bleu(hypotheses, streams), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_multi_bleu_is_sacrebleu_without_tokens_and_smoothing(seed: int) -> None:
+    from sacrebleu.metrics.bleu import BLEU
+
+    hypotheses, streams = corpus(seed, references=1 + seed % 3)
+    theirs = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, streams)
+    assert theirs.score > 0  # a precision of zero is the one thing that the two treat apart
+    [mine] = score(hypotheses, streams, ["multi-bleu"])
+    assert mine.value == pytest.approx(theirs.score)
+    assert (mine.hypothesis_length, mine.reference_length) == (theirs.sys_len, theirs.ref_len)
+    assert mine.brevity_penalty == pytest.approx(theirs.bp)
+
+
+def test_prints_like_the_script() -> None:
+    hypotheses = ["the cat sat on the mat .", "a dog ran"]
+    references = [["the cat sat on a mat .", "a big dog ran home"]]
+    # By hand: 1-grams 6+3 of 7+3, 2-grams 4+1 of 6+2, 3-grams 2+0 of 5+1, 4-grams 1+0 of 4+0; lengths 10 and 12.
+    [found] = score(hypotheses, references, ["multi-bleu"])
+    value = 100 * math.exp(-0.2) * (9 / 10 * 5 / 8 * 2 / 6 * 1 / 4) ** 0.25
+    assert str(found) == f"BLEU = {value:.2f}, 90.0/62.5/33.3/25.0 (BP=0.819, ratio=0.833, hyp_len=10, ref_len=12)"
+
+
+def test_the_order_of_sentences_and_of_references_does_not_matter() -> None:
+    hypotheses, streams = corpus(1)
+    order = random.Random(5).sample(range(len(hypotheses)), len(hypotheses))
+    moved = [[stream[i] for i in order] for stream in reversed(streams)]
+    for metric in ("multi-bleu", "sacrebleu", "ter", "chrf++"):
+        before = score(hypotheses, streams, [metric])[0].value
+        assert score([hypotheses[i] for i in order], moved, [metric])[0].value == pytest.approx(before), metric
+
+
+def test_what_equals_a_reference_scores_100() -> None:
+    _, [first, second] = corpus(2)
+    found = {result.metric: result.value for result in score(second, [first, second], list(METRICS))}
+    assert found.pop("ter") == 0
+    assert found == {name: pytest.approx(100) for name in found}
+
+
+def test_a_further_reference_raises_every_precision() -> None:
+    hypotheses, streams = corpus(3, references=3)
+    for hypothesis, *several in zip(hypotheses, *streams, strict=True):
+        fewer, more = count(hypothesis, several[:2]), count(hypothesis, several)
+        assert all(a <= b for a, b in zip(fewer.correct, more.correct, strict=True))
+    assert multi_bleu(hypotheses, [streams[0], streams[0]]) == multi_bleu(hypotheses, streams[:1])
+
+
+def test_the_closest_reference_length_counts_the_shorter_at_a_tie() -> None:
+    assert count("a b c d", ["a b c d e f", "a b"]).reference_length == 2
+    assert count("a b c d", ["a b c d e", "a b"]).reference_length == 5
+
+
+def test_counts_are_clipped_to_the_reference_that_has_most() -> None:
+    assert count("a a a", ["a b", "a a b"]).correct[0] == 2
+
+
+def test_no_smoothing_and_no_division_by_zero() -> None:
+    assert multi_bleu(["a b c"], [["a b c"]]) == 0  # no 4-grams
+    assert multi_bleu(["a b c d"], [["d c b a"]]) == 0
+    [empty] = score([""], [["a b"]], ["multi-bleu"])
+    assert str(empty) == "BLEU = 0.00, 0.0/0.0/0.0/0.0 (BP=0.000, ratio=0.000, hyp_len=0, ref_len=2)"
+    assert score(["a b c d"], [[""]], ["multi-bleu"])[0].value == 0
+    assert score(["a b c d e", ""], [["a b c d e", ""]], ["multi-bleu"])[0].value == pytest.approx(100)
+
+
+def test_words_end_at_ascii_white_space_only() -> None:
+    nbsp, line_separator = "\u00a0", "\u2028"
+    assert count(f"a\tb  c{nbsp}d{line_separator}e\x0bf \x1cg ", ["x"]).hypothesis_length == 5
+    assert count("  a b", ["a b"]).correct == (2, 1, 0, 0)
+
+
+def test_lower_case() -> None:
+    hypotheses, references = ["der Ärger WAR nicht groß"], [["Der ärger war nicht Groß"]]
+    assert multi_bleu(hypotheses, references) == 0
+    assert multi_bleu(hypotheses, references, lowercase=True) == pytest.approx(100)
+    assert score(hypotheses, references, ["multi-bleu-lc"])[0].value == pytest.approx(100)
+    names = [result.metric for result in score(hypotheses, references, ["multi-bleu", "multi-bleu-lc", "sacrebleu"], lowercase=True)]
+    assert names == ["multi-bleu-lc", "sacrebleu"]  # the same thing is not listed twice
+    signatures = {result.metric: result.signature for result in score(hypotheses, references, list(METRICS))}
+    assert "case:mixed" in signatures["multi-bleu"]
+    assert "case:lc" in signatures["multi-bleu-lc"]
+
+
+def test_counts_add_up() -> None:
+    hypotheses, streams = corpus(4)
+    counts = [count(h, several) for h, *several in zip(hypotheses, *streams, strict=True)]
+    assert add([add(counts[:5]), add(counts[5:])]) == add(counts)
+    assert add(counts).bleu() == multi_bleu(hypotheses, streams)
+    assert corpus_bleu(hypotheses, streams[0]) == multi_bleu(hypotheses, streams[:1])
+
+
+def test_the_library_gives_what_it_gives_itself() -> None:
+    import sacrebleu
+
+    hypotheses, streams = corpus(6)
+    found = {result.metric: result for result in score(hypotheses, streams, list(METRICS), tokenize="char")}
+    assert found["sacrebleu"].value == sacrebleu.corpus_bleu(hypotheses, streams, tokenize="char", force=True).score
+    assert "tok:char" in found["sacrebleu"].signature
+    assert found["chrf"].value == sacrebleu.corpus_chrf(hypotheses, streams).score
+    assert found["chrf++"].value == sacrebleu.corpus_chrf(hypotheses, streams, word_order=2).score
+    assert found["ter"].value == sacrebleu.corpus_ter(hypotheses, streams).score
+    for result in found.values():
+        assert "nrefs:2" in result.signature
+        assert result.sentences == len(hypotheses)
+
+
+def test_what_cannot_be_scored_is_refused() -> None:
+    with pytest.raises(DataError, match="2 lines and reference 2 has 1"):
+        score(["a", "b"], [["a", "b"], ["a"]])
+    with pytest.raises(DataError, match="multi-bleu"):
+        score(["a"], [["a"]], ["bleau"])
+    with pytest.raises(DataError, match="13a"):
+        score(["a"], [["a"]], ["sacrebleu"], tokenize="13b")
+    with pytest.raises(DataError, match="no lines"):
+        score([], [[]])
+    with pytest.raises(DataError, match="no reference"):
+        score(["a"], [])
+
+
+def test_no_torch() -> None:
+    code = "import fusetk.evaluation.bleu, fusetk.evaluation.doubts, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
