@@ -75,9 +75,11 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     if not (data / "manifest.json").exists():
         raise DataError(f"{data} holds no prepared data (no manifest.json): run `fusetk prep` with this config first")
     pipeline = Pipeline.load(data / TEXT)
-    resuming = (run / "checkpoints" / "last" / checkpoint.STATE).exists()
+    last = run / "checkpoints" / "last"
+    resuming = (last / checkpoint.STATE).exists()
     if resuming:
         _check_same(recipe, run)
+        metrics.forget_after(run, checkpoint.read_state(last)["progress"]["update"])
     run.mkdir(parents=True, exist_ok=True)
     shutil.copytree(data / TEXT, run / TEXT, dirs_exist_ok=True)
     (run / CONFIG).write_text(config.dump(recipe), encoding="utf-8")
@@ -88,11 +90,10 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         for line in _card(recipe, model, pipeline, device, trainer):
             log.line(line)
         if resuming:
-            trainer.resume(run / "checkpoints" / "last")
+            trainer.resume(last)
             done = trainer.progress.update
-            metrics.forget_after(run, done)
             if trainer.over():
-                log.line(f"nothing to do: training ended after {done} updates ({run / 'checkpoints' / 'last'}); raise training.stages.N.end to go on")
+                log.line(f"nothing to do: training ended after {done} updates ({last}); raise training.stages.N.end to go on")
                 return
             log.line(f"resumed after update {done}")
         trainer.train()
@@ -102,7 +103,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
 def _check_same(recipe: Recipe, run: Path) -> None:
     before = recipes.load(run / CONFIG)
     for section in ("model", "data"):
-        if getattr(before, section) != getattr(recipe, section):
+        if getattr(before, section).model_dump() != getattr(recipe, section).model_dump():
             raise ConfigError(f"{run} was begun with another `{section}` (see its {CONFIG}): name another --run, or train with the config it was begun with")
 
 

@@ -1,5 +1,5 @@
-# What the recipes' scripts share; to be sourced. Sets ROOT, and puts the environment of `make venv` in front when
-# no other one that has fusetk is active.
+# What the recipes' scripts share; to be sourced. Sets ROOT, the project's folder, and lets the environment of
+# `make venv` serve when no other one that has fusetk is active.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -7,18 +7,15 @@ if ! command -v fusetk > /dev/null && [ -x "$ROOT/.venv/bin/fusetk" ]; then
     PATH=$ROOT/.venv/bin:$PATH
 fi
 
+# die TEXT: one sentence on standard error.
 die() {
     printf '%s: %s\n' "$(basename "$0")" "$1" >&2
     exit 2
 }
 
+# say TEXT: what comes now.
 say() {
     printf '\n== %s\n' "$1" >&2
-}
-
-# The Python that fusetk is installed for.
-python() {
-    command python3 "$@"
 }
 
 need_fusetk() {
@@ -33,15 +30,32 @@ absolute() {
     esac
 }
 
-# value OPTION [VALUE]: the value of an option, or an error.
-value() {
-    [ $# -ge 2 ] || die "$1 needs a value; see -h"
-    printf '%s\n' "$2"
+# need_value OPTION NUMBER: an error when OPTION is the last of NUMBER arguments.
+need_value() {
+    [ "$2" -ge 2 ] || die "$1 needs a value; -h shows the usage"
 }
 
-# newer A B: whether file A is missing or older than B, so that it must be made.
+# lines FILE: the number of lines of FILE, or of FILE.gz.
+lines() {
+    if [ -e "$1" ]; then
+        wc -l < "$1" | tr -d ' '
+    else
+        gzip -dc "$1.gz" | wc -l | tr -d ' '
+    fi
+}
+
+# stale FILE SOURCE: whether FILE is missing or older than SOURCE.
 stale() {
     [ ! -e "$1" ] || [ "$2" -nt "$1" ]
+}
+
+# average RUN OPTION ...: into RUN/checkpoints/average, unless that is newer than the last checkpoint.
+average() {
+    local run=$1
+    shift
+    if stale "$run/checkpoints/average/state.json" "$run/checkpoints/last/state.json"; then
+        fusetk average "$run" "$@"
+    fi
 }
 
 # translate MODEL INPUT OUTPUT [OPTION ...]: unless OUTPUT is newer than the model.

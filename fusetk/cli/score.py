@@ -104,7 +104,7 @@ def _print(found: Sequence[Score], sides: Sequence[Side], sentences: int) -> Non
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("metric", Column("value", justify="right"), "how", box=box.SIMPLE)
+    table = Table("metric", Column("value", justify="right"), Column("how", overflow="fold"), box=box.SIMPLE)
     for result in found:
         how = Text(result.details + "\n" if result.details else "").append(result.signature, style="dim")
         table.add_row(result.metric, Text(f"{result.value:.2f}", style="bold"), how)

@@ -49,5 +49,5 @@ def collate(corpus: Corpus, indices: NDArray[np.int64]) -> Batch:
     """The pairs ``indices`` of a corpus as a batch."""
     src, src_mask = gather(corpus.source, indices)
     tgt_out, tgt_mask = gather(corpus.target, indices)
-    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)
+    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(~tgt_mask, PAD)
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask)

@@ -17,9 +17,10 @@ class SearchConfig(Config):
     penalty: Literal["power", "gnmt"] = "power"
     """By what scores are divided: `power` is length^alpha (Marian, fairseq), `gnmt` is ((5 + length) / 6)^alpha (Wu et al. 2016).
     The end mark counts in the length."""
-    stop: Literal["exact", "beam", "first"] = "exact"
-    """When a sentence is done: `exact`, no live hypothesis can still reach the n best; `beam`, as many hypotheses as the beam
-    is wide have ended; `first`, n hypotheses have ended."""
+    stop: Literal["exact", "beam", "first"] = "beam"
+    """When a sentence is done: `exact`, no live hypothesis can still reach the n best; `beam`, that, or as many hypotheses as
+    the beam is wide have ended; `first`, that, or n hypotheses have ended. With a peaked model `exact` takes up to 1.2 times
+    the work of `beam`, with a weak one up to 1.8 times, and rarely finds anything else; `first` finds much worse ones."""
     n_best: int = Field(1, ge=1)
     """Translations returned a sentence; at most `beam`."""
     max_length_factor: float = Field(2.0, ge=0)

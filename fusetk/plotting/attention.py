@@ -84,7 +84,7 @@ def panels(
         if layer is not None and layer not in layers:
             raise DataError(f"there is no layer {layer}: the {side} has {kind}-attention in layers {_ranges(layers)}")
         x, y = words.labels(side, kind)
-        for number in list(layers) if layer is None else [layer]:
+        for number in sorted(layers) if layer is None else [layer]:
             name = layers[number]
             for suffix, text, matrix in _heads(weights[name], head):
                 found.append(Panel(name + suffix, f"{side} layer {number}, {kind}-attention, {text}", matrix, x, y))

@@ -174,7 +174,7 @@ def draw(found: Sequence[Curve], x: str, window: int) -> "Figure":
     whats = list(dict.fromkeys(curve.what for curve in found))
     runs = list(dict.fromkeys(curve.run for curve in found))
     families = fonts(label(run, 60) for run in runs)
-    columns = 1 if len(whats) == 1 else 2 if len(whats) <= 4 else 3
+    columns = 2 if len(whats) == 4 else min(len(whats), 3)
     rows = math.ceil(len(whats) / columns)
     most = max(sum(curve.what == what for curve in found) for what in whats)
     figure = Figure(figsize=(6.4 * columns, rows * (4.0 + 0.19 * most)), layout="constrained")
@@ -208,9 +208,14 @@ def _draw(axes: "Axes", curve: Curve, x: str, window: int, color: Any) -> "tuple
 
 
 def _dress(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     values = values[np.isfinite(values)]
     if what == "ppl" and len(values) and values.min() > 0 and values.max() > 20 * values.min():
         axes.set_yscale("log")  # the first perplexity is the size of the vocabulary, and would leave the rest flat
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(TITLES.get(what, label(what)), fontsize=11, parse_math=False)
     axes.set_xlabel("update" if x == "updates" else "epoch")
     axes.grid(color="0.9", linewidth=0.8)

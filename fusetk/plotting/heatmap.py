@@ -42,15 +42,18 @@ class Panel:
 
 
 class _Plan(NamedTuple):
-    """Where things stand, in inches; all panels have the same room."""
+    """Where things stand, in inches; all panels of a row have the same room."""
 
     cell: float
     left: float  # room of row labels
     above: float  # room of column labels
-    width: float  # of the largest matrix
-    height: float
-    rows: int
+    width: float  # of the widest matrix or title
+    heights: tuple[float, ...]  # of the highest matrix of each row of panels
     columns: int
+
+    def top(self, row: int) -> float:
+        """How far below the first row's labels this row's begin."""
+        return sum(self.above + height + GAP for height in self.heights[:row])
 
 
 def heatmap(
@@ -93,14 +96,14 @@ def draw(
     side = 0.3 if y_label else 0.1
     bar_room = 0.95
     width = side + plan.columns * (plan.left + plan.width + GAP) + bar_room
-    height = head + max(plan.rows * (plan.above + plan.height + GAP), plan.above + LEAST_BAR + GAP)
+    height = head + max(plan.top(len(plan.heights)), plan.above + LEAST_BAR + GAP)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     name, top = COLORS.get(colors, (colors, None))
     top = top or max(float(np.nanmax(panel.matrix, initial=0.0)) for panel in panels) or 1.0
     for i, panel in enumerate(panels):
         x = side + (i % plan.columns) * (plan.left + plan.width + GAP) + plan.left
-        y = height - head - (i // plan.columns) * (plan.above + plan.height + GAP) - plan.above
+        y = height - head - plan.top(i // plan.columns) - plan.above
         across, down = plan.cell * len(panel.x), plan.cell * len(panel.y)
         axes = figure.add_axes((x / width, (y - down) / height, across / width, down / height))
         image = axes.imshow(panel.matrix, cmap=name, vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
@@ -108,7 +111,7 @@ def draw(
     _write(figure, title, (0.5 * width, height - 0.2), families, size=TITLE + 2.5)
     _write(figure, x_label, ((side + width - bar_room) / 2, height - head + 0.12), families)
     _write(figure, y_label, (0.15, (height - head) / 2), families, rotation=90)
-    tall = min(max(plan.height, LEAST_BAR), 4.0)
+    tall = min(max(plan.heights[0], LEAST_BAR), 4.0)
     bar = figure.add_axes(((width - bar_room + 0.1) / width, (height - head - plan.above - tall) / height, 0.14 / width, tall / height))
     figure.colorbar(image, cax=bar).set_label(bar_label, fontsize=FONT)
     bar.tick_params(labelsize=FONT)
@@ -119,7 +122,7 @@ def _write(figure: "Figure", text: str, place: tuple[float, float], families: li
     """A line of text around a place in inches."""
     width, height = figure.get_size_inches()
     figure.text(
-        place[0] / width, place[1] / height, label(text, int(85 * (height if rotation else width) / size)), ha="center", va="center",
+        place[0] / width, place[1] / height, label(text, int(115 * (height if rotation else width) / size)), ha="center", va="center",
         family=families, size=size, rotation=rotation, parse_math=False,
     )  # fmt: skip
 
@@ -138,7 +141,7 @@ def _label(axes: "Axes", panel: Panel, families: list[str], plan: _Plan) -> None
         side.set_color("0.6")
     # The title stands under its panel: above it are the words.
     axes.text(
-        0.5, -0.06 / (plan.cell * len(panel.y)), label(panel.title, 120), transform=axes.transAxes, ha="center", va="top",
+        0.0, -0.06 / (plan.cell * len(panel.y)), label(panel.title, 120), transform=axes.transAxes, ha="left", va="top",
         family=families, size=TITLE, parse_math=False,
     )  # fmt: skip
 
@@ -150,13 +153,14 @@ def _plan(panels: Sequence[Panel], families: list[str], columns: int | None) -> 
     above = _widest([text for panel in panels for text in panel.x], families) + 2 * PAD
     titles = _widest([panel.title for panel in panels], families, longest=120) * TITLE / FONT
     width = max(max(len(panel.x) for panel in panels) * cell, titles)
-    height = max(len(panel.y) for panel in panels) * cell
     if columns is None:
+        height = max(len(panel.y) for panel in panels) * cell
         fit = max(1, int(WIDEST // (left + width + GAP)))
         square = math.ceil(math.sqrt(len(panels) * (above + height + GAP) / (left + width + GAP)))
         columns = max(1, min(fit, square, len(panels)))
         columns = math.ceil(len(panels) / math.ceil(len(panels) / columns))  # no nearly empty last row
-    return _Plan(cell, left, above, width, height, math.ceil(len(panels) / columns), columns)
+    heights = [max(len(panel.y) for panel in panels[i : i + columns]) * cell for i in range(0, len(panels), columns)]
+    return _Plan(cell, left, above, width, tuple(heights), columns)
 
 
 def _widest(texts: Sequence[str], families: list[str], longest: int = 28) -> float:

@@ -75,13 +75,21 @@ def test_a_found_translation_is_that_of_the_search(loaded: Any) -> None:
 def test_sides_layers_and_heads(loaded: Any) -> None:
     text = ["-s", "Der Mann", "-t", "The man"]
     run(*text, "--what", "self")
-    assert list(panels()) == ["encoder.layer1.self", "encoder.layer2.self", "decoder.layer1.self", "decoder.layer2.self", "decoder.layer3.self"]
+    assert list(panels()) == [*(f"encoder.layer{n}.self" for n in (1, 2)), *(f"decoder.layer{n}.self" for n in (1, 2, 3))]
     run(*text, "--what", "encoder-self", "--layer", "2", "--head", "all")
     assert list(panels()) == [f"encoder.layer2.self.head{n}" for n in (1, 2, 3, 4)]
     run(*text, "--what", "decoder-self", "--layer", "3", "--head", "4")
     [panel] = panels().values()
     assert panel["y"] == ["<s>", "the", "man"]
     assert np.triu(panel["matrix"], 1).max() == 0  # nobody looks ahead
+
+
+def test_with_all_heads_a_row_is_a_layer(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("fusetk.cli.plot_attention.heatmap", lambda *_, columns, **__: asked.append(columns))
+    for head in ("all", "mean"):
+        assert run("-s", "der", "-t", "the", "--head", head).exit_code == 0
+    assert asked == [4, None]
 
 
 def test_tokenized_text_is_taken_as_it_is(loaded: Any) -> None:

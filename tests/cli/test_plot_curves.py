@@ -38,9 +38,9 @@ def test_what_stands_in_the_numbers(runs: Path) -> None:
     x, y = "x/base", "y/base"  # the folders' own names are the same
     both = [(name, kind, "loss") for name in (x, y) for kind in ("train", "valid")]
     bleu = [(x, "valid", "bleu"), (y, "valid", "bleu")]
-    assert found() == both + bleu
+    assert found() == [*both, *bleu]
     assert found("--train", "--valid", "--what", "loss") == both
-    assert found("--valid", "--what", "bleu,loss") == bleu + [(x, "valid", "loss"), (y, "valid", "loss")]
+    assert found("--valid", "--what", "bleu,loss") == [*bleu, (x, "valid", "loss"), (y, "valid", "loss")]
     assert found("--train", "--names", "one,two", "--what", "lr") == [("one", "train", "lr"), ("two", "train", "lr")]
 
 

@@ -164,7 +164,8 @@ def same(found, wanted):
 
 @pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.7)])
 def test_a_beam_wide_enough_is_exhaustive_search(model, penalty, alpha):
-    config = SearchConfig(beam=220, n_best=3, penalty=penalty, normalize=alpha, max_length_factor=0, max_length_extra=3, min_length=0)
+    limits = {"max_length_factor": 0, "max_length_extra": 3, "min_length": 0}
+    config = SearchConfig(beam=260, n_best=3, stop="exact", penalty=penalty, normalize=alpha, **limits)
     for source, found in zip(SOURCES, search([model], *batch(SOURCES), config), strict=True):
         same(found, exhaustive(model, source, WORDS, 4, config)[:3])
 

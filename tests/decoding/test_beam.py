@@ -22,7 +22,7 @@ MODELS = [Echo(seed=seed, scale=3.0) for seed in range(4)]  # shared, so that br
 
 
 def config(**options) -> SearchConfig:
-    return SearchConfig(**({"max_length_factor": 0, "max_length_extra": 4, "min_length": 0} | options))
+    return SearchConfig(**({"stop": "exact", "max_length_factor": 0, "max_length_extra": 4, "min_length": 0} | options))
 
 
 def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -> list[Hypothesis]:

@@ -2,15 +2,15 @@ import pytest
 
 from fusetk.evaluation.doubts import doubts
 
-RAW = ["The old man, who saw her, fell asleep.", "Is it late? No, it isn't.", "Yes. She said: come!", "An Apple & a pear."] * 5
-TOKENISED = ["The old man , who saw her , fell asleep .", "Is it late ? No , it is n't .", "Yes . She said : come !", "An Apple & a pear ."] * 5
+RAW = ["The old man, who saw her, fell asleep.", "Is it late? No, it isn't.", "Yes. She said: come!", "Apple & pear."] * 5
+TOKENISED = ["The old man , who saw her , fell asleep .", "Is it late ? No , it is n't .", "Yes . She said : come !", "Apple & pear ."] * 5
 
 
 def lower(lines: list[str]) -> list[str]:
     return [line.lower() for line in lines]
 
 
-@pytest.mark.parametrize("lines", [RAW, TOKENISED, lower(RAW), [""], ["你 好 。"] * 9], ids=["raw", "tokenised", "lower", "blank", "chinese"])
+@pytest.mark.parametrize("lines", [RAW, TOKENISED, lower(RAW), [""], ["你 好 。"] * 9])
 def test_like_against_like_raises_no_doubt(lines: list[str]) -> None:
     assert doubts(lines, [lines, lines]) == []
 

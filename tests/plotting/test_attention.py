@@ -9,6 +9,7 @@ from fusetk.errors import DataError
 from fusetk.plotting.attention import Words, columns, panels, record
 
 LAYERS, HEADS = 2, 3
+SITES = (("encoder", "self"), ("decoder", "self"), ("decoder", "cross"))
 WORDS = Words(["ein", "Hund", "schläft"], ["a", "dog"])
 
 
@@ -48,7 +49,7 @@ def test_the_forced_pass(weights: dict[str, np.ndarray]) -> None:
     record(model, [10, 11, 12], [20, 21])  # type: ignore[arg-type]
     assert model.fed == ([[10, 11, 12, EOS]], [[BOS, 20, 21]])
     assert model.training  # as it was
-    assert set(weights) == {f"{side}.layer{n}.{kind}" for n in (1, 2) for side, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross"))}
+    assert set(weights) == {f"{side}.layer{n}.{kind}" for n in (1, 2) for side, kind in SITES}
     assert weights["decoder.layer1.cross"].shape == (HEADS, 3, 4)
     assert weights["encoder.layer2.self"].shape == (HEADS, 4, 4)
     assert all(found.dtype == np.float32 for found in weights.values())
@@ -95,7 +96,9 @@ def test_layers_are_in_order_of_their_numbers() -> None:
     assert [panel.name for panel in found] == names[::-1]
 
 
-@pytest.mark.parametrize("layer, head, said", [(3, "mean", "no layer 3.*1 to 2"), (0, "mean", "no layer 0"), (1, 4, "no head 4.*are 3"), (1, 0, "no head 0")])
+@pytest.mark.parametrize(
+    "layer, head, said", [(3, "mean", "no layer 3.*1 to 2"), (0, "mean", "no layer 0"), (1, 4, "no head 4.*are 3"), (1, 0, "no head 0")]
+)
 def test_out_of_range(weights: dict[str, np.ndarray], layer: int, head: int | str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         panels(weights, WORDS, layer=layer, head=head)

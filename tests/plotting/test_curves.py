@@ -27,7 +27,8 @@ def valid(update: int, loss: float, **more: Any) -> dict[str, Any]:
 
 
 def test_curves_are_what_was_noted(tmp_path: Path) -> None:
-    run = write(tmp_path / "a", train(1, 5.0), train(2, 4.0), valid(2, 4.5, bleu=1.0), train(3, 3.0), valid(4, 4.75), valid(6, 4.25, bleu=2.0))
+    validated = [valid(2, 4.5, bleu=1.0), valid(4, 4.75), valid(6, 4.25, bleu=2.0)]
+    run = write(tmp_path / "a", train(1, 5.0), train(2, 4.0), validated[0], train(3, 3.0), *validated[1:])
     found = {(curve.kind, curve.what): curve for curve in curves({"a": read_metrics(run)}, ["loss", "bleu"])}
     assert list(found) == [("train", "loss"), ("valid", "loss"), ("valid", "bleu")]
     assert found["train", "loss"].value.tolist() == [5, 4, 3]
@@ -46,7 +47,7 @@ def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
     assert found[1].value.tolist() == [5]
 
 
-@pytest.mark.parametrize("rest", ['{"kind": "tr', '{"kind": "train"}\n', "[1, 2]\n", "\x00\x00\x00", '{"kind": "train", "update": 2, "loss": 3.'])
+@pytest.mark.parametrize("rest", ['{"kind": "tr', '{"kind": "train"}\n', "[1, 2]\n", "\x00\x00", '{"kind": "train", "update": 2, "loss": 3.'])
 def test_a_damaged_last_line_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: str) -> None:
     run = write(tmp_path / "a", train(1, 9.0), rest)
     with caplog.at_level(logging.WARNING):
@@ -125,7 +126,7 @@ def test_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
 
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     metrics = read_metrics(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0)))
-    names = ["_hidden", "$x", "тест"]
+    names = ["_hidden", "$_{$", "тест"]
     figure = draw(curves({name: metrics for name in names}, ["loss"]), "updates", 1)
     figure.canvas.draw()
     legend = figure.axes[0].get_legend()

@@ -1,0 +1,103 @@
+"""The demo's last words: what was trained and how well it translates, with ten samples beside their references."""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fusetk.data.text import read_lines
+
+
+def sentence_to_plot(folder: Path, words: int = 9) -> str:
+    """The first test sentence with a subordinate clause, a right translation and about so many words."""
+    sources, found, references = texts(folder)
+    right = [source for source, one, reference in zip(sources, found, references, strict=True) if one == reference]
+    clauses = [source for source in right if ", " in source and ("hat" in source.split() or "hat." in source.split())]
+    return min(clauses or right or sources, key=lambda source: abs(len(source.split()) - words))
+
+
+def texts(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """German test sentences, their translations, their references."""
+    german, found, english = (list(read_lines(folder / name)) for name in ("raw/test.de", "test.out.en", "raw/test.en"))
+    return german, found, english
+
+
+def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
+    """What was trained, how it did, where things are."""
+    manifest = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))
+    records = [json.loads(line) for line in read_lines(folder / "run" / "metrics.jsonl")]
+    train = [record for record in records if record["kind"] == "train"]
+    splits = manifest["splits"]
+    pairs = " / ".join(f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo"))
+    speed = sorted(record["tokens_per_second"] for record in train)[len(train) // 2]
+    bleu = {score["metric"]: score for score in json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]}
+    return [
+        ("model", model(folder)),
+        ("text", f"German to English, {pairs} pairs for training, validation, test"),
+        ("training", f"{train[-1]['update']:,} updates, {train[-1]['epoch']:.1f} epochs, {speed:,.0f} target tokens/s"),
+        ("BLEU on test", f"[bold green]{bleu['sacrebleu']['value']:.1f}[/] (sacreBLEU, {bleu['sacrebleu']['signature']})"),
+        ("time", f"{seconds // 60} min {seconds % 60} s in all"),
+        ("run", f"{folder}/run"),
+        ("translations", f"{folder}/test.out.en"),
+        ("attention", f"{folder}/attention.png"),
+        ("curves", f"{folder}/curves.png"),
+    ]
+
+
+def model(folder: Path) -> str:
+    """The trained model in words, with the parameters that its checkpoint holds."""
+    from fusetk import run
+
+    loaded = run.load(folder / "run" / "checkpoints" / "average")
+    config: Any = loaded.recipe.model
+    count = sum(parameter.numel() for parameter in loaded.model.parameters())
+    layers = f"{config.encoder.layers}+{config.decoder.layers} layers"
+    return f"{config.kind}, {layers}, width {config.width}, {count:,} parameters"
+
+
+def show(folder: Path, seconds: int, samples: int = 10) -> None:
+    """Print all of it."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(rows("fusetk demo", facts(folder, seconds)))
+    sources, found, references = texts(folder)
+    chosen = random.Random(1).sample(range(len(sources)), samples)
+    table = Table("German", "translation", "reference", title="held-out sentences", title_justify="left", box=box.SIMPLE, show_lines=True)
+    for i in chosen:
+        colour = "green" if found[i] == references[i] else "yellow"
+        table.add_row(sources[i], f"[{colour}]{found[i]}[/]", references[i])
+    console.print(table)
+    console.print(f"attention heatmap: {folder}/attention.png", soft_wrap=True, highlight=False)
+
+
+def rows(title: str, facts_of: list[tuple[str, str]]) -> Table:
+    """Two columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts_of:
+        table.add_row(name, value)
+    return table
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="print what the demo did")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=int, default=0, help="what it took")
+    parser.add_argument("--sentence", action="store_true", help="only print the sentence to plot")
+    given = parser.parse_args()
+    if given.sentence:
+        print(sentence_to_plot(given.folder))
+    else:
+        show(given.folder, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What several tests share: a small prepared corpus and a recipe that trains on it in seconds."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from fusetk.data.prepare import prepare
+from fusetk.recipe import load
+
+torch.set_num_threads(1)
+
+WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn".split()
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config file whose prepared task is to write the words of a sentence in reverse, with a word of its own each."""
+    folder = tmp_path_factory.mktemp("toy")
+    choose = random.Random(5)
+    sentences = [[choose.choice(WORDS) for _ in range(choose.randint(1, 6))] for _ in range(640)]
+    for name, part in (("train", sentences[:600]), ("valid", sentences[600:])):
+        (folder / f"{name}.de").write_text("".join(" ".join(s) + "\n" for s in part), encoding="utf-8")
+        (folder / f"{name}.en").write_text("".join(" ".join(w.upper() for w in reversed(s)) + "\n" for s in part), encoding="utf-8")
+    values: dict[str, Any] = {
+        "data": {"source": "de", "target": "en", "folder": "prepared", "train": ["train"], "valid": ["valid"]},
+        "model": {
+            "kind": "transformer", "width": 32, "heads": 2, "ffn": 64, "dropout": 0.1,
+            "encoder": {"layers": 1}, "decoder": {"layers": 1},
+        },
+        "training": {
+            "label_smoothing": 0.1,
+            "log_every": 3,
+            "validation": {"every_updates": 4},
+            "stages": [
+                {
+                    "optimizer": "adam",
+                    "schedule": {"kind": "inverse-sqrt", "peak": 0.01, "warmup": 20},
+                    "batch": {"size": 400},
+                    "end": {"updates": 8},
+                }
+            ],
+        },
+        "decoding": {"beam": 2},
+    }  # fmt: skip
+    path = folder / "toy.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    prepare(load(path).data)
+    return path

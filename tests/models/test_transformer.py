@@ -1,0 +1,151 @@
+"""The Transformer: parameter counts of the papers, equations in NumPy, and the sizes that are refused."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk import trace
+from fusetk.errors import ConfigError
+from fusetk.models.transformer import Transformer, TransformerConfig
+from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
+
+
+def config(**options: Any) -> TransformerConfig:
+    return TransformerConfig.model_validate({"kind": "transformer", "width": 8, "heads": 2, "ffn": 12, "encoder": {"layers": 2}, "decoder": {"layers": 2}, **options})
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("layers", "parameters"), [(3, 10_974_748), (4, 12_817_948), (6, 16_504_348)])
+def test_mlrf_baselines_have_the_papers_size(layers: int, parameters: int) -> None:
+    sizes = config(width=256, heads=4, ffn=1024, encoder={"layers": layers}, decoder={"layers": layers})
+    with torch.device("meta"):
+        assert count(Transformer(sizes, 8389, 6428)) == parameters
+
+
+def test_tying_shares_matrices() -> None:
+    none, target, both = (count(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all"))
+    assert none - target == target - both == 20 * 8
+    with pytest.raises(ConfigError, match="one vocabulary"):
+        Transformer(config(tie="all"), 20, 21)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="no multiple of heads"):
+        config(heads=3)
+
+
+def test_sinusoids_are_the_papers_formula() -> None:
+    table = sinusoids(7, 6)
+    for t in range(7):
+        for i in range(3):
+            assert table[t, 2 * i] == pytest.approx(math.sin(t / 10000 ** (2 * i / 6)), abs=1e-6)
+            assert table[t, 2 * i + 1] == pytest.approx(math.cos(t / 10000 ** (2 * i / 6)), abs=1e-6)
+
+
+def test_sinusoids_have_no_longest_sentence_and_learned_positions_do() -> None:
+    assert torch.equal(Sinusoidal(6, rows=4)(2, 9), sinusoids(11, 6)[2:])
+    with pytest.raises(ValueError, match="max_positions"):
+        Learned(6, 4)(2, 3)
+
+
+def layer_norm(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def weights(module: torch.nn.Module) -> dict[str, Any]:
+    return {name: p.detach().double().numpy() for name, p in module.named_parameters()}
+
+
+def heads(q: Any, k: Any, v: Any, hide: Any) -> Any:
+    """Attention head by head, two heads, written out."""
+    found = []
+    for h in range(2):
+        part = slice(4 * h, 4 * h + 4)
+        scores = q[:, part] @ k[:, part].T / 2.0  # sqrt(4)
+        found.append(softmax(np.where(hide, -1e9, scores)) @ v[:, part])
+    return np.concatenate(found, -1)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
+    torch.manual_seed(3)
+    model = Transformer(config(norm=norm, encoder={"layers": 1}, decoder={"layers": 1}), 13, 11).double().eval()
+    src, tgt = [4, 7, 5, 3], [2, 6, 9]
+    w = weights(model)
+
+    def linear(x: Any, name: str) -> Any:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def sublayer(x: Any, f: Any) -> Any:
+        return layer_norm(x + f(x)) if norm == "post" else x + f(layer_norm(x))
+
+    def self_attention(name: str, causal: bool) -> Any:
+        def f(x: Any) -> Any:
+            q, k, v = np.split(linear(x, f"{name}.project"), 3, -1)
+            return linear(heads(q, k, v, np.triu(np.ones((len(x), len(x))), 1) * causal > 0), f"{name}.out")
+
+        return f
+
+    def ffn(name: str) -> Any:
+        return lambda x: linear(np.maximum(linear(x, f"{name}.hidden"), 0), f"{name}.out")
+
+    x = w["source.tokens.weight"][src] * math.sqrt(8) + sinusoids(4, 8).double().numpy()
+    x = sublayer(x, self_attention("encoder.layers.0.attention", False))
+    memory = sublayer(x, ffn("encoder.layers.0.ffn"))
+    memory = layer_norm(memory) if norm == "pre" else memory
+
+    def cross(x: Any) -> Any:
+        name = "decoder.layers.0.cross"
+        k, v = np.split(linear(memory, f"{name}.project"), 2, -1)
+        return linear(heads(linear(x, f"{name}.query"), k, v, np.zeros((3, 4)) > 0), f"{name}.out")
+
+    y = w["target.tokens.weight"][tgt] * math.sqrt(8) + sinusoids(3, 8).double().numpy()
+    y = sublayer(y, self_attention("decoder.layers.0.attention", True))
+    y = sublayer(sublayer(y, cross), ffn("decoder.layers.0.ffn"))
+    y = layer_norm(y) if norm == "pre" else y
+    expected = linear(y, "output")
+
+    ids = torch.tensor([src])
+    found = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt])))[0]
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_listening_changes_no_result_and_shows_every_layer() -> None:
+    torch.manual_seed(3)
+    model = Transformer(config(), 13, 11).eval()
+    src = torch.tensor([[4, 7, 5, 3], [6, 3, 0, 0]])
+    mask, tgt = src != 0, torch.tensor([[2, 6, 9], [2, 5, 5]])
+    plain = model(src, mask, tgt)
+    with trace.listen() as found:
+        torch.testing.assert_close(model(src, mask, tgt), plain)
+    sides = [f"encoder.layer{i}.self" for i in (1, 2)] + [f"decoder.layer{i}.{what}" for i in (1, 2) for what in ("self", "cross")]
+    assert sorted(found) == sorted(sides)
+    cross = found["decoder.layer2.cross"][0]
+    assert cross.shape == (2, 2, 3, 4)  # (B, H, T, S)
+    torch.testing.assert_close(cross.sum(-1), torch.ones(2, 2, 3))
+    assert (cross[1, :, :, 2:] == 0).all()
+    assert (found["decoder.layer1.self"][0].triu(1) == 0).all()
+    model(src, mask, tgt)
+    assert len(found["decoder.layer2.cross"]) == 1
+
+
+def test_initialisation_ranges() -> None:
+    torch.manual_seed(1)
+    model = Transformer(config(width=64, heads=2, ffn=256, init="mlrf"), 500, 500)
+    ffn = model.encoder.layers[0].ffn
+    assert 0.95 / 8 < ffn.hidden.weight.abs().max() <= 1 / 8 and 0.95 / 16 < ffn.out.weight.abs().max() <= 1 / 16
+    assert float(model.source.tokens.weight.detach().std()) == pytest.approx(1 / 8, rel=0.03)
+    torch.manual_seed(1)
+    project = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).encoder.layers[0].attention.project
+    assert 0.95 < project.weight.abs().max() / math.sqrt(6 / (64 + 3 * 64)) <= 1 and not project.bias.any()

@@ -1,0 +1,115 @@
+"""YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from fusetk import config
+from fusetk.config import Config, Kind, choice
+from fusetk.errors import ConfigError
+
+
+class MeanConfig(Kind):
+    """For the tests."""
+
+    hidden: int = 3
+    """Units."""
+
+
+class Mean:
+    Config = MeanConfig
+
+
+TABLE = {"mean": Mean}
+
+
+class Side(Config):
+    layers: int
+    fuse: choice(TABLE, "a fusion") = MeanConfig(kind="mean")  # type: ignore[valid-type]
+
+
+class Top(Config):
+    encoder: Side
+    stages: list[Side] = []
+    rate: float = 0.5
+
+
+def parse(folder: Path, text: str, *overrides: str) -> Top:
+    path = folder / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    return config.parse(config.load(path, overrides), Top)
+
+
+def test_extends_merges_mapping_by_mapping(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1.0\n")
+    found = parse(tmp_path, "extends: base.yaml\nencoder: {layers: 4}\n")
+    assert (found.encoder.layers, found.encoder.fuse.hidden, found.rate) == (4, 7, 1.0)
+
+
+def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: other, width: 7}}\n")
+    assert parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden == 3
+
+
+def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
+    text = "encoder: {layers: 3, fuse: mean}\nstages: [{layers: 1}, {layers: 2}]\n"
+    found = parse(tmp_path, text, "stages.1.layers=5", "encoder.fuse.hidden=9", "rate=1e-3")
+    assert (found.stages[0].layers, found.stages[1].layers, found.encoder.fuse.hidden, found.rate) == (1, 5, 9, 0.001)
+
+
+def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
+    found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1e-9\n")
+    assert parse(tmp_path, config.dump(found)).model_dump() == found.model_dump()
+
+
+def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, "encoder:\n  layer: 3\n  fuse: {kind: mean, hiden: 7}\nrates: x\n", "stages=[{layers: many}]")
+    text = str(caught.value)
+    assert "5 errors" in text
+    assert "encoder.layer: there is no such key; did you mean 'layers'?" in text and "line 2" in text
+    assert "encoder.fuse.hiden: there is no such key; did you mean 'hidden'?" in text and "line 3" in text
+    assert "encoder.layers: must be given" in text
+    assert "rates: there is no such key; did you mean 'rate'?" in text and "line 4" in text
+    assert "stages.0.layers" in text and "--set stages=" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("encoder: {layers: 3, fuse: meen}", "Did you mean 'mean'"),
+        ("encoder: {layers: 3, fuse: os.nothing:Name}", "cannot be imported"),
+        ("encoder: {layers: 3, fuse: os:PathLike}", "Config"),
+        ("encoder: {layers: 3, fuse: 4}", "one of mean"),
+        ("encoder: {layers: 3}\nencoder: {layers: 4}", "twice"),
+        ("encoder: [", "not valid YAML"),
+        ("- 1", "mapping of sections"),
+        ("extends: nowhere.yaml", "cannot be read"),
+        ("extends: a.yaml", "extends itself"),
+        ("encoder: {layers: 3}\nlenpen: 1", "decoding.normalize"),
+        ("encoder: {layers: 3}\nrate: .nan", "finite"),
+    ],
+)
+def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(tmp_path, text)
+
+
+@pytest.mark.parametrize("override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=["])
+def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
+
+
+def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside_idea.py").write_text("from fusetk.config import Kind\nclass Idea:\n    class Config(Kind):\n        depth: int\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
+    assert found.encoder.fuse.depth == 2
+
+
+def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"rate: \xff\n")
+    for name in ("b.yaml", "c.yaml", "."):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            config.load(tmp_path / name)

@@ -1,0 +1,148 @@
+"""Training as a whole: resuming is exact, stages restart, the best is kept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusetk import run as runs
+from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.recipe import Recipe, load
+from fusetk.training import checkpoint
+from fusetk.training.average import average, choose
+
+TWO_STAGES = [
+    "training.stages=[{optimizer: adam, schedule: {kind: vaswani, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
+    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 30, unit: sentences, accumulate: 2}, clip: 1, start: best, end: {epochs: 1}}]",
+    "training.validation.every_updates=5",
+    "training.keep_last=50",
+]
+
+
+def files(run: Path, update: int) -> dict[str, bytes]:
+    folder = run / "checkpoints" / checkpoint.name_of(update)
+    return {name: (folder / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING)}
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in found if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """A run of two stages in one go."""
+    run, recipe = tmp_path_factory.mktemp("whole") / "run", load(toy, TWO_STAGES)
+    runs.train(recipe, run, "cpu", quiet=True)
+    return recipe, run
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_resuming_gives_the_same_run_to_the_bit(whole: tuple[Recipe, Path], stop: int, tmp_path: Path) -> None:
+    """Set back to each of its checkpoints: inside an epoch, at a stage's end, inside the second stage."""
+    recipe, run = whole
+    there = checkpoint.whole(run)
+    last = int(there[-1].name.removeprefix("update-"))
+    copy = tmp_path / "run"
+    subprocess.run(["cp", "-a", run, copy], check=True)
+    kept = checkpoint.whole(copy)[:stop]
+    checkpoint.prune(copy, kept)
+    checkpoint.link(copy, "last", kept[-1])
+    best = checkpoint.read_state(kept[-1])["progress"]["best_update"]
+    checkpoint.link(copy, "best", copy / "checkpoints" / checkpoint.name_of(best))
+    runs.train(recipe, copy, "cpu", quiet=True)
+    assert files(copy, last) == files(run, last)
+    assert [p.name for p in checkpoint.whole(copy)] == [p.name for p in there]
+    for kind in ("train", "valid"):
+        assert [line["update"] for line in lines(copy, kind)] == [line["update"] for line in lines(run, kind)]
+    assert lines(copy, "valid") == lines(run, "valid")
+
+
+def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path]) -> None:
+    _, run = whole
+    tensors = checkpoint.read_tensors(checkpoint.whole(run)[-1], checkpoint.TRAINING)
+    assert all(name.endswith(":momentum_buffer") for name in tensors), "nothing of the first stage's Adam is left"
+    epochs = [line["epoch"] for line in lines(run, "valid")]
+    assert epochs == sorted(epochs) and epochs[-1] == int(epochs[-1])
+
+
+def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
+    _, run = whole
+    best = min(lines(run, "valid"), key=lambda line: line["loss"])["update"]
+    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(best)
+
+
+def test_nothing_to_do_is_said_and_more_updates_go_on(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
+    assert "nothing to do: training ended after 4 updates" in capsys.readouterr().err
+    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    runs.train(load(toy), tmp_path / "b", "cpu", quiet=True)
+    assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
+
+
+def test_patience_ends_a_stage(toy: Path, tmp_path: Path) -> None:
+    overrides = ["training.stages.0.schedule={kind: constant, rate: 1e-30}", "training.stages.0.end={patience: 3}"]
+    runs.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
+    assert [line["update"] for line in lines(tmp_path, "valid")] == [4, 8, 12, 16]
+
+
+def test_the_seed_fixes_everything(toy: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        runs.train(load(toy, [f"training.seed={seed}", "training.stages.0.end.updates=4"]), tmp_path / name, "cpu", quiet=True)
+    assert files(tmp_path / "a", 4) == files(tmp_path / "b", 4) != files(tmp_path / "c", 4)
+
+
+def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Recipe, Path]) -> None:
+    with pytest.raises(ConfigError, match="another `model`"):
+        runs.train(load(toy, [*TWO_STAGES, "model.dropout=0.3"]), whole[1], "cpu", quiet=True)
+
+
+def test_unprepared_data_is_named(toy: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="fusetk prep"):
+        runs.train(load(toy, [f"data.folder={tmp_path / 'none'}"]), tmp_path / "run", "cpu", quiet=True)
+
+
+def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None:
+    _, run = whole
+    chosen = choose(run, last=3)
+    average(chosen, tmp_path / "mean")
+    tensors = [checkpoint.read_tensors(path, checkpoint.MODEL) for path in chosen]
+    for name, mean in checkpoint.read_tensors(tmp_path / "mean", checkpoint.MODEL).items():
+        torch.testing.assert_close(mean, sum(t[name] for t in tensors) / 3)
+    best = choose(run, best=2)
+    ranked = sorted(lines(run, "valid"), key=lambda line: line["loss"])
+    assert {p.name for p in best} == {checkpoint.name_of(line["update"]) for line in ranked[:2]}
+    assert [p.name for p in choose(run, updates=[5, 10])] == ["update-0000005", "update-0000010"]
+    for wrong in ({"last": 99}, {"best": 99}, {"updates": [6]}):
+        with pytest.raises(CheckpointError, match="asked for"):
+            choose(run, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing(toy: Path, tmp_path: Path) -> None:
+    """A process killed again and again ends with the model of one that was left alone."""
+    overrides = ["training.stages.0.end.updates=120", "training.validation.every_updates=10"]
+    runs.train(load(toy, overrides), tmp_path / "alone", "cpu", quiet=True)
+    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "killed"), "--threads", "1", "-d", "cpu"]
+    for override in overrides:
+        command += ["--set", override]
+    kills, random = 0, torch.Generator().manual_seed(int(time.time()))
+    while True:
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            if process.wait(timeout=2.5 + 2 * float(torch.rand((), generator=random))) == 0:
+                break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        assert kills < 60, "no progress between kills"
+    assert files(tmp_path / "killed", 120) == files(tmp_path / "alone", 120)

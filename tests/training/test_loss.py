@@ -1,0 +1,72 @@
+"""The loss: equal to the formula written out, value and gradient, in pieces of any size."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusetk.nn.output import Output
+from fusetk.training import loss as module
+from fusetk.training.loss import loss
+
+
+def plain(features: Tensor, output: Output, targets: Tensor, smoothing: float) -> Tensor:
+    """-sum_k q(k) log p(k), q built entry by entry."""
+    log_p = F.log_softmax(output(features), -1)
+    q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(1, targets[:, None], 1 - smoothing)
+    return -(q * log_p).sum()
+
+
+@pytest.fixture
+def case() -> tuple[Tensor, Output, Tensor]:
+    torch.manual_seed(2)
+    output = Output(6, 13)
+    torch.nn.init.normal_(output.weight)
+    torch.nn.init.normal_(output.bias)
+    return torch.randn(29, 6), output, torch.randint(0, 13, (29,))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 4, 100])
+def test_value_and_gradient_are_the_formulas(
+    case: tuple[Tensor, Output, Tensor], smoothing: float, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, output, targets = case
+    if not bias:
+        output.bias = None
+    monkeypatch.setattr(module, "PIECE", rows * 13)
+    inputs = [features.requires_grad_(), *output.parameters()]
+    expected = plain(features, output, targets, smoothing)
+    expected_grads = torch.autograd.grad(expected / 7, inputs)
+    found = loss(features, output, targets, smoothing)
+    torch.testing.assert_close(found.smoothed, expected)
+    torch.testing.assert_close(found.nll, F.cross_entropy(output(features), targets, reduction="sum"))
+    for one, other in zip(torch.autograd.grad(found.smoothed / 7, inputs), expected_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_hits_are_counted_without_gradients(case: tuple[Tensor, Output, Tensor]) -> None:
+    features, output, targets = case
+    with torch.inference_mode():
+        assert loss(features, output, targets, 0.0).correct == (output(features).argmax(-1) == targets).sum()
+
+
+def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, Output, Tensor]) -> None:
+    features, output, targets = case
+    with torch.no_grad():
+        output.weight.mul_(500)
+    found = loss(features.requires_grad_(), output, targets, 0.1)
+    torch.testing.assert_close(found.nll, F.cross_entropy(output(features), targets, reduction="sum"))
+    (grad,) = torch.autograd.grad(found.smoothed, features)
+    assert torch.isfinite(grad).all()
+
+
+def test_bf16_is_near(case: tuple[Tensor, Output, Tensor]) -> None:
+    features, output, targets = case
+    exact = torch.autograd.grad(loss(features.requires_grad_(), output, targets, 0.1).smoothed, [features, output.weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        low = loss(features, output, targets, 0.1)
+    found = torch.autograd.grad(low.smoothed, [features, output.weight])
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32 and (one - other).norm() / other.norm() < 0.02
