@@ -78,7 +78,8 @@ def choice(table: Mapping[str, type], what: str) -> Any:
             raise PydanticCustomError("nested", "invalid", {"errors": error.errors(), "kind": config}) from None
 
     description = f"{what}: one of {', '.join(table)}, or `package.module:Name`"
-    return Annotated[SerializeAsAny[Kind], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any]), pydantic.Field(description=description)]
+    validator = BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])
+    return Annotated[SerializeAsAny[Kind], validator, pydantic.Field(description=description)]
 
 
 class Kind(Config):

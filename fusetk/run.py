@@ -104,14 +104,17 @@ def _check_same(recipe: Recipe, run: Path) -> None:
     before = recipes.load(run / CONFIG)
     for section in ("model", "data"):
         if getattr(before, section).model_dump() != getattr(recipe, section).model_dump():
-            raise ConfigError(f"{run} was begun with another `{section}` (see its {CONFIG}): name another --run, or train with the config it was begun with")
+            raise ConfigError(
+                f"{run} was begun with another `{section}` (see its {CONFIG}): name another --run, or keep the config it was begun with"
+            )
 
 
 def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, device: torch.device, trainer: Trainer) -> list[str]:
     count = sum(p.numel() for p in model.parameters())
     products = f", float32 products by {fastest_float32()}" if device.type == "cpu" else f" ({torch.cuda.get_device_name(device)})"
     return [
-        f"fusetk {fusetk.__version__}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads, {recipe.training.precision}",
+        f"fusetk {fusetk.__version__}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads, "
+        f"{recipe.training.precision}",
         f"{recipe.model.kind}, {count:,} parameters; vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; seed {recipe.training.seed}",
     ]

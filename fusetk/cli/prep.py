@@ -2,20 +2,20 @@
 
 import json
 import time
-from pathlib import Path
 
 import click
 
+from fusetk.cli.options import config_argument, set_option
 from fusetk.data.prepare import DataConfig, Manifest, prepare
 
 
 @click.command("prep")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as data.bpe.merges=8000.")
+@config_argument
+@set_option
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Processes to work in.")
 @click.option("--force", is_flag=True, help="Make everything again, changed or not.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON on standard output.")
-def command(config: Path, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
+def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
     """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
 
     Run again, it makes only what a changed input or setting asks for, and says what changed.

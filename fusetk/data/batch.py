@@ -13,13 +13,13 @@ from fusetk.data.vocab import BOS, PAD
 
 
 class Batch(NamedTuple):
-    """B pairs, padded at the right; masks are True at real tokens."""
+    """B pairs, padded at the right; the mask is True at real tokens."""
 
     src: Tensor  # (B, S), the end mark last
     src_mask: Tensor  # (B, S)
     tgt_in: Tensor  # (B, T), the start mark first
     tgt_out: Tensor  # (B, T), the end mark last
-    tgt_mask: Tensor  # (B, T)
+    real: Tensor  # (N,), where the N real target tokens stand in a (B, T) tensor that is read row by row
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
@@ -50,4 +50,4 @@ def collate(corpus: Corpus, indices: NDArray[np.int64]) -> Batch:
     src, src_mask = gather(corpus.source, indices)
     tgt_out, tgt_mask = gather(corpus.target, indices)
     tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(~tgt_mask, PAD)
-    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask)
+    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])

@@ -57,7 +57,7 @@ class Build:
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
-        for reason in reasons:
+        for reason in reasons or ["to be made"]:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())
         results = stage.run(self)

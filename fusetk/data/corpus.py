@@ -120,9 +120,13 @@ class SentenceWriter:
 
 def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Sentences of ids in a row, `EOS` after each, and their lengths with it."""
-    lengths = np.fromiter((len(sentence) + 1 for sentence in sentences), np.int64, len(sentences))
-    ids = np.fromiter((i for sentence in sentences for i in (*sentence, EOS)), np.uint32, int(lengths.sum()))
-    return ids, lengths
+    ids: list[int] = []
+    ends = np.zeros(len(sentences) + 1, np.int64)
+    for i, sentence in enumerate(sentences, 1):
+        ids += sentence
+        ids.append(EOS)
+        ends[i] = len(ids)
+    return np.array(ids, np.uint32), np.diff(ends)
 
 
 def write_sentences(folder: Path, split: str, languages: tuple[str, str], sizes: tuple[int, int], stack: ExitStack) -> list[SentenceWriter]:

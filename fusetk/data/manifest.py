@@ -29,9 +29,9 @@ def read(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise DataError(f"{path} is damaged; delete it and run fusetk prep again") from None
+        raise DataError(f"{path} is damaged; run fusetk prep again") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f"{path} was written by another version of fusetk; delete it and run fusetk prep again")
+        raise DataError(f"{path} was written by another version of fusetk; run fusetk prep again")
     return found
 
 

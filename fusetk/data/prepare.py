@@ -71,25 +71,39 @@ def prepare(config: DataConfig, jobs: int = 1, force: bool = False, report: Call
         raise ConfigError(f"data.source and data.target are both {config.source!r}: the files of the two sides would have one name")
     texts = {name: [_pair(config, prefix) for prefix in prefixes] for name, prefixes in _prefixes(config).items()}
     with opened(folder):
-        try:
-            old = manifest.read(folder)
-        except DataError:
-            old = {}
-        known = old.get("inputs", {})
-        inputs = {}
-        for pairs in texts.values():
-            for path in dict.fromkeys(path for pair in pairs for path in pair):
-                inputs[str(path)] = manifest.inspect(path, known.get(str(path)))
-            manifest.check_pairs(pairs, inputs)
+        old = _known(folder, report)
+        inputs = _inspect(texts, old.get("inputs", {}))
         build = Build(folder, jobs, report)
-        before = {} if force else old.get("stages", {})
+        stages_before = old.get("stages", {})
         for stage in plan(config, texts):
-            build.run(stage, inputs, before.get(stage.name))
+            build.run(stage, inputs, None if force else stages_before.get(stage.name))
+        for name in stages_before:
+            if name not in build.stages:
+                report(f"{name}: no longer asked for, its files go")
         data = describe(config, inputs, build)
-        if data == old:
-            return Manifest(folder, old, [])
-        build.finish(data, old.get("stages", {}))
+        if data != old:
+            build.finish(data, stages_before)
         return Manifest(folder, data, build.made)
+
+
+def _known(folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """The manifest of an earlier run, empty when there is none to be used."""
+    try:
+        return manifest.read(folder)
+    except DataError as error:
+        if (folder / manifest.NAME).exists():
+            report(f"{error} (everything is made again now)")
+        return {}
+
+
+def _inspect(texts: Mapping[str, list[Pair]], known: Mapping[str, manifest.Record]) -> dict[str, manifest.Record]:
+    """Look at all inputs before any work: readable, UTF-8, equally many lines on both sides."""
+    inputs: dict[str, manifest.Record] = {}
+    for pairs in texts.values():
+        for path in dict.fromkeys(path for pair in pairs for path in pair):
+            inputs[str(path)] = manifest.inspect(path, known.get(str(path)))
+        manifest.check_pairs(pairs, inputs)
+    return inputs
 
 
 def _prefixes(config: DataConfig) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ENOUGH = 5_000  # lines that are looked at
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
-_MARKS = frozenset(".,!?;:。，！？；：、।")  # noqa: RUF001
+_MARKS = frozenset(".,!?;:。，！？；：、।")
 
 
 class Looks(NamedTuple):

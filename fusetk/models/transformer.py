@@ -1,5 +1,6 @@
 """The Transformer (Vaswani et al. 2017) with open sites for connection, fusion and attention."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +17,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned, Sinusoidal
 
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
 
 
 class TransformerConfig(Kind):
@@ -180,10 +181,10 @@ class Transformer(Seq2Seq):
         return Memory(history, self.encoder_norm(top), src_mask)
 
     def start(self, memory: Memory) -> State:
-        layers = self.decoder.layers
-        keys_values = tuple(layer.cross.keys_values(self.attend(memory, i)) for i, layer in enumerate(layers))
+        crosses = [layer.cross for layer in self.decoder.layers]
+        keys_values = tuple(cross.keys_values(self.attend(memory, i)) for i, cross in enumerate(crosses))  # type: ignore[operator,union-attr]
         empty = keys_values[0].new_empty(len(memory.mask), 0, 2 * self.output.weight.shape[1])
-        return State((keys_values, memory.mask), (empty,) * len(layers), 0)
+        return State((keys_values, memory.mask), (empty,) * len(crosses), 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         (keys_values, mask), caches = state.fixed, list(state.moving)

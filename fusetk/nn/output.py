@@ -11,7 +11,7 @@ class Output(nn.Module):
     Not an ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so as to hold the logits only once.
     """
 
-    def __init__(self, width: int, vocabulary: int, bias: bool = True, tied: nn.Parameter | None = None):
+    def __init__(self, width: int, vocabulary: int, bias: bool = True, tied: Tensor | None = None):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocabulary, width)) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None

@@ -38,7 +38,7 @@ def load_model(model: nn.Module, folder: Path) -> None:
     found, wanted = read_tensors(folder, MODEL), dict(model.named_parameters())
     wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if wrong:
-        raise CheckpointError(f"{folder / MODEL} does not fit the model in its config.yaml: {len(wrong)} parameters differ, first {wrong[0]}")
+        raise CheckpointError(f"{folder / MODEL} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}")
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])

@@ -197,7 +197,7 @@ class Trainer:
             progress.stalled += 1
         progress.ranking.append((progress.update, found[metric]))
         self.log.record("valid", {"update": progress.update, "epoch": round(self._epochs, 3), **found, "best": new_best})
-        values = "  ".join(f"{name} {value:.4f}" if name in ("loss", "accuracy") else f"{name} {value:.2f}" for name, value in found.items())
+        values = "  ".join(f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}" for name, value in found.items())
         best = 0.0 if progress.best is None else progress.best
         verdict = "new best" if new_best else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
         self.log.line(f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {time.perf_counter() - begun:.0f} s")
@@ -225,7 +225,9 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
         if self.progress.stage >= len(self.config.stages):
-            raise CheckpointError(f"{folder} stands in stage {self.progress.stage + 1}, the config has {len(self.config.stages)}: train into a new --run")
+            raise CheckpointError(
+                f"{folder} stands in stage {self.progress.stage + 1}, the config has {len(self.config.stages)}: train into a new --run"
+            )
         if self.progress.stage_update:
             self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
             checkpoint.load_optimizer(self.model, self.optimizer, folder)
@@ -260,10 +262,14 @@ class Trainer:
             f"{values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
         )
         end = stage.end
-        total = progress.update + min(
-            (end.epochs or math.inf) * updates_in_epoch - progress.stage_update, (end.updates or math.inf) - progress.stage_update
-        )
+        left = min((end.epochs or math.inf) * updates_in_epoch, end.updates or math.inf) - progress.stage_update
         self.log.progress(
-            progress.update, total, epoch=progress.epoch + 1, loss=values["loss"], ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"]
+            progress.update,
+            progress.update + left if left < math.inf else None,
+            epoch=progress.epoch + 1,
+            loss=values["loss"],
+            ppl=values["ppl"],
+            lr=rate,
+            speed=values["tokens_per_second"],
         )
         self._restart_clock()

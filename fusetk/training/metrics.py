@@ -22,14 +22,15 @@ class Log:
         self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}"),
             BarColumn(bar_width=None),
-            TextColumn("loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} tokens/s"),
+            TextColumn("loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"),
+            TextColumn("{task.fields[speed]:.0f} tokens/s"),
             TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=1, epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0)
+        self._task = self._progress.add_task("", total=None, epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0)
 
     def __enter__(self) -> "Log":
         self._progress.start()
@@ -61,9 +62,9 @@ class Log:
                 if isinstance(value, int | float):
                     self._board.add_scalar(f"{kind}/{name}", value, values["update"])
 
-    def progress(self, update: int, total: int, **fields: Any) -> None:
-        """Move the live display."""
-        self._progress.update(self._task, completed=update, total=max(total, update), **fields)
+    def progress(self, update: int, total: float | None, **fields: Any) -> None:
+        """Move the live display; ``total`` updates, or None when nobody can know."""
+        self._progress.update(self._task, completed=update, total=total, **fields)
 
 
 def forget_after(run: Path, update: int) -> None:
@@ -87,5 +88,5 @@ def _board(run: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("training.tensorboard is on, but the package tensorboard is not installed: pip install tensorboard, or set it off") from None
+        raise ConfigError("training.tensorboard is on, but tensorboard is not installed: pip install tensorboard, or set it off") from None
     return SummaryWriter(str(run / "tensorboard"))

@@ -29,7 +29,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     """The loss of a batch's real tokens. ``model`` is what is called, ``plain`` the same one unwrapped."""
     features = model(batch.src, batch.src_mask, batch.tgt_in)
-    return loss(features[batch.tgt_mask], plain.output, batch.tgt_out[batch.tgt_mask], smoothing)
+    return loss(features.flatten(0, 1)[batch.real], plain.output, batch.tgt_out.flatten()[batch.real], smoothing)
 
 
 def update(
@@ -37,7 +37,7 @@ def update(
 ) -> Sums:
     """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
     device = batches[0].src.device
-    tokens = sum(int(batch.tgt_mask.sum()) for batch in batches)
+    tokens = sum(len(batch.real) for batch in batches)
     found = []
     for batch in batches:
         with autocast(device, precision):

@@ -79,7 +79,7 @@ class Validator:
         for indices in self.batches:
             batch = collate(self.corpus, indices).to(device)
             one = batch_loss(model, model, batch, 0.0)
-            nll, correct, tokens = nll + float(one.nll), correct + float(one.correct), tokens + int(batch.tgt_mask.sum())
+            nll, correct, tokens = nll + float(one.nll), correct + float(one.correct), tokens + len(batch.real)
         loss = nll / tokens
         return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": correct / tokens}
 

@@ -75,7 +75,7 @@ def test_ids():
     one = translator()
     found = one.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
     assert [len(f) for f in found] == [1, 0, 1]
-    assert found[2] == one.translate_ids([[6, EOS]])[0]
+    assert found[2][0].ids == one.translate_ids([[6, EOS]])[0][0].ids
 
 
 def test_batches_hold_each_sentence_once_and_keep_the_budget():

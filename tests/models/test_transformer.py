@@ -14,7 +14,8 @@ from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 
 
 def config(**options: Any) -> TransformerConfig:
-    return TransformerConfig.model_validate({"kind": "transformer", "width": 8, "heads": 2, "ffn": 12, "encoder": {"layers": 2}, "decoder": {"layers": 2}, **options})
+    sizes = {"width": 8, "heads": 2, "ffn": 12, "encoder": {"layers": 2}, "decoder": {"layers": 2}}
+    return TransformerConfig.model_validate({"kind": "transformer", **sizes, **options})
 
 
 def count(model: torch.nn.Module) -> int:

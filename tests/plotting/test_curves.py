@@ -47,7 +47,7 @@ def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
     assert found[1].value.tolist() == [5]
 
 
-@pytest.mark.parametrize("rest", ['{"kind": "tr', '{"kind": "train"}\n', "[1, 2]\n", "\x00\x00", '{"kind": "train", "update": 2, "loss": 3.'])
+@pytest.mark.parametrize("rest", ['{"kind": "tr', '{"kind": "train"}\n', "[1]\n", "\x00\x00", '{"kind": "train", "update": 2, "loss": 3'])
 def test_a_damaged_last_line_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: str) -> None:
     run = write(tmp_path / "a", train(1, 9.0), rest)
     with caplog.at_level(logging.WARNING):

@@ -19,8 +19,10 @@ from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 
 TWO_STAGES = [
-    "training.stages=[{optimizer: adam, schedule: {kind: vaswani, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
-    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 30, unit: sentences, accumulate: 2}, clip: 1, start: best, end: {epochs: 1}}]",
+    "training.stages=["
+    "{optimizer: adam, schedule: {kind: vaswani, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
+    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 30, unit: sentences, accumulate: 2}, "
+    "clip: 1, start: best, end: {epochs: 1}}]",
     "training.validation.every_updates=5",
     "training.keep_last=50",
 ]

@@ -1,0 +1,116 @@
+"""Byte pair encoding gives what subword-nmt gives."""
+
+import io
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from subword_nmt import apply_bpe, learn_bpe
+
+from fusetk.data import bpe
+from fusetk.data.bpe import BPE
+from fusetk.data.text import read_lines
+from fusetk.errors import DataError
+
+
+def text(seed: int, letters: str = "abcde", lines: int = 200) -> list[str]:
+    choose = random.Random(seed)
+    words = ["".join(choose.choice(letters) for _ in range(choose.randrange(1, 9))) for _ in range(80)]
+    return [" ".join(choose.choice(words) for _ in range(choose.randrange(8))) for _ in range(lines)]
+
+
+def counts_of(lines: list[str]) -> Counter[str]:
+    return Counter(word for line in lines for word in line.split(" ") if word)
+
+
+@pytest.mark.parametrize("min_frequency", [2, 40])
+def test_learned_as_subword_nmt_does(min_frequency: int, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = text(1) + text(2, "äöü中\u00a0x")
+    out = io.StringIO()
+    learn_bpe.learn_bpe(lines, out, 150, min_frequency)
+    capfd.readouterr()
+    assert bpe.learn(counts_of(lines), 150, min_frequency) == out.getvalue().splitlines()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 30])
+@pytest.mark.parametrize("letters", ["abcde", "ab", "a"])
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str) -> None:
+    codes = bpe.learn(counts_of(text(3, letters)), 100)
+    if version == "0.1":
+        codes = [line.replace("</w>", " </w>") if line.endswith("</w>") and i % 3 == 0 else line for i, line in enumerate(codes[1:])]
+        codes = [line for line in codes if len(line.split(" ")) == 2]
+    vocabulary = None
+    if threshold:
+        plain = BPE(codes)
+        subwords = bpe.count_subwords(counts_of(text(3, letters)), plain)
+        vocabulary = {token: n for token, n in subwords.items() if n >= threshold}
+    theirs = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n"), vocab=set(vocabulary) if vocabulary else None)
+    ours = BPE(codes, vocabulary)
+    for line in text(4, letters + "z") + ["", "z", letters[0] * 300, (letters * 200)[:500]]:
+        assert ours.line(line) == theirs.segment(line)
+        assert ours(line) == theirs.segment_tokens(line.split(" "))
+
+
+def test_both_ways_of_merging_agree() -> None:
+    choose = random.Random(9)
+    for letters in ("ab", "abc", "abcdefg"):
+        symbols = [*letters]
+        pairs: list[tuple[str, str]] = []
+        while len(pairs) < 40:
+            pair = (choose.choice(symbols), choose.choice(symbols))
+            if pair not in pairs and len(pair[0] + pair[1]) < 12:
+                pairs.append(pair)
+                symbols.append(pair[0] + pair[1])
+        choose.shuffle(pairs)  # ranks that no learner would give: a later merge may allow an earlier one
+        merges = {pair: rank for rank, pair in enumerate(pairs)}
+        for _ in range(200):
+            word = [choose.choice(letters) for _ in range(choose.randrange(1, 60))]
+            assert bpe.merge_long(word, merges) == bpe.merge_short(list(word), merges)
+
+
+def test_a_word_of_a_million_characters() -> None:
+    codes = BPE(bpe.learn(counts_of(text(3)), 100))
+    word = "".join(random.Random(1).choices("abcde", k=1_000_000))
+    assert bpe.join(codes.line(word)) == word
+
+
+@pytest.mark.parametrize(("name", "language"), [("multi30k/val", "de"), ("multi30k/val", "en"), ("iwslt14_sample/valid", "de")])
+def test_real_text(name: str, language: str) -> None:
+    root = os.environ.get("FUSETK_TEST_DATA")
+    if not root:
+        pytest.skip("FUSETK_TEST_DATA does not name the folder of real text")
+    lines = list(read_lines(Path(root) / f"{name}.{language}.gz"))
+    codes = bpe.learn(counts_of(lines), 500)
+    theirs, ours = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n")), BPE(codes)
+    assert [ours.line(line) for line in lines] == [theirs.segment(line) for line in lines]
+    assert [bpe.join(ours.line(line)) for line in lines] == [" ".join(line.split(" ")) for line in lines]
+
+
+def test_joined() -> None:
+    assert bpe.join("a@@ b c@@ d@@ ") == "ab cd"
+    assert bpe.join("a@@ b@@") == "ab"
+    assert bpe.join("x@@y @@ z") == "x@@y z"
+
+
+def test_text_without_pairs_gives_no_merges() -> None:
+    assert bpe.learn({"a": 3, "b": 1}, 10) == ["#version: 0.2"]
+    assert bpe.learn({"a\r": 5, "xy": 3}, 10) == ["#version: 0.2", "x y</w>"]
+
+
+def test_malformed_files(tmp_path: Path) -> None:
+    path = tmp_path / "codes"
+    path.write_text("#version: 0.2\na b\na b c\n")
+    with pytest.raises(DataError, match="codes, line 3: 'a b c' is not a merge of two symbols"):
+        BPE.load(path)
+    path.write_text("#version: 0.9\n")
+    with pytest.raises(DataError, match=r"version 0\.9"):
+        BPE.load(path)
+    path.write_text("ab 4\nc\n")
+    with pytest.raises(DataError, match="codes, line 2"):
+        bpe.read_vocabulary(path)
+    path.write_text("ab 4\nc@@ 2\n")
+    assert bpe.read_vocabulary(path, 3) == {"ab": 4}

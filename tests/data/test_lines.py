@@ -1,0 +1,90 @@
+"""Reading and writing of text: what ends a line, and what is said of files that cannot be used."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from fusetk.data.text import Pair, locate, read_lines, read_pairs, writer
+from fusetk.errors import DataError
+
+ODD = "a\u2028b\u0085c\u00a0d\x0ce\tf\0g\rh\x1ci"
+
+
+def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(f"\ufeff{ODD}\r\n\n \n{ODD}".encode())
+    assert list(read_lines(path)) == [ODD, "", " ", ODD]
+
+
+@pytest.mark.parametrize("name", ["x", "x.gz"])
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    lines = ["", ODD, " ä ", "", "last"]
+    with writer(tmp_path / name) as file:
+        file.writelines(line + "\n" for line in lines)
+    assert list(read_lines(tmp_path / name)) == lines
+    assert (tmp_path / name).read_bytes()[:2] == (b"\x1f\x8b" if name.endswith("gz") else b"\na")
+
+
+def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbf")
+    assert list(read_lines(tmp_path / "x")) == []
+
+
+def test_a_bad_byte_is_named_with_line_and_offset(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"good\nab\xe4c\n")
+    with pytest.raises(DataError, match="x, line 2: byte 0xe4 at offset 2 of the line is not UTF-8"):
+        list(read_lines(tmp_path / "x"))
+
+
+def test_gzip_without_its_ending_is_suspected(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(gzip.compress(b"text\n"))
+    with pytest.raises(DataError, match="looks like gzip"):
+        list(read_lines(tmp_path / "x"))
+
+
+def test_damaged_gzip_is_named_with_line(tmp_path: Path) -> None:
+    packed = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
+    for name, content in (("cut.gz", packed[:-200]), ("wrong.gz", b"not gzip at all\n"), ("flipped.gz", packed[:900] + b"\0" * 60 + packed[960:])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}: the compressed data are damaged after line \d+"):
+            list(read_lines(tmp_path / name))
+
+
+def test_missing_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "train.dee").write_text("x\n")
+    (tmp_path / "folder.de").mkdir()
+    with pytest.raises(DataError, match=r"neither .*train\.de nor train\.de\.gz exists; did you mean train\.dee"):
+        locate(str(tmp_path / "train"), "de")
+    with pytest.raises(DataError, match="there is no folder"):
+        locate(str(tmp_path / "nowhere" / "train"), "de")
+    with pytest.raises(DataError, match="is a folder"):
+        locate(str(tmp_path / "folder"), "de")
+    with pytest.raises(DataError, match="is a folder"):
+        list(read_lines(tmp_path))
+
+
+def test_plain_and_packed_together_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.de").write_text("x\n")
+    assert locate(str(tmp_path / "x"), "de") == tmp_path / "x.de"
+    (tmp_path / "x.de.gz").write_bytes(gzip.compress(b"x\n"))
+    with pytest.raises(DataError, match="both .* exist"):
+        locate(str(tmp_path / "x"), "de")
+
+
+def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
+    lengths = [1 + (7 * i * i) % 23 for i in range(300)]
+    source, target = tmp_path / "x.de", tmp_path / "x.en"
+    source.write_text("".join("wort " * n + "\n" for n in lengths))
+    target.write_text("".join("words " * n + "\n" for i, n in enumerate(lengths) if i != 120))
+    with pytest.raises(DataError, match=r"300 lines and .* 299: they seem to be out of step from line (119|12[0-3]) on"):
+        list(read_pairs(Pair(source, target)))
+    target.write_text("".join("words " * n + "\n" for n in lengths[:250]))
+    with pytest.raises(DataError, match=r"300 lines and .* 250: x\.en seems to end early, after line 250"):
+        list(read_pairs(Pair(source, target)))
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written: Not a directory"), writer(tmp_path / "file" / "x"):
+        pass

@@ -1,0 +1,359 @@
+"""The whole of preparation: what comes out, what is made again when, and what is refused."""
+
+import fcntl
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from subword_nmt import apply_bpe
+
+from fusetk.config import ConfigError
+from fusetk.data import build as build_module
+from fusetk.data import stages
+from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.prepare import DataConfig, Manifest, prepare
+from fusetk.data.text import read_lines
+from fusetk.data.vocab import EOS
+from fusetk.errors import DataError
+
+STEPS = [{"step": "normalize-punctuation"}, {"step": "tokenize"}, {"step": "lowercase"}, {"step": "filter", "max_length": 30, "max_ratio": 4}]
+ODD = "Ein\u2028Hund\u0085 geht\x0c\tin\0 die Stadt, z.B. um 5 Uhr."
+
+
+def sentences(seed: int, count: int) -> list[tuple[str, str]]:
+    choose = random.Random(seed)
+    words = ["".join(choose.choice("abcdefghij") for _ in range(choose.randint(1, 7))) for _ in range(60)]
+    pairs = []
+    for _ in range(count):
+        line = [choose.choice(words) for _ in range(choose.randint(1, 9))]
+        pairs.append((" ".join(line).capitalize() + ".", ", ".join(reversed(line)).upper() + "!"))
+    return pairs
+
+
+def write(folder: Path, name: str, pairs: list[tuple[str, str]], packed: bool = False) -> None:
+    for side, language in enumerate(("de", "en")):
+        content = "".join(pair[side] + "\n" for pair in pairs).encode()
+        path = folder / f"{name}.{language}"
+        if packed:
+            Path(f"{path}.gz").write_bytes(gzip.compress(content))
+        else:
+            path.write_bytes(content)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, "train", [*sentences(1, 300), ("", "x"), ("wort " * 40, "word " * 40), ("a", "b " * 9), (ODD, ODD)])
+    write(tmp_path, "valid", [*sentences(2, 20), ("", ""), (" ", "nothing"), (ODD, "x")], packed=True)
+    write(tmp_path, "test", [*sentences(3, 10), ("\ufeff", "\r"), ("Ganz unbekannt: qqq", "")])
+    return tmp_path
+
+
+def config(folder: Path, **more: Any) -> DataConfig:
+    values: dict[str, Any] = {
+        "source": "de", "target": "en", "folder": str(folder / "out"),
+        "train": [str(folder / "train")], "valid": [str(folder / "valid")], "test": {"one": [str(folder / "test")]},
+        "steps": STEPS, "bpe": {"merges": 60}, **more,
+    }  # fmt: skip
+    return DataConfig.model_validate(values)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the manifest, in which times stand."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"}
+
+
+def lines(path: Path) -> list[str]:
+    return list(read_lines(path, bom=False))
+
+
+def test_what_comes_out(folder: Path) -> None:
+    manifest = prepare(config(folder))
+    out = folder / "out"
+    pipeline = Pipeline.load(out / "text")
+    train = manifest.splits["train"]
+    assert (train["pairs_in"], train["pairs_out"]) == (304, 301)
+    assert train["dropped"] == {"empty": 1, "length ratio": 1, "too long": 1}
+    for split, name in (("valid", "valid"), ("test.one", "test")):
+        corpus = Corpus.open(out, split)
+        for side, language, part in (("source", "de", corpus.source), ("target", "en", corpus.target)):
+            raw = list(read_lines(next(folder.glob(f"{name}.{language}*"))))
+            assert lines(out / f"{split}.{language}.raw") == raw
+            words = lines(out / f"{split}.{language}.txt")
+            assert words == [pipeline.words(side, line) for line in raw]
+            vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
+            assert [list(ids) for ids in part] == [[*vocabulary.encode(pipeline.subwords(side, line)), EOS] for line in words]
+            assert manifest.splits[split][side]["tokens_with_end"] == len(part.ids) == part.lengths.sum()
+            assert manifest.splits[split][side]["tokens"] == len(part.ids) - len(raw)
+            assert manifest.splits[split][side]["unknown"] == int((np.asarray(part.ids) == 1).sum())
+    assert len(Corpus.open(out, "valid")) == 23
+    assert Corpus.open(out, "valid").source[20].tolist() == [EOS]
+    with pytest.raises(DataError, match=r"has no split 'test'; it has train, valid, test\.one"):
+        Corpus.open(out, "test")
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_bpe_as_subword_nmt_with_its_threshold(folder: Path, joint: bool) -> None:
+    prepare(config(folder, bpe={"merges": 60, "joint": joint, "threshold": 15}))
+    out = folder / "out"
+    pipeline = Pipeline.load(out / "text")
+    for side, language in (("source", "de"), ("target", "en")):
+        name = out / "text" / ("bpe.codes" if joint else f"bpe.codes.{language}")
+        words = lines(out / "words" / f"train.{language}")
+        with open(name, encoding="utf-8", newline="\n") as codes:
+            plain = apply_bpe.BPE(codes)
+        counts: dict[str, int] = {}
+        for token in " ".join(plain.segment(line) for line in words).split():
+            counts[token] = counts.get(token, 0) + 1
+        with open(name, encoding="utf-8", newline="\n") as codes:
+            known = apply_bpe.BPE(codes, vocab={token for token, n in counts.items() if n >= 15})
+        assert [" ".join(pipeline.subwords(side, line)) for line in words] == [known.segment(line) for line in words]
+
+
+def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [{"step": "tokenize"}, {"step": "deduplicate"}, {"step": "truecase"}, {"step": "filter", "max_length": 12}]
+    write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
+    monkeypatch.setattr(stages, "chunks", lambda items, size: build_chunks(items, size, 1000))
+    made = []
+    for jobs in (1, 3):
+        chosen = config(folder, folder=str(folder / str(jobs)), steps=steps, valid={"sample": 30})
+        manifest = prepare(chosen, jobs=jobs)
+        made.append((contents(folder / str(jobs)), manifest.data["fingerprint"], manifest.splits))
+    assert made[0] == made[1]
+
+
+def build_chunks(items: Any, size: Any, limit: int) -> Any:
+    from fusetk.data.parallel import chunks
+
+    return chunks(items, size, limit)
+
+
+def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "make_pair_steps", dying)
+    with pytest.raises(DataError, match="worker processes died"):
+        prepare(config(folder), jobs=2)
+    assert not (folder / "out" / "manifest.json").exists()
+
+
+def dying(recipe: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_every_nth_line_goes_to_validation(folder: Path) -> None:
+    pairs = [(f"wort{i}", f"word{i}") for i in range(100)]
+    pairs[4] = ("", "x")  # dropped before the split
+    pairs[6] = pairs[5]
+    write(folder, "train", pairs)
+    write(folder, "more", [(f"mehr{i}", f"more{i}") for i in range(10)])
+    both = [str(folder / "train"), str(folder / "more")]
+    manifest = prepare(config(folder, train=both, valid={"every": 7}, steps=[{"step": "deduplicate"}], bpe=None))
+    kept = [f"wort{i}" for i in range(100) if i not in (4, 6)] + [f"mehr{i}" for i in range(10)]
+    out = folder / "out"
+    assert lines(out / "valid.de.txt") == lines(out / "valid.de.raw") == [w for i, w in enumerate(kept, 1) if i % 7 == 0]
+    assert lines(out / "words" / "train.de") == [w for i, w in enumerate(kept, 1) if i % 7]
+    assert lines(out / "valid.en.raw")[0] == "word7"
+    assert manifest.splits["train"]["dropped"] == {"duplicate": 1, "empty": 1}
+    assert manifest.splits["train"]["to_valid"] == len(Corpus.open(out, "valid")) == 15
+
+
+def test_a_sample_goes_to_validation(folder: Path) -> None:
+    chosen = []
+    for seed in (1, 1, 2):
+        prepare(config(folder, valid={"sample": 40, "seed": seed}), force=True)
+        valid, train = lines(folder / "out" / "valid.de.txt"), lines(folder / "out" / "words" / "train.de")
+        assert (len(valid), len(train)) == (40, 261)
+        chosen.append(valid)
+    assert chosen[0] == chosen[1] != chosen[2]
+    with pytest.raises(DataError, match="the 301 training pairs that are left cannot be split"):
+        prepare(config(folder, valid={"sample": 301}))
+
+
+def test_truecase_is_learned_where_it_stands_and_undone(folder: Path) -> None:
+    write(folder, "train", [("Der Hund sieht der Katze nach.", "The dog sees the cat."), ("Hund ist Hund.", "A dog is a dog.")] * 5)
+    manifest = prepare(config(folder, steps=[{"step": "tokenize"}, {"step": "truecase"}], bpe=None))
+    pipeline = Pipeline.load(folder / "out" / "text")
+    assert pipeline.words("source", "Der Hund &") == "der Hund &amp;"
+    assert lines(folder / "out" / "words" / "train.en")[0] == "the dog sees the cat ."
+    assert pipeline.raw("the cat isn &apos;t here . the dog is") == "The cat isn't here. The dog is"
+    assert manifest.splits["train"]["pairs_out"] == 10
+
+
+def test_vocabularies(folder: Path) -> None:
+    joint = prepare(config(folder, bpe=None, vocabulary={"joint": True, "size": 30}))
+    assert joint.data["vocabulary"]["source"] == joint.data["vocabulary"]["target"] == 30
+    pipeline = Pipeline.load(folder / "out" / "text")
+    assert pipeline.source_vocab is pipeline.target_vocab
+    assert joint.splits["train"]["source"]["unknown_rate"] > 0
+    apart = prepare(config(folder, bpe=None, vocabulary={"threshold": 20}))
+    pipeline = Pipeline.load(folder / "out" / "text")
+    assert min(pipeline.source_vocab.counts or []) >= 20
+    assert len(pipeline.target_vocab) == apart.data["vocabulary"]["target"]
+
+
+def test_pairs_of_too_many_subwords(folder: Path) -> None:
+    manifest = prepare(config(folder, bpe={"merges": 10, "max_subwords": 25}))
+    train = manifest.splits["train"]
+    corpus = Corpus.open(folder / "out", "train")
+    assert max(corpus.source.lengths.max(), corpus.target.lengths.max()) <= 26
+    assert train["dropped"]["too many subwords"] == 301 - len(corpus) > 0
+    counts = Pipeline.load(folder / "out" / "text").source_vocab.counts
+    assert sum(counts or []) == train["source"]["tokens"]
+
+
+# Again ---------------------------------------------------------------------------------------------------------------
+
+
+def again(chosen: DataConfig, **options: Any) -> tuple[Manifest, list[str]]:
+    said: list[str] = []
+    return prepare(chosen, report=said.append, **options), said
+
+
+def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(config(folder))
+    before = contents(folder / "out")
+    monkeypatch.setattr("fusetk.data.manifest.checksum", lambda path: pytest.fail("sizes and times are enough"))
+    second, said = again(config(folder))
+    assert (second.made, said) == ([], [])
+    assert second.data == first.data == json.loads((folder / "out" / "manifest.json").read_text())
+    monkeypatch.undo()
+    os.utime(folder / "train.de")
+    os.utime(folder / "out" / "train.de.ids")
+    assert again(config(folder))[0].made == []
+    assert again(config(folder), force=True)[0].made == list(first.data["stages"])
+    assert contents(folder / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "made"),
+    [
+        ({"vocabulary": {"size": 40}}, "vocabulary: vocabulary.size: none -> 40", ["vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
+        ({"bpe": {"merges": 50}}, "bpe: bpe.merges: 60 -> 50", ["bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
+        ({"steps": [*STEPS[:3], {"step": "filter", "max_length": 5}]}, "words.train: steps.3.max_length: 30 -> 5",
+         ["words.train", "bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
+        ({"steps": STEPS[1:]}, "words.train: steps: ",
+         ["words.train", "bpe", "vocabulary", "ids.train", "words.valid", "ids.valid", "words.test.one", "ids.test.one"]),
+        ({"test": {}}, "words.test.one: no longer asked for, its files go", []),
+    ],
+)  # fmt: skip
+def test_again_with_a_changed_setting(folder: Path, change: dict[str, Any], said: str, made: list[str]) -> None:
+    prepare(config(folder))
+    manifest, report = again(config(folder, **change))
+    assert any(line.startswith(said) for line in report), report
+    assert manifest.made == made
+    fresh = prepare(config(folder, folder=str(folder / "fresh"), **change))
+    assert contents(folder / "out") == contents(folder / "fresh")
+    assert manifest.data["fingerprint"] == fresh.data["fingerprint"]
+
+
+def test_again_with_a_changed_file(folder: Path) -> None:
+    prepare(config(folder))
+    write(folder, "test", sentences(9, 12))
+    manifest, said = again(config(folder))
+    assert manifest.made == ["words.test.one", "ids.test.one"]
+    assert f"words.test.one: {folder}/test.de changed" in said
+    (folder / "out" / "valid.en.ids").write_bytes(b"")
+    manifest, said = again(config(folder))
+    assert (manifest.made, said) == (["ids.valid"], ["ids.valid: valid.en.ids is missing or changed"])
+
+
+@pytest.mark.parametrize("place", ["stages.learn_bpe", "os.replace"])
+def test_killed_and_run_again(folder: Path, place: str) -> None:
+    chosen = config(folder)
+    code = f"""
+import os, signal
+from fusetk.data import stages
+from fusetk.data.prepare import DataConfig, prepare
+calls = []
+def die(*arguments):
+    calls.append(arguments)
+    if len(calls) > {2 if place == "os.replace" else 0}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+real, {place} = {place}, die
+prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(DataError, match=r"has no manifest\.json: it is not prepared, or prep was interrupted"):
+        Corpus.open(folder / "out", "train")
+    manifest = prepare(chosen)
+    assert manifest.made[0] == "words.train"
+    prepare(config(folder, folder=str(folder / "fresh")))
+    assert contents(folder / "out") == contents(folder / "fresh")
+
+
+def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(config(folder))
+    before = contents(folder / "out")
+    monkeypatch.setattr(stages, "make_vocabularies", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(config(folder, bpe={"merges": 7}))
+    assert contents(folder / "out") == before
+    assert len(Corpus.open(folder / "out", "train")) == 301
+
+
+# Refused -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_at_once(folder: Path) -> None:
+    prepare(config(folder))
+    with open(folder / "out" / build_module.LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another fusetk prep is at work"):
+            prepare(config(folder))
+    assert prepare(config(folder)).made == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"train\.de is empty"),
+        (b"a\nb\xff\n", r"train\.de, line 2: byte 0xff at offset 1"),
+        ("a\n\u00e4".encode()[:-1], r"train\.de, line 2: byte 0xc3 at offset 0"),
+        (b"a\n" * 303, r"train\.de has 303 lines and .*train\.en has 304"),
+        (b"\n" * 304, r"all 304 training pairs were dropped \(304 empty\)"),
+    ],
+)
+def test_bad_training_text(folder: Path, content: bytes, message: str) -> None:
+    (folder / "train.de").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        prepare(config(folder))
+    assert not (folder / "out" / "manifest.json").exists()
+
+
+def test_bad_places(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"neither .*trian\.de nor trian\.de\.gz exists; did you mean train\.de"):
+        prepare(config(folder, train=[str(folder / "trian")]))
+    with pytest.raises(DataError, match="cannot be written: "):
+        prepare(config(folder, folder=str(folder / "train.de" / "out")))
+    with pytest.raises(ConfigError, match="are both 'de'"):
+        prepare(config(folder, target="de"))
+    with pytest.raises(ConfigError, match="truecase stands twice"):
+        prepare(config(folder, steps=[{"step": "truecase"}, {"step": "truecase", "side": "source"}]))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(folder: Path) -> None:
+    (folder / "out").mkdir(mode=0o500)
+    with pytest.raises(DataError, match="cannot be written: Permission denied"):
+        prepare(config(folder))
+
+
+def test_a_lost_file_is_named(folder: Path) -> None:
+    prepare(config(folder))
+    path = folder / "out" / "train.de.ids"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"train\.de\.ids has \d+ bytes instead of \d+; run fusetk prep again"):
+        Corpus.open(folder / "out", "train")
+    (folder / "out" / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        Corpus.open(folder / "out", "train")
+    assert prepare(config(folder)).made

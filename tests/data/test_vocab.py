@@ -1,0 +1,59 @@
+"""Vocabularies and their file formats."""
+
+from pathlib import Path
+
+import pytest
+
+from fusetk.data.vocab import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary
+from fusetk.errors import DataError
+
+
+def test_most_frequent_first_and_special_tokens_apart() -> None:
+    vocabulary = Vocabulary.from_counts({"b": 2, "a": 2, "c": 5, "<s>": 9, "d": 1}, threshold=2)
+    assert vocabulary.tokens == [*SPECIAL, "c", "a", "b"]
+    assert vocabulary.encode(["a", "x", "<s>", "</s>"]) == [5, UNK, UNK, UNK]
+    assert vocabulary.decode([4, 5, EOS, 6]) == ["c", "a"]
+    assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert len(Vocabulary.from_counts({"b": 2, "a": 2, "c": 5}, size=6)) == 6
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    odd = ["a\tb", "\u2028", "\ufeffx", "1", "a\u00a0b", "#", "\r"]
+    vocabulary = Vocabulary(odd, range(len(odd)))
+    vocabulary.save(tmp_path / "vocab")
+    loaded = Vocabulary.load(tmp_path / "vocab")
+    assert (loaded.tokens, loaded.counts) == (vocabulary.tokens, vocabulary.counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("fairseq.txt", "hallo 5\n12 4\nno 1\n"),
+        ("plain", "hallo\n12\nno\n"),
+        ("tabs", "<unk>\t0\nhallo\t5\n12\t4\nno\t1\n"),
+        ("marian.yml", '</s>: 0\n<unk>: 1\nhallo: 2\n"12": 3\nno: 4\n'),
+        ("nematus.json", '{"eos": 0, "UNK": 1, "no": 4, "hallo": 2, "12": 3}'),
+        ("sockeye.json", '{"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "hallo": 4, "12": 5, "no": 6}'),
+    ],
+)
+def test_formats(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert Vocabulary.load(tmp_path / name).tokens == [*SPECIAL, "hallo", "12", "no"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v", "a 1\nb x\n", "v, line 2"),
+        ("v", "a\n\nb\n", "v, line 2: there is no token"),
+        ("v", "a 1\na 2\n", "v: the vocabulary has the token 'a' twice"),
+        ("v.json", '{"a": 1,\n "b": }', "v.json, line 2: not valid JSON"),
+        ("v.json", "[1]", "a mapping of tokens to ids"),
+        ("v.yml", 'a: 1\nb: [\n"', "v.yml, line 3: not valid YAML"),
+        ("v.yml", "a: 1\nb: x\n", "v.yml, line 2: the id of 'b' is 'x'"),
+    ],
+)
+def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        Vocabulary.load(tmp_path / name)
