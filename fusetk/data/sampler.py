@@ -32,7 +32,8 @@ def batches(source: Lengths, target: Lengths, config: BatchConfig, seed: int, ep
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = random.permutation(len(target))
-    order = order[np.lexsort((source[order], target[order]))]
+    s, t = source[order], target[order]
+    order = order[np.lexsort((np.where(t % 2, s, -s), t))]  # source lengths to and fro: neighbours stay alike where t changes
     cuts = cut(target[order], config)
     random.shuffle(cuts)
     return [order[start:end] for start, end in cuts]

@@ -57,10 +57,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(folder: Path, **more: Any) -> DataConfig:
+def config(place: Path, /, **more: Any) -> DataConfig:
     values: dict[str, Any] = {
-        "source": "de", "target": "en", "folder": str(folder / "out"),
-        "train": [str(folder / "train")], "valid": [str(folder / "valid")], "test": {"one": [str(folder / "test")]},
+        "source": "de", "target": "en", "folder": str(place / "out"),
+        "train": [str(place / "train")], "valid": [str(place / "valid")], "test": {"one": [str(place / "test")]},
         "steps": STEPS, "bpe": {"merges": 60}, **more,
     }  # fmt: skip
     return DataConfig.model_validate(values)
