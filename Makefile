@@ -1,4 +1,5 @@
-# make venv: an environment with fusetk in .venv; make demo: the whole way on a small corpus; make test: all checks.
+# make venv: an environment with fusetk in .venv; make demo: the whole way on a small corpus; make test: all checks;
+# make man: the manual pages, from the code; make clean: away with the environment and caches (work/ and runs/ stay).
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -23,11 +24,11 @@ demo: venv
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 man: venv
 	$(BIN)/python -m fusetk.cli.manual man
 
 clean:
-	rm -rf $(VENV) work build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

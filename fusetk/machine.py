@@ -1,6 +1,7 @@
 """What this machine is, and the settings of the process that make torch fast on it without changing a result."""
 
 import ctypes
+import os
 from functools import cache
 
 import torch
@@ -19,8 +20,8 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name} was asked for, this machine has {torch.cuda.device_count()} CUDA devices")
     if device.type == "cpu":
-        fastest_float32()
         keep_memory()
+        fastest_float32()
     return device
 
 
@@ -46,12 +47,17 @@ def fastest_float32() -> str:
 
 @cache
 def keep_memory() -> None:
-    """Have the C library keep freed memory: it would hand each large tensor back and pay for new, zeroed pages each time."""
+    """Settings of memory, once a process.
+
+    The C library keeps freed memory: by default it hands each large tensor back and pays for new, zeroed pages the next time.
+    oneDNN keeps the compiled products of the last 64 shapes and not of 1,024: batches have ever new shapes, and each product
+    holds buffers of its own, gigabytes after some hundred updates.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
         return
-    mmap_max, trim_threshold, top_pad = -4, -1, -2
-    mallopt(mmap_max, 0)
+    trim_threshold, mmap_threshold = -1, -3
     mallopt(trim_threshold, 2**31 - 1)
-    mallopt(top_pad, 1 << 26)
+    mallopt(mmap_threshold, 1 << 25)

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the recipes' scripts share; to be sourced. Sets ROOT, the project's folder, and lets the environment of
 # `make venv` serve when no other one that has fusetk is active.
 
@@ -49,12 +50,12 @@ stale() {
     [ ! -e "$1" ] || [ "$2" -nt "$1" ]
 }
 
-# average RUN OPTION ...: into RUN/checkpoints/average, unless that is newer than the last checkpoint.
+# average RUN N: the last N checkpoints, or as many as a short run has, into RUN/checkpoints/average, unless that is newer.
 average() {
-    local run=$1
-    shift
+    local run=$1 last=$2 kept=("$1"/checkpoints/update-*)
+    [ "${#kept[@]}" -ge "$last" ] || last=${#kept[@]}
     if stale "$run/checkpoints/average/state.json" "$run/checkpoints/last/state.json"; then
-        fusetk average "$run" "$@"
+        fusetk average "$run" --last "$last"
     fi
 }
 

@@ -49,7 +49,7 @@ fusetk prep "$config" "${settings[@]}"
 say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
 say "average the last checkpoints, translate, score"
-average "$run" --last 5
+average "$run" 5
 model=$run/checkpoints/average
 translate "$model" "$raw/test.de" "$out/test.out.en"
 fusetk score "$out/test.out.en" -r "$raw/test.en" --json > "$out/score.json"

@@ -69,7 +69,7 @@ python3 "$iwslt" check "$prepared" ${any_data[@]+"${any_data[@]}"}
 say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
 say "translate and score (tokenised, case-insensitive)"
-average "$run" --last "$last"
+average "$run" "$last"
 translate "$run/checkpoints/best" "$prepared/test.test.de.txt" "$out/best.$group.$name.txt" --tokenized
 translate "$run/checkpoints/average" "$prepared/test.test.de.txt" "$out/average.$group.$name.txt" --tokenized
 for system in best average; do

@@ -69,7 +69,7 @@ say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
 say "translate and score (tokenised, lowercased)"
 test=$prepared/test.test_2016_flickr
-average "$run" --last 10
+average "$run" 10
 translate "$run/checkpoints/best" "$test.$source.txt" "$out/best.$pair.txt" --tokenized
 translate "$run/checkpoints/average" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
 for system in best average; do

@@ -87,6 +87,13 @@ def finite(grammar) -> set[str]:
     return {form for table in tables for form in table} | verbs | {"regnet", "schneit"}
 
 
+def test_a_new_german_sentence_with_held_out_english_is_not_taken(grammar, monkeypatch):
+    drawn = iter([("Er lacht hier.", "He laughs here."), ("Hier lacht er.", "He laughs here."), ("Sie lacht.", "She laughs.")])
+    monkeypatch.setattr(grammar.Grammar, "sentence", lambda self: next(drawn))
+    found = grammar.corpus(1, {"test": 1, "train": 1})
+    assert found == {"test": [("Er lacht hier.", "He laughs here.")], "train": [("Sie lacht.", "She laughs.")]}
+
+
 def test_subordinate_clauses_end_in_their_finite_verb(corpus, finite):
     german = [pair[0] for pair in corpus["train"]]
     last = [match[1] for line in german if (match := re.search(r", (?:weil|wenn|obwohl|bevor|dass|ob) [^,]* (\w+)\.$", line))]
@@ -145,3 +152,20 @@ def test_command_line_writes_six_files(tmp_path):
     subprocess.run([sys.executable, DEMO / "grammar.py", tmp_path / "raw", "--train", "50", "--valid", "10", "--test", "20"], check=True)
     counts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (tmp_path / "raw").iterdir()}
     assert counts == {"train.de": 50, "train.en": 50, "valid.de": 10, "valid.en": 10, "test.de": 20, "test.en": 20}
+
+
+@pytest.mark.slow
+def test_the_script_runs_from_text_to_picture_and_then_has_nothing_to_do(tmp_path):
+    """Hardly trained; that the whole demo reaches its BLEU is seen by running it."""
+    settings = ["training.stages.0.end={updates: 3}", "decoding.beam=1", "decoding.max_length_factor=0.5"]
+    command = [DEMO.parent / "run_demo.sh", "--out", "my demo", *(word for setting in settings for word in ("--set", setting))]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "BLEU on test" in ran.stdout and ran.stdout.rstrip().endswith("my demo/attention.png")
+    out = tmp_path / "my demo"
+    assert (out / "attention.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "test.out.en").read_text(encoding="utf-8").split("\n")) == 501
+    before = {path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")}
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and "nothing to do: " in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")} == before

@@ -1,6 +1,5 @@
 """``fusetk text``: the steps of preparation as pipes, a line out for each line in."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -43,20 +42,17 @@ def lines_of(path: OptionalPath) -> Iterator[str]:
 
 @contextmanager
 def output_to(path: OptionalPath) -> Iterator[IO[str]]:
-    """A file or standard output; a reader that closes the pipe ends the command quietly."""
+    """A file or standard output."""
     if path is not None and str(path) != "-":
         with writer(path) as file:
             yield file
         return
     sys.stdout.flush()
-    try:
-        if _is_real(sys.stdout):
-            with open(sys.stdout.fileno(), "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False) as out:
-                yield out
-        else:
-            yield sys.stdout
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
+    if _is_real(sys.stdout):
+        with open(sys.stdout.fileno(), "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False) as out:
+            yield out
+    else:
+        yield sys.stdout
 
 
 def _is_real(stream: Any) -> bool:

@@ -59,7 +59,7 @@ class BPE:
 
     def __init__(self, codes: Sequence[str], vocabulary: Mapping[str, int] | None = None, name: str = "codes"):
         self.version, pairs = _parse(codes, name)
-        self.codes = list(codes)
+        self.codes = codes
         self.merges: Merges = {}
         for rank, pair in enumerate(pairs):
             self.merges.setdefault(pair, rank)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -53,7 +53,7 @@ class Build:
     def run(self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None) -> None:
         """Keep the stage when nothing that it depends on changed and its outputs are there, else make it again."""
         state = describe(stage, inputs, self.stages)
-        reasons = stale(self.folder, state, old)
+        reasons = stale(self.folder, state, old, self.made)
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
@@ -94,8 +94,8 @@ def describe(stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Ma
     return {"key": key, "settings": dict(stage.settings), "inputs": files, "needs": stage.needs}
 
 
-def stale(folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[str]:
-    """Why a stage must be made again; nothing when it need not, or was never made."""
+def stale(folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]) -> list[str]:
+    """Why a stage must be made again, given those that were `made` just now; nothing when it need not, or never was."""
     if old is None:
         return []
     if old["key"] == state["key"]:
@@ -105,7 +105,8 @@ def stale(folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None)
     reasons += [f"{path} is new" for path in now if path not in before]
     reasons += [f"{path} is no longer read" for path in before if path not in now]
     reasons += [f"{path} changed" for path in now if path in before and now[path]["sha256"] != before[path]["sha256"]]
-    return reasons or [f"follows from {' and '.join(state['needs'])}" if state["needs"] else "the order of its files changed"]
+    sources = [name for name in state["needs"] if name in made]
+    return reasons or [f"follows from {' and '.join(sources)}" if sources else "what it is made from changed"]
 
 
 @contextmanager
@@ -123,9 +124,9 @@ def opened(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
             (folder / BUILDING).mkdir()
             yield
+        except BrokenPipeError:  # of the reader of our report
+            raise
         except OSError as error:
-            if error.filename is None and error.errno is None:
-                raise
             raise cannot_write(error.filename or folder, error) from None
         finally:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Raw text to tokens and back, as one object that a run keeps in its folder `text/`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,13 @@ class Pipeline(Text):
     def save(self, folder: Path) -> None:
         """Write all that `load` reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        joint_bpe = bool(self.bpe) and self.bpe["source"].codes == self.bpe["target"].codes
+        joint_bpe = bool(self.bpe) and self.bpe["source"].codes is self.bpe["target"].codes
         joint = self.source_vocab is self.target_vocab
         description = {
             "source": self.source_language,
             "target": self.target_language,
             "steps": [settings(step) for step in self.steps],
-            "bpe": {"joint": joint_bpe} if self.bpe else None,
+            "bpe": {"joint": joint_bpe, "vocabulary": self.bpe["source"].vocabulary is not None} if self.bpe else None,
             "vocabulary": {"joint": joint},
         }
         with writer(folder / FILE) as file:
@@ -116,8 +116,9 @@ class Pipeline(Text):
         try:
             known: dict[str, Any] = json.loads("\n".join(read_lines(path)))
             steps = TypeAdapter(list[Step]).validate_python(known["steps"])
-            source, target = str(known["source"]), str(known["target"])
-            with_bpe, joint = known["bpe"], bool(known["vocabulary"]["joint"])
+            source, target = (known[side] + "" for side in SIDES)
+            joint = bool(known["vocabulary"]["joint"])
+            segmented = known["bpe"] and (bool(known["bpe"]["joint"]), int(known["bpe"]["vocabulary"]))
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".replace("\n", " ")
             raise DataError(f"{path} does not describe a text pipeline ({reason}); copy it again from where it was made") from None
@@ -127,13 +128,20 @@ class Pipeline(Text):
             for side in SIDES
             if any(isinstance(step, Truecase) and concerns(step, side) for step in steps)
         }
-        codes = {side: _load_bpe(folder, languages[side], with_bpe["joint"]) for side in SIDES} if with_bpe else {}
+        codes = load_bpe(lambda name: folder / name, languages, *segmented) if segmented else {}
         first = Vocabulary.load(folder / ("vocab" if joint else f"vocab.{source}"))
         second = first if joint else Vocabulary.load(folder / f"vocab.{target}")
         return cls(Text(steps, source, target, cased), codes, (first, second))
 
 
-def _load_bpe(folder: Path, language: str, joint: bool) -> BPE:
-    vocabulary = folder / f"bpe.vocab.{language}"
-    known = bpe.read_vocabulary(vocabulary) if vocabulary.exists() else None
-    return BPE.load(folder / ("bpe.codes" if joint else f"bpe.codes.{language}"), known)
+def load_bpe(find: Callable[[str], Path], languages: Mapping[str, str], joint: bool, threshold: int) -> dict[str, BPE]:
+    """BPE of both sides, one list of codes when joint; a threshold above 0 reads the counts of subwords."""
+    loaded: dict[str, BPE] = {}
+    lines: list[str] = []
+    for side in SIDES:
+        path = find("bpe.codes" if joint else f"bpe.codes.{languages[side]}")
+        if not (joint and lines):
+            lines = list(read_lines(path, bom=False))
+        known = bpe.read_vocabulary(find(f"bpe.vocab.{languages[side]}"), threshold) if threshold else None
+        loaded[side] = BPE(lines, known, str(path))
+    return loaded

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data import manifest, stages
+from fusetk.data import manifest, tokens, words
 from fusetk.data.build import Build, Results, Stage, opened
 from fusetk.data.config import (
     BPE,
@@ -133,15 +133,15 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
     tools = {"sacremoses": versions["sacremoses"]} if with_moses else {}
     split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
     settings = {**sides, "steps": steps, "valid": split, **tools}
-    found = [Stage("words.train", settings, texts["train"], [], lambda build: stages.train_words(build, config, texts["train"]))]
+    found = [Stage("words.train", settings, texts["train"], [], lambda build: words.train_words(build, config, texts["train"]))]
     options = config.bpe
     if options:
         learned = {**options.model_dump(mode="json", exclude={"max_subwords"}), "subword-nmt": versions["subword-nmt"]}
-        found.append(Stage("bpe", {"bpe": learned}, [], ["words.train"], lambda build: stages.learn_bpe(build, config, options)))
+        found.append(Stage("bpe", {"bpe": learned}, [], ["words.train"], lambda build: tokens.learn_bpe(build, config, options)))
     limit = {"bpe": {"max_subwords": options.max_subwords}} if options else {}
     chosen = {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")}
     found.append(
-        Stage("vocabulary", chosen, [], ["bpe" if options else "words.train"], lambda build: stages.make_vocabularies(build, config))
+        Stage("vocabulary", chosen, [], ["bpe" if options else "words.train"], lambda build: tokens.make_vocabularies(build, config))
     )
     found.append(Stage("ids.train", {}, [], ["vocabulary"], partial(_ids, config=config, split="train")))
     cased = ["words.train"] if any(isinstance(step, Truecase) for step in config.steps) else []
@@ -157,11 +157,11 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
 
 
 def _ids(build: Build, config: DataConfig, split: str) -> Results:
-    return stages.write_ids(build, config, split)
+    return tokens.write_ids(build, config, split)
 
 
 def _held_out(build: Build, config: DataConfig, split: str, pairs: list[Pair]) -> Results:
-    return stages.held_out_words(build, config, split, pairs)
+    return words.held_out_words(build, config, split, pairs)
 
 
 def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: Build) -> dict[str, Any]:
@@ -171,13 +171,13 @@ def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: B
     order = ["train", "valid", *(name.removeprefix("ids.") for name in results if name.startswith("ids.test."))]
     for split in order:
         ids = results[f"ids.{split}"]
-        words = results.get(f"words.{split}", {"dropped": {}})
+        read = results.get(f"words.{split}", {"dropped": {}})
         pairs_out = ids["source"]["sentences"]
         splits[split] = {
-            "pairs_in": words.get("pairs_in", pairs_out),
+            "pairs_in": read.get("pairs_in", pairs_out),
             "pairs_out": pairs_out,
-            "dropped": {**words["dropped"], **ids["dropped"]},
-            **({"to_valid": words["to_valid"]} if words.get("to_valid") else {}),
+            "dropped": {**read["dropped"], **ids["dropped"]},
+            **({"to_valid": read["to_valid"]} if read.get("to_valid") else {}),
             "source": ids["source"],
             "target": ids["target"],
         }

@@ -96,7 +96,7 @@ class Tokenizer:
     def _word(self, word: str, before: str, after: str) -> "str | Open":
         """A word between its neighbours' spaces, which are missing at the ends of a line."""
         core, mark = (word[:-1], word[-1]) if word[-1] in ".," else (word, "")
-        if core and self.alnum.issuperset(core) and "MULTI" not in core:  # nothing to part but a comma or a period
+        if core and self.alnum.issuperset(core):  # nothing to part but a comma or a period
             tokens = [core, ","] if mark == "," else [word]
         else:
             tokens = self._tokens(before + word + after)

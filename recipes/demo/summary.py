@@ -31,17 +31,17 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
     """What was trained, how it did, where things are."""
     manifest = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))
     records = [json.loads(line) for line in read_lines(folder / "run" / "metrics.jsonl")]
-    train = [record for record in records if record["kind"] == "train"]
+    speeds = sorted(record["tokens_per_second"] for record in records if record["kind"] == "train")
+    speed = f", {speeds[len(speeds) // 2]:,.0f} target tokens/s" if speeds else ""
     splits = manifest["splits"]
     pairs = " / ".join(f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo"))
-    speed = sorted(record["tokens_per_second"] for record in train)[len(train) // 2]
     bleu = {score["metric"]: score for score in json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]}
     return [
         ("model", model(folder)),
         ("text", f"German to English, {pairs} pairs for training, validation, test"),
-        ("training", f"{train[-1]['update']:,} updates, {train[-1]['epoch']:.1f} epochs, {speed:,.0f} target tokens/s"),
+        ("training", f"{records[-1]['update']:,} updates, {records[-1]['epoch']:.1f} epochs{speed}"),
         ("BLEU on test", f"[bold green]{bleu['sacrebleu']['value']:.1f}[/] (sacreBLEU, {bleu['sacrebleu']['signature']})"),
-        ("time", f"{seconds // 60} min {seconds % 60} s in all"),
+        ("time of this call", f"{seconds // 60} min {seconds % 60} s"),
         ("run", f"{folder}/run"),
         ("translations", f"{folder}/test.out.en"),
         ("attention", f"{folder}/attention.png"),

@@ -50,7 +50,7 @@ def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str)
         vocabulary = {token: n for token, n in subwords.items() if n >= threshold}
     theirs = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n"), vocab=set(vocabulary) if vocabulary else None)
     ours = BPE(codes, vocabulary)
-    for line in text(4, letters + "z") + ["", "z", letters[0] * 300, (letters * 200)[:500]]:
+    for line in [*text(4, letters + "z"), "", "z", letters[0] * 300, (letters * 200)[:500]]:
         assert ours.line(line) == theirs.segment(line)
         assert ours(line) == theirs.segment_tokens(line.split(" "))
 
@@ -72,9 +72,9 @@ def test_both_ways_of_merging_agree() -> None:
             assert bpe.merge_long(word, merges) == bpe.merge_short(list(word), merges)
 
 
-def test_a_word_of_a_million_characters() -> None:
+def test_a_very_long_word() -> None:
     codes = BPE(bpe.learn(counts_of(text(3)), 100))
-    word = "".join(random.Random(1).choices("abcde", k=1_000_000))
+    word = "".join(random.Random(1).choices("abcde", k=200_000))
     assert bpe.join(codes.line(word)) == word
 
 

@@ -8,7 +8,10 @@ from fusetk.data.filter import Outcome, PairSteps, Recipe, Seen, drop_reason, le
 
 @pytest.mark.parametrize(
     ("lengths", "reason"),
-    [((0, 5), "empty"), ((1, 2), "too short"), ((2, 4), ""), ((4, 2), ""), ((2, 5), "length ratio"), ((5, 2), "length ratio"), ((7, 6), "too long")],
+    [
+        *[((0, 5), "empty"), ((1, 2), "too short"), ((2, 4), ""), ((4, 2), "")],
+        *[((2, 5), "length ratio"), ((5, 2), "length ratio"), ((7, 6), "too long")],
+    ],
 )
 def test_reasons(lengths: tuple[int, int], reason: str) -> None:
     step = Filter(step="filter", min_length=2, max_length=6, max_ratio=2)

@@ -26,6 +26,11 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_bytes()[:2] == (b"\x1f\x8b" if name.endswith("gz") else b"\na")
 
 
+def test_a_carriage_return_alone_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"a\rb\r\r\nc\r")
+    assert list(read_lines(tmp_path / "x")) == ["a\rb\r", "c\r"]
+
+
 def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xef\xbb\xbf")
     assert list(read_lines(tmp_path / "x")) == []
@@ -45,7 +50,8 @@ def test_gzip_without_its_ending_is_suspected(tmp_path: Path) -> None:
 
 def test_damaged_gzip_is_named_with_line(tmp_path: Path) -> None:
     packed = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
-    for name, content in (("cut.gz", packed[:-200]), ("wrong.gz", b"not gzip at all\n"), ("flipped.gz", packed[:900] + b"\0" * 60 + packed[960:])):
+    flipped = packed[:900] + b"\0" * 60 + packed[960:]
+    for name, content in (("cut.gz", packed[:-200]), ("wrong.gz", b"not gzip at all\n"), ("flipped.gz", flipped)):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=rf"{name}: the compressed data are damaged after line \d+"):
             list(read_lines(tmp_path / name))
@@ -68,7 +74,7 @@ def test_plain_and_packed_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("x\n")
     assert locate(str(tmp_path / "x"), "de") == tmp_path / "x.de"
     (tmp_path / "x.de.gz").write_bytes(gzip.compress(b"x\n"))
-    with pytest.raises(DataError, match="both .* exist"):
+    with pytest.raises(DataError, match=r"both .* exist"):
         locate(str(tmp_path / "x"), "de")
 
 

@@ -17,7 +17,7 @@ from subword_nmt import apply_bpe
 
 from fusetk.config import ConfigError
 from fusetk.data import build as build_module
-from fusetk.data import stages
+from fusetk.data import tokens, words
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import DataConfig, Manifest, prepare
@@ -25,7 +25,12 @@ from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
 
-STEPS = [{"step": "normalize-punctuation"}, {"step": "tokenize"}, {"step": "lowercase"}, {"step": "filter", "max_length": 30, "max_ratio": 4}]
+STEPS = [
+    {"step": "normalize-punctuation"},
+    {"step": "tokenize"},
+    {"step": "lowercase"},
+    {"step": "filter", "max_length": 30, "max_ratio": 4},
+]
 ODD = "Ein\u2028Hund\u0085 geht\x0c\tin\0 die Stadt, z.B. um 5 Uhr."
 
 
@@ -68,7 +73,8 @@ def config(place: Path, /, **more: Any) -> DataConfig:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files but the manifest, in which times stand."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def lines(path: Path) -> list[str]:
@@ -121,23 +127,24 @@ def test_bpe_as_subword_nmt_with_its_threshold(folder: Path, joint: bool) -> Non
 def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [{"step": "tokenize"}, {"step": "deduplicate"}, {"step": "truecase"}, {"step": "filter", "max_length": 12}]
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
-    monkeypatch.setattr(stages, "chunks", lambda items, size: build_chunks(items, size, 1000))
+    for module in (words, tokens):
+        monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
     made = []
-    for jobs in (1, 3):
+    for jobs in (1, 2):
         chosen = config(folder, folder=str(folder / str(jobs)), steps=steps, valid={"sample": 30})
         manifest = prepare(chosen, jobs=jobs)
         made.append((contents(folder / str(jobs)), manifest.data["fingerprint"], manifest.splits))
     assert made[0] == made[1]
 
 
-def build_chunks(items: Any, size: Any, limit: int) -> Any:
+def small_chunks(items: Any, size: Any, limit: int) -> Any:
     from fusetk.data.parallel import chunks
 
     return chunks(items, size, limit)
 
 
 def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "make_pair_steps", dying)
+    monkeypatch.setattr(words, "make_pair_steps", dying)
     with pytest.raises(DataError, match="worker processes died"):
         prepare(config(folder), jobs=2)
     assert not (folder / "out" / "manifest.json").exists()
@@ -159,7 +166,7 @@ def test_every_nth_line_goes_to_validation(folder: Path) -> None:
     out = folder / "out"
     assert lines(out / "valid.de.txt") == lines(out / "valid.de.raw") == [w for i, w in enumerate(kept, 1) if i % 7 == 0]
     assert lines(out / "words" / "train.de") == [w for i, w in enumerate(kept, 1) if i % 7]
-    assert lines(out / "valid.en.raw")[0] == "word7"
+    assert lines(out / "valid.en.raw")[0] == "word8"
     assert manifest.splits["train"]["dropped"] == {"duplicate": 1, "empty": 1}
     assert manifest.splits["train"]["to_valid"] == len(Corpus.open(out, "valid")) == 15
 
@@ -264,17 +271,17 @@ def test_again_with_a_changed_file(folder: Path) -> None:
     assert (manifest.made, said) == (["ids.valid"], ["ids.valid: valid.en.ids is missing or changed"])
 
 
-@pytest.mark.parametrize("place", ["stages.learn_bpe", "os.replace"])
+@pytest.mark.parametrize("place", ["tokens.learn_bpe", "os.replace"])
 def test_killed_and_run_again(folder: Path, place: str) -> None:
     chosen = config(folder)
     code = f"""
 import os, signal
-from fusetk.data import stages
+from fusetk.data import tokens, words
 from fusetk.data.prepare import DataConfig, prepare
 calls = []
 def die(*arguments):
     calls.append(arguments)
-    if len(calls) > {2 if place == "os.replace" else 0}:
+    if len(calls) > {6 if place == "os.replace" else 0}:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 real, {place} = {place}, die
@@ -293,7 +300,7 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
 def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(folder))
     before = contents(folder / "out")
-    monkeypatch.setattr(stages, "make_vocabularies", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(tokens, "make_vocabularies", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(config(folder, bpe={"merges": 7}))
     assert contents(folder / "out") == before

@@ -1,4 +1,4 @@
-"""The stages of preparation: words, BPE, vocabularies, ids."""
+"""The first stages of preparation: raw text to words, for training with filters and a split, for other text line by line."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusetk.data import bpe
-from fusetk.data.bpe import BPE
 from fusetk.data.build import Build, Results
-from fusetk.data.config import BPE as BPEConfig
 from fusetk.data.config import DataConfig, Every, Filter, Step, Truecase
-from fusetk.data.corpus import SentenceWriter, flat, write_sentences
-from fusetk.data.filter import SUBWORDS, Recipe, Seen, make_pair_steps
+from fusetk.data.filter import Recipe, Seen, make_pair_steps
 from fusetk.data.parallel import chunks, ordered
-from fusetk.data.pipeline import SIDES, Pipeline, Text
+from fusetk.data.pipeline import SIDES, Text
 from fusetk.data.steps import concerns
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
 from fusetk.data.truecase import Truecaser
-from fusetk.data.vocab import Vocabulary
 from fusetk.errors import ConfigError, DataError
 
 Lines = tuple[str, str]
@@ -214,158 +209,3 @@ def load_truecasers(build: Build, config: DataConfig) -> dict[str, Truecaser]:
                 if concerns(step, side):
                     found[side] = Truecaser.load(build.find(f"words/truecase.{language}"))
     return found
-
-
-# BPE and vocabularies ------------------------------------------------------------------------------------------------
-
-
-def train_counts(build: Build, config: DataConfig, longest: int | None = None, codes: dict[str, BPE] | None = None) -> list[Counter[str]]:
-    """Counts of words on both sides of the training text, of pairs with at most `longest` subwords a side."""
-    if "counts" in build.shared and longest is None:
-        shared: list[Counter[str]] = build.shared["counts"]
-        return shared
-    counts: list[Counter[str]] = [Counter(), Counter()]
-    for pair in read_pairs(Pair(*(build.find(f"words/train.{language}") for language in languages(config)))):
-        if longest is not None and codes and any(len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True)):
-            continue
-        for side in (0, 1):
-            counts[side].update(pair[side].split(" "))
-    for count in counts:
-        count.pop("", None)
-    if longest is None:
-        build.shared["counts"] = counts
-    return counts
-
-
-def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
-    """Codes, and with a threshold the counts of subwords that they make."""
-    counts = train_counts(build, config)
-    if options.joint:
-        joint = bpe.learn(counts[0] + counts[1], options.merges, options.min_frequency)
-        codes = [joint, joint]
-    else:
-        codes = [bpe.learn(count, options.merges, options.min_frequency) for count in counts]
-    for language, lines in zip(languages(config), codes, strict=True):
-        with writer(build.new("words/bpe.codes" if options.joint else f"words/bpe.codes.{language}")) as file:
-            file.writelines(f"{line}\n" for line in lines)
-    for language, lines, count in zip(languages(config), codes, counts, strict=True):
-        if options.threshold:
-            subwords = bpe.count_subwords(count, BPE(lines))
-            with writer(build.new(f"words/bpe.vocab.{language}")) as file:
-                file.writelines(f"{token} {n}\n" for token, n in sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0])))
-    return {"merges": len(codes[0]) - 1 if options.joint else [len(lines) - 1 for lines in codes]}
-
-
-def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
-    """BPE of both sides; nothing when words are the tokens."""
-    if config.bpe is None:
-        return {}
-    found = {}
-    for side, language in zip(SIDES, languages(config), strict=True):
-        known = bpe.read_vocabulary(build.find(f"words/bpe.vocab.{language}"), config.bpe.threshold) if config.bpe.threshold else None
-        found[side] = BPE.load(build.find("words/bpe.codes" if config.bpe.joint else f"words/bpe.codes.{language}"), known)
-    return found
-
-
-def make_vocabularies(build: Build, config: DataConfig) -> Results:
-    """Vocabularies of the tokens of the training text; writes the folder `text/`."""
-    codes, options = load_codes(build, config), config.vocabulary
-    counts = train_counts(build, config, config.bpe.max_subwords if config.bpe else None, codes)
-    tokens: list[dict[str, int]] = [dict(count) for count in counts]
-    if codes:
-        tokens = [bpe.count_subwords(count, codes[side]) for side, count in zip(SIDES, counts, strict=True)]
-    if options.joint:
-        joint = Vocabulary.from_counts(Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size)
-        vocabularies = joint, joint
-    else:
-        source, target = (Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens)
-        vocabularies = source, target
-    text = Text(config.steps, *languages(config), load_truecasers(build, config))
-    Pipeline(text, codes, vocabularies).save(build.new("text/pipeline.json").parent)
-    return {
-        "source": len(vocabularies[0]),
-        "target": len(vocabularies[1]),
-        "joint": options.joint,
-        "word_types": [len(count) for count in counts],
-        "token_types": [len(count) for count in tokens],
-    }
-
-
-# Ids -----------------------------------------------------------------------------------------------------------------
-
-
-class Ids(dict[str, tuple[int, ...]]):
-    """The ids of words, made when first asked for."""
-
-    LIMIT = 1_000_000  # entries; emptied when full
-
-    def __init__(self, pipeline: Pipeline, side: str):
-        super().__init__()
-        self.side, self.pipeline = side, pipeline
-        self.vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = tuple(self.vocabulary.encode(self.pipeline.subwords(self.side, word)))
-        if len(word) <= bpe.CACHED_LENGTH:
-            if len(self) >= self.LIMIT:
-                self.clear()
-            self[word] = ids
-        return ids
-
-
-Chunk = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
-
-
-class Encoder:
-    """Pairs of lines of words to ids, without those of too many subwords."""
-
-    def __init__(self, text: Path, longest: int | None):
-        pipeline = Pipeline.load(text)
-        self.sides = [Ids(pipeline, side) for side in SIDES]
-        self.longest = longest
-
-    def __call__(self, chunk: list[Lines]) -> tuple[Chunk, int]:
-        """For each side ids, lengths and the number of words; and how many pairs went."""
-        rows: tuple[list[list[int]], list[list[int]]] = ([], [])
-        words, gone = [0, 0], 0
-        for pair in chunk:
-            split = [line.split(" ") if line else [] for line in pair]
-            ids = [[i for word in line for i in known[word]] for line, known in zip(split, self.sides, strict=True)]
-            if self.longest is not None and max(map(len, ids)) > self.longest:
-                gone += 1
-                continue
-            for side in (0, 1):
-                rows[side].append(ids[side])
-                words[side] += len(split[side])
-        return [(*flat(row), count) for row, count in zip(rows, words, strict=True)], gone
-
-
-def write_ids(build: Build, config: DataConfig, split: str) -> Results:
-    """The words of a split as ids; only training pairs are ever dropped here."""
-    text = build.find("text/pipeline.json").parent
-    sizes = build.stages["vocabulary"]["results"]
-    train = split == "train"
-    names = [f"words/train.{language}" if train else f"{split}.{language}.txt" for language in languages(config)]
-    longest = config.bpe.max_subwords if config.bpe and train else None
-    pairs = read_words(Pair(*(build.find(name) for name in names)))
-    dropped = 0
-    build.new(f"{split}.ids")
-    with ExitStack() as stack:
-        writers: list[SentenceWriter] = write_sentences(
-            build.aside, split, languages(config), (sizes["source"], sizes["target"]), stack
-        )
-        for sides, gone in ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs):
-            dropped += gone
-            for out, (ids, lengths, words) in zip(writers, sides, strict=True):
-                out.write(ids, lengths, words)
-    if not writers[0].sentences:
-        raise DataError(f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; raise it")
-    return {
-        "dropped": {SUBWORDS: dropped} if dropped else {},
-        **{side: out.summary() for side, out in zip(SIDES, writers, strict=True)},
-    }
-
-
-def read_words(pair: Pair) -> Iterator[Lines]:
-    """Pairs of lines that prep wrote itself."""
-    return zip(read_lines(pair.source, bom=False), read_lines(pair.target, bom=False), strict=True)

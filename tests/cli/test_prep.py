@@ -1,0 +1,65 @@
+"""``fusetk prep``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from fusetk.cli.main import main
+from fusetk.cli.prep import run
+from fusetk.data.prepare import DataConfig
+
+CONFIG: dict[str, Any] = {
+    "data": {
+        "source": "de", "target": "en", "folder": "out", "train": ["train"], "valid": {"every": 5}, "test": {"tiny": ["train"]},
+        "steps": [{"step": "tokenize"}, {"step": "filter", "max_length": 8}], "bpe": {"merges": 5},
+    },
+    "model": {"kind": "transformer", "width": 8, "heads": 1, "ffn": 8, "dropout": 0.1, "encoder": {"layers": 1}, "decoder": {"layers": 1}},
+    "training": {
+        "stages": [{"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.1}, "batch": {"size": 40}, "end": {"updates": 8}}]
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = [f"Ein Satz, Nummer {i}." for i in range(20)] + ["zu lang " * 9, ""]
+    for language in ("de", "en"):
+        (tmp_path / f"train.{language}").write_text("".join(line + "\n" for line in lines))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in ("prep", *arguments)])
+
+
+def test_table_json_and_nothing_to_do(folder: Path) -> None:
+    first = call(folder / "config.yaml", "--json")
+    assert first.exit_code == 0, first.output
+    found = json.loads(first.stdout)
+    assert found["splits"]["train"]["dropped"] == {"empty": 1, "too long": 1}
+    assert found["splits"]["test.tiny"]["pairs_out"] == 22
+    for text in ("words.train: to be made", "test.tiny", "1 empty, 1 too long, (4 to valid)", "vocabularies: de ", "words/s)"):
+        assert text in first.stderr, first.stderr
+    second = call(folder / "config.yaml")
+    assert "nothing changed, nothing to do" in second.stderr and second.stdout == ""
+    third = call(folder / "config.yaml", "--set", "data.bpe.merges=4")
+    assert "bpe: bpe.merges: 5 -> 4" in third.stderr
+
+
+def test_errors_are_one_sentence(folder: Path) -> None:
+    (folder / "train.en").write_text("x\n")
+    result = call(folder / "config.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "train.de has 22 lines and" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_jobs(folder: Path) -> None:
+    data = DataConfig.model_validate({**CONFIG["data"], "train": [str(folder / "train")], "folder": str(folder / "two"), "test": {}})
+    run(data, jobs=2, force=False)
+    run(data.model_copy(update={"folder": str(folder / "one")}), jobs=1, force=False)
+    assert (folder / "one" / "train.de.ids").read_bytes() == (folder / "two" / "train.de.ids").read_bytes()

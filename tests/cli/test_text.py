@@ -1,0 +1,96 @@
+"""``fusetk text``: pipes of lines."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fusetk.cli.main import main
+
+ODD = "x\u2028y\u0085z\x0c\t\0 1\u00a0%"
+
+
+def call(*arguments: object, text: str | bytes = "") -> Result:
+    return CliRunner().invoke(main, ["text", *(str(argument) for argument in arguments)], input=text)
+
+
+def out(*arguments: object, text: str | bytes = "") -> str:
+    result = call(*arguments, text=text)
+    assert result.exit_code == 0, result.output
+    return result.stdout_bytes.decode()
+
+
+def test_tokens_and_back() -> None:
+    raw = 'He said: "isn\'t it well-known?"\n\nA & B.\n'
+    tokens = "He said : &quot; isn &apos;t it well @-@ known ? &quot;\n\nA &amp; B.\n"
+    assert out("tokenize", "-l", "en", "--aggressive-hyphens", text=raw) == tokens
+    assert out("tokenize", "--no-escape", text="a & b\n") == "a & b\n"
+    assert out("detokenize", "-l", "en", text=tokens) == raw
+    assert out("detokenize", "--no-unescape", text="a &amp; b\n") == "a &amp; b\n"
+
+
+@pytest.mark.parametrize("command", ["tokenize", "normalize", "detokenize", "remove-bpe"])
+def test_a_line_for_each_line(command: str) -> None:
+    text = f"\ufeff{ODD}\r\n\n   \n{ODD}"
+    assert out(command, text=text.encode()).count("\n") == 4
+    assert out(command, text="") == ""
+
+
+def test_normalized() -> None:
+    assert out("normalize", "-l", "de", text="„e\u0301“ – 5 %\n") == '"e\u0301" - 5%\n'
+    assert out("normalize", "--nfc", text="e\u0301\n") == "é\n"
+
+
+def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("hund hunde hund\n")
+    (tmp_path / "b").write_text("hunde\n\nkatze katze\n")
+    learned = call("learn-bpe", "-s", 50, "-i", tmp_path / "a", "-i", tmp_path / "b", "-o", tmp_path / "codes")
+    assert "no pair stands 2 times any more after" in learned.stderr
+    text = "hund  hunden katze\n\n"
+    split = out("apply-bpe", "-c", tmp_path / "codes", text=text)
+    assert split == "hund hund@@ e@@ n katze\n\n"
+    assert out("remove-bpe", text=split) == "hund hunden katze\n\n"
+    (tmp_path / "vocab").write_text("hund 2\nkat@@ 1\nx 5\n")
+    options = ["apply-bpe", "-c", tmp_path / "codes", "--vocabulary", tmp_path / "vocab"]
+    assert out(*options, text="hund\n") == "hund\n"
+    assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
+
+
+def test_filtered(tmp_path: Path) -> None:
+    (tmp_path / "x.de").write_text("a b\nc\n\nd d d d\na b\n")
+    (tmp_path / "x.en").write_text("a\nc c c c\ny\nd\na\n")
+    result = call("filter", tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "y", "--max-ratio", 2, "--deduplicate")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "5 pairs in, 1 out, 1 duplicate, 1 empty, 2 length ratio\n"
+    assert ((tmp_path / "y.de").read_text(), (tmp_path / "y.en").read_text()) == ("a b\n", "a\n")
+    refused = call("filter", tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "x")
+    assert refused.exit_code == 2 and "give another prefix" in refused.stderr
+
+
+def test_errors_name_where(tmp_path: Path) -> None:
+    result = call("tokenize", text=b"good\n\xff\n")
+    assert result.exit_code == 2 and "standard input, line 2: byte 0xff at offset 0" in result.stderr
+    result = call("tokenize", "-i", tmp_path / "none")
+    assert result.exit_code == 2 and "none does not exist" in result.stderr
+    result = call("learn-bpe", text="\n")
+    assert result.exit_code == 2 and "standard input has no words" in result.stderr
+    result = call("remove-bpe", "-o", tmp_path / "no" / "x", text="a\n")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a line\n" * 200_000)
+    command = [sys.executable, "-m", "fusetk", "text", "remove-bpe", "-i", str(tmp_path / "x")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == b"a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_no_torch() -> None:
+    code = "import sys, fusetk.cli.text, fusetk.data.prepare, fusetk.data.tokenize, fusetk.data.corpus; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

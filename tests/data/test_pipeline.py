@@ -1,0 +1,84 @@
+"""The text pipeline of a run: saved, loaded, and back to raw text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from fusetk.data.bpe import BPE, learn
+from fusetk.data.config import Step
+from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.truecase import Truecaser
+from fusetk.data.vocab import Vocabulary
+from fusetk.errors import DataError
+
+STEPS = TypeAdapter(list[Step])
+ALL = [
+    {"step": "nfc"},
+    {"step": "normalize-punctuation"},
+    {"step": "filter"},
+    {"step": "tokenize", "aggressive_hyphens": True},
+    {"step": "truecase"},
+]
+
+
+def made(steps: list[dict[str, object]], joint: bool = False, segmented: bool = True, threshold: bool = False) -> Pipeline:
+    cases = Truecaser.learn(["Ein der Hund der"])
+    text = Text(STEPS.validate_python(steps), "de", "en", {"source": cases, "target": cases})
+    codes = learn({"hund": 4, "hunde": 3, "dog": 7, "dogs": 2}, 9)
+    other = codes if joint else learn({"dog": 7, "dogs": 2}, 3)
+    known = {"hu@@": 2, "nd": 1, "dog": 4} if threshold else None
+    source = Vocabulary(["hund", "a\u2028b"], [4, 1])
+    vocabularies = (source, source) if joint else (source, Vocabulary(["dog"], [9]))
+    bpe = {"source": BPE(codes, known), "target": BPE(other, known)} if segmented else {}
+    return Pipeline(text, bpe, vocabularies)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize(("segmented", "threshold"), [(True, True), (True, False), (False, False)])
+def test_saved_and_loaded(tmp_path: Path, joint: bool, segmented: bool, threshold: bool) -> None:
+    pipeline = made(ALL, joint, segmented, threshold)
+    pipeline.save(tmp_path / "text")
+    loaded = Pipeline.load(tmp_path / "text")
+    loaded.save(tmp_path / "again")
+    names = sorted(path.name for path in (tmp_path / "text").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert all((tmp_path / "text" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+    assert (loaded.source_vocab is loaded.target_vocab) == joint
+    for side in ("source", "target"):
+        words = pipeline.words(side, "Der  Hund-e\u0308 &c. hunde dogs!")
+        assert loaded.words(side, "Der  Hund-e\u0308 &c. hunde dogs!") == words == "der Hund @-@ ë &amp; c. hunde dogs !"
+        assert loaded.subwords(side, words) == pipeline.subwords(side, words)
+        assert loaded.join(loaded.subwords(side, words)) == words
+    assert "filter" not in (tmp_path / "text" / "pipeline.json").read_text()
+
+
+def test_raw_text_again() -> None:
+    assert made(ALL).raw("the dog &apos;s state @-@ of @-@ the @-@ art &amp; &quot; x &quot; . so it is") == (
+        "The dog's state-of-the-art & \"x\". So it is"
+    )
+    assert made([{"step": "lowercase"}]).raw("the dog , &amp;") == "the dog , &amp;"
+    assert made([{"step": "tokenize", "side": "source"}]).raw("a , b") == "a , b"
+    assert made([{"step": "tokenize", "escape": False}]).raw("a , &amp; b") == "a, &amp; b"
+    assert made(ALL).raw("") == ""
+
+
+def test_without_a_tokeniser_words_end_at_ascii_spaces_only() -> None:
+    pipeline = made([], segmented=False)
+    words = pipeline.words("source", "  a\tb\u00a0c\u2028d  e\x85\0f ")
+    assert words == "a\tb\u00a0c\u2028d e\x85\0f"
+    assert pipeline.subwords("source", words) == ["a\tb\u00a0c\u2028d", "e\x85\0f"]
+    assert pipeline.subwords("source", "") == []
+
+
+def test_a_broken_description_is_named(tmp_path: Path) -> None:
+    made(ALL).save(tmp_path)
+    path = tmp_path / "pipeline.json"
+    good = json.loads(path.read_text())
+    for broken in ("{", json.dumps({**good, "steps": [{"step": "sing"}]}), json.dumps({**good, "source": None, "bpe": {}})):
+        path.write_text(broken)
+        with pytest.raises(DataError, match=r"pipeline\.json does not describe a text pipeline"):
+            Pipeline.load(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        Pipeline.load(tmp_path / "nowhere")

@@ -1,0 +1,146 @@
+"""What a clone needs to install itself: metadata, requirements, tested versions, make targets."""
+
+import ast
+import configparser
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fusetk
+
+ROOT = Path(__file__).parent.parent
+# What a package is imported as, where that is not its name.
+IMPORTED_AS = {"pyyaml": "yaml", "subword-nmt": "subword_nmt"}
+OPTIONAL = {"tensorboard"}
+
+
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def requirements(text: str) -> list[Requirement]:
+    return [Requirement(line) for line in text.strip().splitlines()]
+
+
+def constraints() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonical(requirement.name): requirement for requirement in found}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_metadata(setup):
+    assert setup["metadata"]["name"] == "fusetk"
+    assert setup["metadata"]["version"] == "attr: fusetk.__version__"
+    assert setup["options"]["python_requires"] == ">=3.10"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fusetk.__version__)
+
+
+def test_pyproject_has_three_lines():
+    assert len((ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_the_command_of_the_entry_point_exists(setup):
+    name, _, place = setup["options.entry_points"]["console_scripts"].strip().partition(" = ")
+    module, _, function = place.partition(":")
+    assert name == "fusetk" and callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_import_is_required_and_every_requirement_imported(setup):
+    imported = set()
+    for path in [*(ROOT / "fusetk").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.split(".")[0])
+    own = {"fusetk", *(path.stem for path in (ROOT / "recipes").rglob("*.py"))}
+    outside = imported - own - set(sys.stdlib_module_names)
+    required = {IMPORTED_AS.get(requirement.name, requirement.name) for requirement in requirements(setup["options"]["install_requires"])}
+    # pydantic brings pydantic-core along, in the one version that fits it.
+    assert outside - OPTIONAL - {"pydantic_core"} == required
+
+
+def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
+    tested = constraints()
+    texts = [setup["options"]["install_requires"], setup["options.extras_require"]["test"]]
+    for requirement in (one for text in texts for one in requirements(text)):
+        assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
+        (pin,) = tested[canonical(requirement.name)].specifier
+        assert pin.operator == "==" and "+" not in pin.version and requirement.specifier.contains(pin.version), requirement
+
+
+def test_constraints_name_everything_that_is_installed_along(setup):
+    """What the requirements require in their turn, as far as it is installed here."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    tested = constraints()
+    texts = [setup["options"]["install_requires"], setup["options.extras_require"]["test"]]
+    waiting = [requirement.name for text in texts for requirement in requirements(text)]
+    seen: set[str] = set()
+    while waiting:
+        name = canonical(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            needed = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        found = [Requirement(text) for text in needed]
+        waiting += [one.name for one in found if not one.marker or one.marker.evaluate({"extra": ""})]
+    # Builds of torch with CUDA bring packages of its vendor along, in versions that the build decides.
+    missing = {name for name in seen - set(tested) if not name.startswith(("nvidia-", "cuda-")) and name != "triton"}
+    assert not missing
+
+
+def test_versions_that_need_a_newer_python_say_so():
+    """So that Python 3.10 can install with the same file."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    from packaging.specifiers import SpecifierSet
+
+    for name, requirement in constraints().items():
+        try:
+            found = metadata(name)
+        except PackageNotFoundError:
+            continue
+        (pin,) = requirement.specifier
+        if found["Version"].partition("+")[0] != pin.version:
+            continue
+        if not SpecifierSet(found["Requires-Python"] or "").contains("3.10.14"):
+            assert requirement.marker and not requirement.marker.evaluate({"python_version": "3.10"}), name
+
+
+@pytest.mark.parametrize("target", ["venv", "demo", "test", "man", "clean"])
+def test_make_knows_its_targets(target):
+    ran = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_make_test_lints_checks_types_and_runs_the_tests():
+    plan = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert all(word in plan for word in ("ruff check", "mypy", "pytest"))
+
+
+def test_continuous_integration_runs_make_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK) and script.read_text(encoding="utf-8").rstrip().endswith("make test")
+
+
+def test_scripts_can_be_run():
+    for path in (ROOT / "recipes").glob("run_*.sh"):
+        assert os.access(path, os.X_OK), path
+        assert "set -euo pipefail" in path.read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""recipes/run_multi30k.sh: what it refuses, and that it runs."""
+
+import gzip
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fusetk import recipe, run
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "recipes" / "run_multi30k.sh"
+LINES = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000}
+
+
+def call(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SCRIPT, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Files with the right numbers of lines; German plain, English packed."""
+    folder = tmp_path / "task1"
+    folder.mkdir()
+    for name, lines in LINES.items():
+        (folder / f"{name}.de").write_text("Ein Hund.\n" * lines)
+        with gzip.open(folder / f"{name}.en.gz", "wt") as file:
+            file.write("A dog.\n" * lines)
+    return folder
+
+
+def refused(ran: subprocess.CompletedProcess[str], said: str) -> None:
+    assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
+
+
+def test_help_is_on_standard_output():
+    ran = call("-h")
+    assert ran.returncode == 0 and ran.stdout.startswith("Usage: run_multi30k.sh DATA_DIR") and not ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give the folder of the Multi30k text"),
+        (["--speed"], "there is no option --speed"),
+        (["data", "--out"], "--out needs a value"),
+        (["data", "more"], "more is too much"),
+        (["data", "--pair", "en-fr"], "--pair is en-de or de-en, not en-fr"),
+    ],
+)
+def test_wrong_calls_are_one_sentence(arguments, said):
+    refused(call(*arguments), said)
+
+
+def test_a_missing_file_is_named_with_where_to_get_it(text):
+    (text / "val.en.gz").unlink()
+    refused(call(text.name, cwd=text.parent), f"neither {text}/val.en nor val.en.gz exists: get it from data/task1/raw of https://github.com/multi30k")
+
+
+def test_a_file_that_is_cut_short_is_named(text):
+    (text / "val.de").write_text("Ein Hund.\n" * 1013)
+    refused(call(text), f"{text}/val.de has 1013 lines and should have 1014")
+
+
+def test_a_packed_file_that_is_cut_short_is_named(text):
+    packed = text / "train.en.gz"
+    packed.write_bytes(packed.read_bytes()[:-20])
+    ran = call(text)
+    assert ran.returncode == 2 and f"{packed} cannot be unpacked" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "layers", "tied"),
+    [("transformer_tiny_en_de", (9_700, 9_700), (4, 4), "all"), ("transformer_de_en", (7_060, 5_200), (3, 3), "target")],
+)
+def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
+    found = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
+    assert (found.model.encoder.layers, found.model.decoder.layers) == layers
+    assert found.model.tie == tied and [step.step for step in found.data.steps] == ["lowercase", "normalize-punctuation", "tokenize"]
+    assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
+    model = run.build(found, *sizes)
+    assert model.output.weight is model.target.tokens.weight and (model.source.tokens is model.target.tokens) == (tied == "all")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FUSETK_TEST_DATA" not in os.environ, reason="set FUSETK_TEST_DATA to a folder that holds multi30k/")
+@pytest.mark.parametrize("pair", ["en-de", "de-en"])
+def test_from_raw_text_to_bleu(tmp_path, pair):
+    settings = ["training.stages.0.end={updates: 2}", "decoding.beam=1", "decoding.max_length_factor=0"]
+    given = [argument for setting in settings for argument in ("--set", setting)]
+    data = Path(os.environ["FUSETK_TEST_DATA"]) / "multi30k"
+    ran = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu:")]
+    assert len(scores) == 2 and all("ref_len=" in line for line in scores)
+    again = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    assert again.returncode == 0 and "nothing changed" in again.stderr and "nothing to do: " in again.stderr
+    assert again.stdout == ran.stdout
