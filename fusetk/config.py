@@ -77,9 +77,7 @@ def choice(table: Mapping[str, type], what: str) -> Any:
         except pydantic.ValidationError as error:  # carried out to `parse`, which puts the paths together
             raise PydanticCustomError("nested", "invalid", {"errors": error.errors(), "kind": config}) from None
 
-    description = f"{what}: one of {', '.join(table)}, or `package.module:Name`"
-    validator = BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])
-    return Annotated[SerializeAsAny[Kind], validator, pydantic.Field(description=description)]
+    return Annotated[SerializeAsAny[Kind], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])]
 
 
 class Kind(Config):

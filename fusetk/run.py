@@ -17,6 +17,7 @@ from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint, metrics
 from fusetk.training.loop import Trainer
+from fusetk.training.signals import Stop
 from fusetk.training.validation import Validator
 
 CONFIG, TEXT = "config.yaml", "text"
@@ -85,8 +86,8 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     (run / CONFIG).write_text(config.dump(recipe), encoding="utf-8")
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
-    with metrics.Log(run, quiet, recipe.training.tensorboard) as log:
-        trainer = Trainer(recipe.training, model, recipe.model.width, data, run, validator, log)
+    with metrics.Log(run, quiet, recipe.training.tensorboard) as log, Stop() as stop:
+        trainer = Trainer(recipe.training, model, recipe.model.width, data, run, validator, log, stop)
         for line in _card(recipe, model, pipeline, device, trainer):
             log.line(line)
         if resuming:

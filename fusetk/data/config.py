@@ -14,6 +14,7 @@ class NFC(Config):
 
     step: Literal["nfc"]
     side: Side = "both"
+    """Which side's text."""
 
 
 class NormalizePunctuation(Config):
@@ -21,6 +22,7 @@ class NormalizePunctuation(Config):
 
     step: Literal["normalize-punctuation"]
     side: Side = "both"
+    """Which side's text."""
 
 
 class Tokenize(Config):
@@ -28,6 +30,7 @@ class Tokenize(Config):
 
     step: Literal["tokenize"]
     side: Side = "both"
+    """Which side's text."""
     escape: bool = True
     """Write & | < > ' " [ ] as Moses' entities."""
     aggressive_hyphens: bool = False
@@ -39,6 +42,7 @@ class Lowercase(Config):
 
     step: Literal["lowercase"]
     side: Side = "both"
+    """Which side's text."""
 
 
 class Truecase(Config):
@@ -46,6 +50,7 @@ class Truecase(Config):
 
     step: Literal["truecase"]
     side: Side = "both"
+    """Which side's text."""
 
 
 class Filter(Config):
@@ -75,13 +80,16 @@ class Every(Config):
     """Every n-th line of the training pairs that are left after all steps becomes validation."""
 
     every: int = Field(ge=2)
+    """n."""
 
 
 class Sample(Config):
     """A random sample of the training pairs that are left after all steps becomes validation."""
 
     sample: int = Field(ge=1)
+    """How many pairs."""
     seed: int = 1
+    """Decides which."""
 
 
 class BPE(Config):
@@ -130,3 +138,4 @@ class DataConfig(Config):
     bpe: BPE | None = None
     """Subwords; without it, words."""
     vocabulary: VocabularyConfig = VocabularyConfig()
+    """Which tokens get ids."""

@@ -20,6 +20,7 @@ class BatchConfig(Config):
     size: int = Field(4096, ge=1)
     """Target tokens (end marks counted, padding not) or sentence pairs."""
     unit: Literal["tokens", "sentences"] = "tokens"
+    """What `size` counts."""
     accumulate: int = Field(1, ge=1)
     """Batches of `size` whose gradients are summed into one update."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +18,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned, Sinusoidal
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
 
 
 class TransformerConfig(Kind):
@@ -31,12 +32,15 @@ class TransformerConfig(Kind):
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
     encoder: StackConfig = StackConfig(layers=6)
+    """Depth and wiring of the source's side."""
     decoder: DecoderConfig = DecoderConfig(layers=6)
+    """Depth and wiring of the target's side."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the original), or before each sub-layer and once at the end."""
     activation: Literal["relu", "gelu", "swish"] = "relu"
     """Of the feed-forward layers."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Sines and cosines, for sentences of any length (Vaswani et al. 2017); or a learned vector each (Gehring et al. 2017)."""
     max_positions: int = Field(1024, ge=1)
     """Longest sentence with learned positions, in tokens, the end mark counted."""
     dropout: float = Field(0.1, ge=0, lt=1)

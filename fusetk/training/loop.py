@@ -13,12 +13,13 @@ from fusetk.config import Config, choice, find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig, batches, groups
-from fusetk.errors import CheckpointError
+from fusetk.errors import CheckpointError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
+from fusetk.training.signals import Stop
 from fusetk.training.step import Sums, update
 from fusetk.training.validation import ValidationConfig, Validator, better
 
@@ -48,9 +49,11 @@ class StageConfig(Config):
     schedule: choice(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
     """The learning rate as a function of the stage's updates."""
     batch: BatchConfig = BatchConfig()
+    """What one update sees."""
     clip: float = Field(0.0, ge=0)
     """Largest gradient norm; 0 for none."""
     end: EndConfig
+    """When the stage ends."""
     start: Literal["last", "best"] = "last"
     """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
 
@@ -67,6 +70,7 @@ class TrainingConfig(Config):
     stages: list[StageConfig] = Field(min_length=1)
     """One after the other."""
     validation: ValidationConfig = ValidationConfig()
+    """When and by what the model is judged."""
     save_every: int | None = Field(None, ge=1)
     """Updates between checkpoints, besides those at validations."""
     keep_last: int = Field(5, ge=1)
@@ -104,8 +108,8 @@ class Progress:
 class Trainer:
     """A model, its data and its run folder."""
 
-    def __init__(self, config: TrainingConfig, model: Seq2Seq, width: int, data: Path, run: Path, validator: Validator, log: Log):
-        self.config, self.model, self.width, self.run, self.validator, self.log = config, model, width, run, validator, log
+    def __init__(self, config: TrainingConfig, model: Seq2Seq, width: int, data: Path, run: Path, validator: Validator, log: Log, stop: Stop):
+        self.config, self.model, self.width, self.run, self.validator, self.log, self.stop = config, model, width, run, validator, log, stop
         self.device = next(model.parameters()).device
         self.corpus = Corpus.open(data, "train")
         self.progress = Progress()
@@ -147,6 +151,9 @@ class Trainer:
                 progress.advance(len(updates))
                 self._report(sums, rate, len(updates), stage)
                 self._between_updates()
+                if self.stop.signal:
+                    self._save({}, interrupted=True)
+                    raise Interrupted(f"{self.stop.signal} came: saved after update {progress.update}; the same command goes on from there")
                 if self._over(stage):
                     break
         if not progress.ranking or progress.ranking[-1][0] != progress.update:
@@ -204,19 +211,22 @@ class Trainer:
         self._save(found)
         self._restart_clock()
 
-    def _save(self, valid: dict[str, float]) -> None:
+    def _save(self, valid: dict[str, float], interrupted: bool = False) -> None:
         progress = self.progress
         folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
         training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
         if not valid and folder.exists():
             valid = checkpoint.read_state(folder).get("valid", {})
-        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, {"progress": asdict(progress), "valid": valid})
+        state = {"progress": asdict(progress), "valid": valid, "interrupted": interrupted}
+        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
         ranked = sorted(progress.ranking, key=lambda pair: pair[1], reverse=self.config.validation.metric not in ("loss", "ppl"))
         best = [folder.with_name(checkpoint.name_of(u)) for u, value in ranked[: self.config.keep_best] if not math.isnan(value)]
-        checkpoint.prune(self.run, [*checkpoint.whole(self.run)[-self.config.keep_last :], *best])
+        # One that an interruption left would not be there without it, and must not be among those that are averaged later.
+        regular = [path for path in checkpoint.whole(self.run) if path == folder or not checkpoint.read_state(path).get("interrupted")]
+        checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint: weights, optimiser, position."""

@@ -14,7 +14,9 @@ class AdamConfig(Kind):
 
     kind: str = "adam"
     betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of the means of the gradient and of its square."""
     eps: float = Field(1e-9, gt=0)
+    """Added to the root of the mean square."""
     weight_decay: float = Field(0.0, ge=0)
     """Times the weight, added to the gradient (`adamw`: subtracted from the weight, times the rate)."""
 
@@ -24,6 +26,7 @@ class NAGConfig(Kind):
 
     kind: str = "nag"
     momentum: float = Field(0.99, ge=0, lt=1)
+    """Decay rate of the velocity."""
     weight_decay: float = Field(0.0, ge=0)
     """Times the weight, added to the gradient."""
 

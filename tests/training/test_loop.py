@@ -128,6 +128,24 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
             choose(run, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "run"), "--threads", "1", "-d", "cpu"]
+    command += ["--set", "training.stages.0.end.updates=100000", "--set", "training.validation.every_updates=100000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "update 3" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    said = process.stderr.read()
+    assert process.wait() == 75 and f"{number.name} came: saved after update" in said and "Traceback" not in said
+    (saved,) = checkpoint.whole(tmp_path / "run")
+    update = int(saved.name.removeprefix("update-"))
+    assert update >= 3 and f"after update {update};" in said
+    runs.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
+    assert files(tmp_path / "whole", update) == files(tmp_path / "run", update)
+
+
 @pytest.mark.slow
 def test_kill_9_loses_nothing(toy: Path, tmp_path: Path) -> None:
     """A process killed again and again ends with the model of one that was left alone."""

@@ -1,0 +1,29 @@
+"""Signals that ask for an end: noted, so that training can save first."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Stop:
+    """Within this context SIGTERM, SIGUSR1 and SIGINT are noted in ``signal``; a second SIGINT ends the program at once."""
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.signal: str | None = None  # the name of the first that came
+
+    def __enter__(self) -> "Stop":
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = self.signal or signal.Signals(number).name

@@ -1,0 +1,64 @@
+"""The command as a whole: help, one sentence for a user's error, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0 and "Usage:" in result.output
+
+
+def test_a_users_error_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["train", str(tmp_path / "none.yaml")])
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert "none.yaml cannot be read" in result.output
+
+
+def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:
+    sizes = "width: 256, heads: 4, ffn: 1024, encoder: {layers: 3}, decoder: {layers: 3}"
+    command = ["describe", str(toy), "--set", f"model={{kind: transformer, {sizes}}}", "--src-vocab-size", "8389", "--tgt-vocab-size", "6428"]
+    result = CliRunner().invoke(main, [*command, "--json"])
+    found = json.loads(result.output)
+    assert found["parameters"] == sum(found["parts"].values()) == 10_974_748
+    assert found["config"]["model"]["width"] == 256
+    assert "10,974,748" in CliRunner().invoke(main, command).output
+
+
+def test_describe_reads_the_prepared_vocabularies(toy: Path) -> None:
+    assert CliRunner().invoke(main, ["describe", str(toy)]).exit_code == 0
+    result = CliRunner().invoke(main, ["describe", str(toy), "--set", "data.folder=nowhere"])
+    assert result.exit_code == 2 and "--src-vocab-size" in result.output
+
+
+def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
+    """prep, train, average, decode, score, plot: each finds what the one before left."""
+    run, text = tmp_path / "run", tmp_path / "in.de"
+    text.write_text("eins zwei\n\ndrei\n", encoding="utf-8")
+
+    def call(*words: object) -> str:
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 0, (words, result.output, result.exception)
+        return result.output
+
+    call("prep", toy)
+    call("train", toy, "--run", run, "--device", "cpu", "--quiet")
+    call("average", run, "--last", 2)
+    call("decode", "-m", run / "checkpoints" / "average", "-i", text, "-o", tmp_path / "out.en")
+    lines = (tmp_path / "out.en").read_text().split("\n")
+    assert len(lines) == 4 and lines[1] == lines[3] == ""
+    assert "BLEU" in call("score", tmp_path / "out.en", "-r", tmp_path / "out.en", "--metric", "multi-bleu")
+    call("plot-attention", "-m", run, "-s", "eins zwei drei", "-o", tmp_path / "heat.png")
+    call("plot-curves", run, "-o", tmp_path / "curves.png")
+    assert all((tmp_path / name).stat().st_size > 5000 for name in ("heat.png", "curves.png"))
+
+
+@pytest.mark.parametrize("options", [[], ["--last", "1", "--best", "1"], ["--last", "1", "--name", "best"], ["--last", "1", "--name", "a/b"]])
+def test_average_refuses_what_makes_no_sense(toy: Path, options: list[str]) -> None:
+    assert CliRunner().invoke(main, ["average", "run", *options]).exit_code == 2
