@@ -4,39 +4,42 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fusetk.nn.attention import CrossAttention
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned
 
 
-def _embeddings(model: nn.Module) -> None:
-    """Embeddings, learned positions and untied outputs from N(0, 1 / sqrt(D)) (standard deviation)."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | Learned | Output):
-            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-
-
 def xavier(model: nn.Module) -> None:
-    """Linear maps uniform by Glorot and Bengio (2010), biases zero: fairseq's and tensor2tensor's Transformer.
+    """Linear maps uniform by Glorot and Bengio (2010), biases zero, embeddings and output N(0, D^-0.5): fairseq's Transformer.
 
-    Queries, keys and values are one matrix (3D, D) here, which gives each of them the gain 1 / sqrt(2) that fairseq sets.
+    Queries, keys and values count as one matrix (3D, D), in self-attention and, where the widths agree, in attention to
+    the source: that is the gain of 1 / sqrt(2) which fairseq gives to each of the three.
     """
-    _embeddings(model)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding | Learned | Output):
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    for module in model.modules():
+        if isinstance(module, CrossAttention) and module.project.in_features == module.query.in_features:
+            bound = (6 / (4 * module.query.in_features)) ** 0.5
+            nn.init.uniform_(module.query.weight, -bound, bound)
+            nn.init.uniform_(module.project.weight, -bound, bound)
 
 
 def mlrf(model: nn.Module) -> None:
-    """Linear maps and their biases from U(+-1 / sqrt(fan_in)), norms 1 and 0 (MLRF section 4.2)."""
-    _embeddings(model)
+    """Embeddings (and what is tied to them) N(0, D^-0.5), all other maps and biases U(+-1 / sqrt(fan_in)) (MLRF section 4.2)."""
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            bound = module.in_features**-0.5
+        if isinstance(module, nn.Linear | Output):
+            bound = module.weight.shape[1] ** -0.5
             nn.init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 nn.init.uniform_(module.bias, -bound, bound)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | Learned):
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
 INITIALISERS: dict[str, Callable[[nn.Module], None]] = {"xavier": xavier, "mlrf": mlrf}

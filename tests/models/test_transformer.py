@@ -141,12 +141,25 @@ def test_listening_changes_no_result_and_shows_every_layer() -> None:
     assert len(found["decoder.layer2.cross"]) == 1
 
 
-def test_initialisation_ranges() -> None:
+def reach(weight: torch.Tensor, bound: float) -> bool:
+    """Whether a matrix fills U(-bound, bound)."""
+    return 0.95 * bound < float(weight.detach().abs().max()) <= bound
+
+
+def test_mlrf_draws_all_but_the_embeddings_uniformly() -> None:
     torch.manual_seed(1)
     model = Transformer(config(width=64, heads=2, ffn=256, init="mlrf"), 500, 500)
     ffn = model.encoder.layers[0].ffn
-    assert 0.95 / 8 < ffn.hidden.weight.abs().max() <= 1 / 8 and 0.95 / 16 < ffn.out.weight.abs().max() <= 1 / 16
+    assert reach(ffn.hidden.weight, 1 / 8) and reach(ffn.out.weight, 1 / 16)
+    assert reach(model.output.weight, 1 / 8) and reach(model.output.bias, 1 / 8)
     assert float(model.source.tokens.weight.detach().std()) == pytest.approx(1 / 8, rel=0.03)
+    tied = Transformer(config(width=64, heads=2, init="mlrf", tie="target"), 500, 500)
+    assert not reach(tied.output.weight, 1 / 8)
+
+
+def test_xavier_takes_queries_keys_and_values_as_one_matrix() -> None:
     torch.manual_seed(1)
-    project = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).encoder.layers[0].attention.project
-    assert 0.95 < project.weight.abs().max() / math.sqrt(6 / (64 + 3 * 64)) <= 1 and not project.bias.any()
+    layer = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).decoder.layers[0]
+    bound = math.sqrt(6 / (64 + 3 * 64))
+    assert all(reach(m.weight, bound) for m in (layer.attention.project, layer.cross.query, layer.cross.project))
+    assert reach(layer.cross.out.weight, math.sqrt(6 / 128)) and not layer.cross.query.bias.any()
