@@ -36,7 +36,7 @@ class SearchConfig(Config):
     ensemble: Literal["probability", "log"] = "probability"
     """What is averaged over several models: probabilities, or log-probabilities (as Marian does; the mean is not a distribution
     and is not made one)."""
-    batch_tokens: int = Field(8192, ge=1)
+    batch_tokens: int = Field(16384, ge=1)
     """Size of a batch: sentences * beam * source tokens of the longest."""
 
     @model_validator(mode="after")

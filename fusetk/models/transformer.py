@@ -13,7 +13,8 @@ from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, StackConfig, build_attend, build_stack
-from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
+from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned, Sinusoidal
@@ -128,10 +129,10 @@ class DecoderLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
 
-    def forward(self, x: Tensor, cache: Tensor, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B * K, T, D), cache (B * K, t, 2D), source keys and values (B, S, 2D), mask (B, S) -> x, cache (B * K, t + T, 2D)."""
+    def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
+        """x (B * K, T, D), cache (B, n, 2D), the slots seen, source keys and values (B, S, 2D), mask (B, S) -> x, cache (B, n + K * T, 2D)."""
         residual = self.attention_residual
-        y, cache = self.attention.step(residual.before(x), cache)
+        y, cache = self.attention.step(residual.before(x), cache, seen)
         x = residual.after(x, y)
         residual = self.cross_residual
         x = residual.after(x, self.cross(residual.before(x), keys_values, mask))
@@ -187,16 +188,19 @@ class Transformer(Seq2Seq):
     def start(self, memory: Memory) -> State:
         crosses = [layer.cross for layer in self.decoder.layers]
         keys_values = tuple(cross.keys_values(self.attend(memory, i)) for i, cross in enumerate(crosses))  # type: ignore[operator,union-attr]
-        empty = keys_values[0].new_empty(len(memory.mask), 0, 2 * self.output.weight.shape[1])
-        return State((keys_values, memory.mask), (empty,) * len(crosses), 0)
+        empty = Cache(keys_values[0][:, :0], 0)
+        ancestors = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
+        return State((keys_values, memory.mask, (empty,) * len(crosses)), ancestors, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        (keys_values, mask), caches = state.fixed, list(state.moving)
+        keys_values, mask, caches = state.fixed
+        caches = list(caches)
+        ancestors, seen = slots_seen(state.moving, len(mask), caches[0].length, tgt_in.shape[1])
         layers = self.decoder.layers
 
         def run(i: int, x: Tensor) -> Tensor:
-            x, caches[i] = layers[i](x, caches[i], keys_values[i], mask)
+            x, caches[i] = layers[i](x, caches[i], seen, keys_values[i], mask)
             return x
 
         _, top = self.decoder(self.target(tgt_in, state.step), run)
-        return self.decoder_norm(top), State(state.fixed, tuple(caches), state.step + tgt_in.shape[1])
+        return self.decoder_norm(top), State((keys_values, mask, tuple(caches)), ancestors, state.step + tgt_in.shape[1])

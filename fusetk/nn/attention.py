@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk import trace
+from fusetk.nn.cache import Cache
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str) -> Tensor:
@@ -36,6 +37,24 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def slots_seen(ancestors: Tensor, sentences: int, past: int, length: int) -> tuple[Tensor, Tensor | None]:
+    """Where the next ``length`` tokens of each hypothesis go, behind ``past`` slots of its sentence, and which slots they see.
+
+    ``ancestors`` (B * K, t) are the slots of each hypothesis' tokens so far. Returns the same with the new ones
+    (B * K, t + T), and a mask (B, 1, K * T, past + K * T), None when every slot is seen.
+    """
+    rows, steps = ancestors.shape
+    width = rows // sentences
+    new = torch.arange(past, past + width * length, device=ancestors.device).view(width, length)
+    grown = torch.cat((ancestors, new.repeat(sentences, 1)), dim=1)
+    if width == 1 and past == steps:  # there was never a second hypothesis
+        return grown, causal_mask(length, past, ancestors.device)
+    seen = torch.zeros(rows, length, past + width * length, dtype=torch.bool, device=ancestors.device)
+    for i in range(length):
+        seen[:, i].scatter_(1, grown[:, : steps + i + 1], True)
+    return grown, seen.view(sentences, 1, width * length, -1)
+
+
 def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
     """(length, past + length), True where a query may look: at itself and before. None when there is nothing to hide."""
     if length == 1:
@@ -57,13 +76,15 @@ class SelfAttention(nn.Module):
         q, k, v = self.project(x).chunk(3, dim=-1)
         return self._mix(q, k, v, mask)
 
-    def step(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Causal: x (B, T, D) after ``cache``, the keys and values of t earlier positions (B, t, 2D); returns both, grown."""
-        q, new = self.project(x).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
-        past = cache.shape[1]
-        cache = torch.cat((cache, new), dim=1) if past else new
-        k, v = cache.chunk(2, dim=-1)
-        return self._mix(q, k, v, causal_mask(x.shape[1], past, x.device)), cache
+    def step(self, x: Tensor, cache: Cache, mask: Tensor | None) -> tuple[Tensor, Cache]:
+        """x (B * K, T, D), the keys and values of earlier tokens in n slots (B, n, 2D), and which of the slots, and of
+        the K * T new ones, a position sees (B, 1, K * T, n + K * T), None for all. Returns (B * K, T, D) and the cache, grown.
+        """
+        sentences = len(cache.buffer)
+        q, new = self.project(x).view(sentences, -1, 3 * x.shape[-1]).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
+        cache = cache.append(new)
+        k, v = cache.read().chunk(2, dim=-1)
+        return self._mix(q, k, v, mask).view(x.shape), cache
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (split_heads(t, self.heads) for t in (q, k, v))

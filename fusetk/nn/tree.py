@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-Tree = Any  # a Tensor, or a tuple, list or dict of Trees
+Tree = Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
@@ -14,6 +14,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
         return None
     if isinstance(tree, Tensor):
         return function(tree)
+    if hasattr(tree, "map_tensors"):
+        return tree.map_tensors(function)
     if isinstance(tree, dict):
         return {key: map_tensors(function, value) for key, value in tree.items()}
     values = [map_tensors(function, value) for value in tree]
