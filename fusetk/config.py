@@ -6,6 +6,7 @@ class that it configures.
 
 import difflib
 import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
 
     Raises ConfigError for a file that cannot be read or parsed, or an override without ``=``.
     """
-    document = _read(Path(path), ())
+    document = _read(Path(os.path.normpath(path)), ())
     for override in overrides:
         _override(document, override)
     return document
@@ -134,11 +135,10 @@ def parse(document: Document, kind: type[C]) -> C:
 
 def dump(config: Config) -> str:
     """The resolved config as YAML: everything that is set or defaulted, readable by ``load`` again."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> Document:
-    path = path.resolve() if path.exists() else path
     if path in above:
         raise ConfigError(f"{path} extends itself: " + " -> ".join(str(p) for p in (*above, path)))
     try:
@@ -162,12 +162,18 @@ def _read(path: Path, above: tuple[Path, ...]) -> Document:
         raise ConfigError(f"{path}: a config is a mapping of sections (model: ..., training: ...), this is a {type(values).__name__}")
     origins: dict[Place, Origin] = {}
     _remember(node, (), path, origins)
-    parents = values.pop("extends", [])
+    parents = values.pop("extends", None) or []
+    if not isinstance(parents, str | list):
+        raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
     merged = Document({}, {})
     for parent in [parents] if isinstance(parents, str) else parents:
-        _merge(merged, _read(path.parent / str(parent), (*above, path)))
+        _merge(merged, _read(_beside(path, parent), (*above, path)))
     _merge(merged, Document(values, origins))
     return merged
+
+
+def _beside(path: Path, name: Any) -> Path:
+    return Path(os.path.normpath(path.parent / str(name)))
 
 
 class _Loader(yaml.SafeLoader):
@@ -189,7 +195,12 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
         return node.value
 
 
-_Loader.add_implicit_resolver("!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that the loader above would read as numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
 _Loader.add_constructor("!number", _number)
 
 
@@ -225,7 +236,7 @@ def _override(document: Document, override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
         value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not valid YAML") from None
     place: list[str | int] = []
     here: Any = document.values
@@ -238,13 +249,18 @@ def _override(document: Document, override: str) -> None:
             here[step] = {"kind": here[step]} if isinstance(here.get(step), str) else {}
         here = here[step]
         place.append(step)
+        if not isinstance(here, dict | list):
+            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is {here!r}, which has no {last!r}")
     if isinstance(here, list):
         if not last.isdigit() or int(last) >= len(here):
             raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {last!r} is no place in it")
         here[int(last)] = value
     else:
         here[last] = value
-    document.origins[(*place, last)] = Origin(f"--set {override}", Path())
+    here_place = (*place, int(last) if isinstance(here, list) else last)
+    for below in [known for known in document.origins if known[: len(here_place)] == here_place]:
+        del document.origins[below]
+    document.origins[here_place] = Origin(f"--set {override}", Path())
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -261,6 +277,11 @@ ELSEWHERE = {
 }
 
 
+def elsewhere(name: str) -> str | None:
+    """The key here for what another toolkit calls ``name`` (as a key or an option)."""
+    return ELSEWHERE.get(name.lstrip("-").replace("-", "_"))
+
+
 def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Iterator[tuple[type[Config], Place, Any]]:
     """Each error with its full path; those inside a ``choice`` come with the config class that was chosen."""
     for error in errors:
@@ -272,10 +293,11 @@ def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Ite
 
 def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -> str:
     place = tuple(part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-")))
-    full = (*base, *place)
+    classes, shown = _walk(kind, place[:-1])
+    full = (*base, *shown, *place[-1:])
     name = ".".join(str(part) for part in full) or "(the whole file)"
     if error["type"] == "extra_forbidden":
-        text = "there is no such key" + _hint(str(place[-1]), _keys(kind, place[:-1]))
+        text = "there is no such key" + _hint(str(place[-1]), [key for found in classes for key in found.model_fields])
     elif error["type"] == "missing":
         text = "must be given"
     else:
@@ -287,21 +309,38 @@ def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -
 
 
 def _hint(key: str, known: Sequence[str]) -> str:
+    if elsewhere(key):
+        return f"; here it is called {elsewhere(key)}"
     near = difflib.get_close_matches(key, known, 1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    if key.replace("-", "_") in ELSEWHERE:
-        return f"; here it is called {ELSEWHERE[key.replace('-', '_')]}"
     return f"; known here: {', '.join(known)}" if known else ""
 
 
-def _keys(kind: Any, place: Place) -> list[str]:
-    """The keys that are known at ``place`` below ``kind``."""
+def _walk(kind: type[BaseModel], place: Place) -> tuple[list[type[BaseModel]], Place]:
+    """The config classes that may stand at ``place`` below ``kind``, and the place without the names of members of unions."""
+    classes, shown = [kind], []
     for part in place:
-        if isinstance(part, int):
-            continue  # the list was unwrapped with its name
-        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        kind = field.annotation if field else None
-        while options := [a for a in get_args(kind) if a is not type(None)]:
-            kind = options[-1]  # list[X], X | None
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+        fields = [found.model_fields[part] for found in classes if part in found.model_fields]
+        if fields:
+            classes = [inner for field in fields for inner in _classes(field.annotation)]
+        elif not isinstance(part, int):
+            chosen = [found for found in classes if found.__name__ == part or part in _tags(found)]
+            if chosen:
+                classes = chosen
+                continue
+            classes = []
+        shown.append(part)
+    return classes, tuple(shown)
+
+
+def _classes(annotation: Any) -> list[type[BaseModel]]:
+    """The config classes inside a type such as ``list[X | Y] | None``."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [inner for argument in get_args(annotation) for inner in _classes(argument)]
+
+
+def _tags(kind: type[BaseModel]) -> list[Any]:
+    """The values by which a union knows one of its members."""
+    return [value for field in kind.model_fields.values() for value in get_args(field.annotation) if field.is_required()]

@@ -1,8 +1,11 @@
 """The whole config of a run. The one file that sees all sections."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import model_validator
 
 from fusetk import config
 from fusetk.config import Config, Document, choice
@@ -39,6 +42,12 @@ class Recipe(Config):
     paper: PaperConfig | None = None
     """The row of the paper's table that this config stands for."""
 
+    @model_validator(mode="after")
+    def _tying_needs_one_vocabulary(self) -> "Recipe":
+        if getattr(self.model, "tie", None) == "all" and not self.data.vocabulary.joint:
+            raise ValueError("model.tie: all shares the embeddings of both sides, which needs data.vocabulary.joint: true")
+        return self
+
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a config; relative paths in ``data`` become relative to the file (or command line) that names them.
@@ -61,7 +70,7 @@ def _resolve(document: Document) -> None:
 
 def _absolute(value: Any, document: Document, place: config.Place) -> Any:
     if isinstance(value, str):
-        return str((document.where(place).folder / value).absolute())
+        return os.path.abspath(document.where(place).folder / value)
     if isinstance(value, list):
         return [_absolute(item, document, (*place, i)) for i, item in enumerate(value)]
     if isinstance(value, dict):

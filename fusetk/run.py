@@ -10,6 +10,8 @@ import fusetk
 from fusetk import config
 from fusetk import recipe as recipes
 from fusetk.config import find_kind
+from fusetk.data import manifest
+from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of, fastest_float32
@@ -44,9 +46,7 @@ def load(path: Path | str, device: str | torch.device = "cpu") -> Loaded:
 
     Raises CheckpointError when it is neither, or when something in it is missing or damaged.
     """
-    path = Path(path)
-    folder = find_checkpoint(path)
-    run = folder.resolve().parent.parent
+    run, folder = find_checkpoint(Path(path))
     recipe = recipes.load(run / CONFIG)
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
@@ -54,60 +54,105 @@ def load(path: Path | str, device: str | torch.device = "cpu") -> Loaded:
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint folder that a run folder or a checkpoint folder stands for."""
+def find_checkpoint(path: Path) -> tuple[Path, Path]:
+    """The run folder and the checkpoint folder that a path to either stands for."""
     if (path / checkpoint.STATE).exists():
-        if not (path.resolve().parent.parent / CONFIG).exists():
-            raise CheckpointError(f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder")
-        return path
+        for run in (path.absolute().parent.parent, path.resolve().parent.parent):
+            if (run / CONFIG).exists():
+                return run, path
+        raise CheckpointError(f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder")
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no run folder: there is no such folder")
+        raise CheckpointError(f"{path} is no run folder: " + ("it is a file" if path.exists() else "there is no such folder"))
     for name in ("best", "last"):
         found = path / "checkpoints" / name
         if (found / checkpoint.STATE).exists() and (path / CONFIG).exists():
-            return found
+            return path, found
     raise CheckpointError(f"{path} is no run folder: it has no {CONFIG} with checkpoints/best or checkpoints/last beside it")
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
-    """Train a recipe in a run folder, from the start or from where its last checkpoint stands."""
+    """Train a recipe in a run folder, from the start or from where its last checkpoint stands.
+
+    Raises DataError or ConfigError, before anything is written, when data, config and run do not fit together.
+    """
     device = device_of(device_name)
     data = Path(recipe.data.folder)
-    if not (data / "manifest.json").exists():
-        raise DataError(f"{data} holds no prepared data (no manifest.json): run `fusetk prep` with this config first")
+    fingerprint = manifest.training_fingerprint(manifest.read(data))
+    last = _last(run)
+    changes = _changes(recipe, run, last, fingerprint) if last else []
     pipeline = Pipeline.load(data / TEXT)
-    last = run / "checkpoints" / "last"
-    resuming = (last / checkpoint.STATE).exists()
-    if resuming:
-        _check_same(recipe, run)
-        metrics.forget_after(run, checkpoint.read_state(last)["progress"]["update"])
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
+    validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
+    trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint)
+    _check_positions(model, trainer.corpus, validator.corpus)
+    if last:
+        trainer.resume(last)
+        metrics.forget_after(run, trainer.progress.update)
     run.mkdir(parents=True, exist_ok=True)
     shutil.copytree(data / TEXT, run / TEXT, dirs_exist_ok=True)
     (run / CONFIG).write_text(config.dump(recipe), encoding="utf-8")
-    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
-    validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     with metrics.Log(run, quiet, recipe.training.tensorboard) as log, Stop() as stop:
-        trainer = Trainer(recipe.training, model, recipe.model.width, data, run, validator, log, stop)
-        for line in _card(recipe, model, pipeline, device, trainer):
+        for line in [*_card(recipe, model, pipeline, device, trainer), *(f"changed: {change}" for change in changes)]:
             log.line(line)
-        if resuming:
-            trainer.resume(last)
-            done = trainer.progress.update
-            if trainer.over():
-                log.line(f"nothing to do: training ended after {done} updates ({last}); raise training.stages.N.end to go on")
-                return
-            log.line(f"resumed after update {done}")
-        trainer.train()
+        if trainer.over():
+            log.line(f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})")
+            return
+        if last:
+            log.line(f"resumed after update {trainer.progress.update}")
+        trainer.train(log, stop)
         log.line(f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}")
 
 
-def _check_same(recipe: Recipe, run: Path) -> None:
-    before = recipes.load(run / CONFIG)
-    for section in ("model", "data"):
-        if getattr(before, section).model_dump() != getattr(recipe, section).model_dump():
-            raise ConfigError(
-                f"{run} was begun with another `{section}` (see its {CONFIG}): name another --run, or keep the config it was begun with"
-            )
+def _last(run: Path) -> Path | None:
+    """The checkpoint to go on from: ``last``, or the newest whole one where that link was lost."""
+    last = run / "checkpoints" / "last"
+    if (last / checkpoint.STATE).exists():
+        return last.resolve()
+    there = checkpoint.whole(run)
+    return there[-1] if there else None
+
+
+# What may change between a run and its continuation: it decides how long and how closely watched, not which model.
+FREE = (
+    "data.",  # paths; what was made of them is compared by fingerprint
+    "decoding.",
+    "paper.",
+    "training.keep_last",
+    "training.keep_best",
+    "training.log_every",
+    "training.save_every",
+    "training.tensorboard",
+    "training.validation.every_",
+    "training.validation.bleu",
+    "training.validation.tokens",
+)
+
+
+def _changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
+    """What differs from the run so far; raises ConfigError or DataError where that would make it another run."""
+    before, now = (found.model_dump(mode="json") for found in (recipes.load(run / CONFIG), recipe))
+    added = now["training"]["stages"][len(before["training"]["stages"]) :]
+    now["training"]["stages"] = now["training"]["stages"][: len(before["training"]["stages"])]
+    found = list(manifest.differences(before, now))
+    deep = [change for change in found if not change.startswith(FREE) and ".end" not in change.partition(":")[0]]
+    if deep:
+        raise ConfigError(f"{run} was begun with another config ({'; '.join(deep)}): name another --run, or take back the change")
+    if checkpoint.read_state(last).get("data") not in (None, fingerprint):
+        raise DataError(
+            f"the data in {recipe.data.folder} are not those that {run} was trained on: prepare them as they were, or name another --run"
+        )
+    return [*found, *(f"training.stages: one more, {stage}" for stage in added)]
+
+
+def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
+    """Raise DataError when a sentence is longer than the model has positions."""
+    most = model.max_positions
+    longest = max(int(side.lengths.max(initial=0)) for corpus in corpora for side in (corpus.source, corpus.target))
+    if most is not None and longest > most:
+        raise DataError(
+            f"the longest sentence has {longest} tokens and the model {most} positions: raise model.max_positions, "
+            "or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
+        )
 
 
 def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, device: torch.device, trainer: Trainer) -> list[str]:

@@ -1,8 +1,10 @@
 """YAML to config objects: merging, overrides, and errors that say what, where and what to do."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 from fusetk import config
 from fusetk.config import Config, Kind, choice
@@ -86,6 +88,8 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("- 1", "mapping of sections"),
         ("extends: nowhere.yaml", "cannot be read"),
         ("extends: a.yaml", "extends itself"),
+        ("extends: 3", "names a file"),
+        ("extends: ''\nrate: x", "2 errors"),
         ("encoder: {layers: 3}\nlenpen: 1", "decoding.normalize"),
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
     ],
@@ -95,7 +99,7 @@ def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
         parse(tmp_path, text)
 
 
-@pytest.mark.parametrize("override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=["])
+@pytest.mark.parametrize("override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=[", "rate=2020-13-45"])
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
@@ -113,3 +117,37 @@ def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
     for name in ("b.yaml", "c.yaml", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
             config.load(tmp_path / name)
+
+
+class Tokenize(Config):
+    step: Literal["tokenize"]
+    escape: bool = True
+
+
+class Lower(Config):
+    step: Literal["lowercase"]
+
+
+class Steps(Config):
+    steps: list[Annotated[Tokenize | Lower, Field(discriminator="step")]]
+
+
+def test_the_nearest_key_is_found_inside_a_union(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("steps:\n  - {step: lowercase}\n  - {step: tokenize, escpe: true}\n")
+    with pytest.raises(ConfigError, match=r"steps\.1\.escpe: there is no such key; did you mean 'escape'.*line 3"):
+        config.parse(config.load(tmp_path / "a.yaml"), Steps)
+
+
+def test_paths_of_an_override_are_relative_to_where_one_stands(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("stages: [a, b]\n")
+    document = config.load(tmp_path / "a.yaml", ["stages=[c]"])
+    assert document.where(("stages", 0)).folder == Path()
+    assert config.load(tmp_path / "a.yaml").where(("stages", 0)).folder == tmp_path
+
+
+def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
+    class Named(Config):
+        name: str
+
+    (tmp_path / "a.yaml").write_text(config.dump(Named(name="12e6")))
+    assert config.parse(config.load(tmp_path / "a.yaml"), Named).name == "12e6"

@@ -10,21 +10,22 @@ import click
 @click.option("--last", type=click.IntRange(1), metavar="N", help="The last N checkpoints.")
 @click.option("--best", type=click.IntRange(1), metavar="N", help="The best N checkpoints by --metric, among those that are kept.")
 @click.option(
-    "--metric", type=click.Choice(["loss", "ppl", "accuracy", "bleu"]), default="loss", show_default=True, help="What --best goes by."
+    "--metric", type=click.Choice(["loss", "ppl", "accuracy", "bleu"]), help="What --best goes by; training.validation.metric by default."
 )
 @click.option("--update", "updates", type=click.IntRange(1), multiple=True, metavar="U", help="The checkpoint after update U; repeatable.")
 @click.option("--name", default="average", show_default=True, help="Folder of the new checkpoint in RUN/checkpoints.")
-def command(run: Path, last: int | None, best: int | None, metric: str, updates: tuple[int, ...], name: str) -> None:
+def command(run: Path, last: int | None, best: int | None, metric: str | None, updates: tuple[int, ...], name: str) -> None:
     """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1) into a checkpoint beside them."""
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give one of --last, --best and --update")
-    if Path(name).name != name or name in ("best", "last") or name.startswith(("update-", ".")):
+    if not name or Path(name).name != name or name in ("best", "last") or name.startswith(("update-", ".")):
         raise click.UsageError(f"--name {name}: that folder name is taken; choose another")
 
+    from fusetk import recipe as recipes
     from fusetk import run as runs
     from fusetk.training.average import average, choose
 
-    runs.find_checkpoint(run)
+    metric = metric or recipes.load(runs.find_checkpoint(run)[0] / runs.CONFIG).training.validation.metric
     folders = choose(run, last, best, metric, updates)
     into = run / "checkpoints" / name
     average(folders, into)

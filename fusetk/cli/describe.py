@@ -15,7 +15,7 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/baseline_3layer.ya
 @config_argument
 @set_option
 @click.option("--src-vocab-size", type=click.IntRange(5), help="Source entries, special ones counted; the prepared data's by default.")
-@click.option("--tgt-vocab-size", type=click.IntRange(5), help="Target vocabulary; as the source's where only that is given.")
+@click.option("--tgt-vocab-size", type=click.IntRange(5), help="Target entries; as the source's where only one is given.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object with config, parameters (total) and parts.")
 def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None, tgt_vocab_size: int | None, as_json: bool) -> None:
     """Print the resolved CONFIG and the parameters of its model, part by part."""
@@ -25,6 +25,7 @@ def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None,
     from fusetk.errors import ConfigError
 
     found = recipe.load(config, overrides)
+    src_vocab_size = src_vocab_size or tgt_vocab_size
     if src_vocab_size is None:
         text = Path(found.data.folder) / run.TEXT
         if not text.is_dir():

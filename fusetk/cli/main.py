@@ -49,6 +49,17 @@ class _Lazy(click.Group):
         except BrokenPipeError:  # the reader of our output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
+        except OSError as error:
+            click.echo(f"fusetk: {error.filename or 'the output'}: {error.strerror or error}", err=True)
+            context.exit(2)
+        except click.NoSuchOption as error:
+            from fusetk.config import elsewhere
+
+            key = elsewhere(error.option_name)
+            if key is None:
+                raise
+            click.echo(f"fusetk: there is no option {error.option_name}; here it is a key of the config: --set {key}=VALUE", err=True)
+            context.exit(2)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -141,6 +141,12 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
 # What changed --------------------------------------------------------------------------------------------------------
 
 
+def training_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """A checksum of all that training reads: ids and vocabularies, but no test set and no path."""
+    outputs = {name: record["sha256"] for stage in manifest["stages"].values() for name, record in stage["outputs"].items()}
+    return digest({name: found for name, found in outputs.items() if name.startswith(("train.", "valid.", "text/"))})
+
+
 def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
     """Each setting that changed: `bpe.merges: 8000 -> 10000`."""
     if old == new:

@@ -6,6 +6,7 @@ V vocabulary. Batch first. Masks are True at real tokens. Models know nothing of
 
 from typing import NamedTuple
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk.config import Kind
@@ -29,10 +30,17 @@ class State(NamedTuple):
     step: int  # target positions read so far
 
 
+class ModelConfig(Kind):
+    """What every backbone's config has."""
+
+    width: int = Field(512, ge=1)
+    """d_model: embeddings, layer outputs; some learning-rate schedules go by it."""
+
+
 class Seq2Seq(nn.Module):
     """A translation model. Subclasses build ``output`` and write ``encode``, ``start`` and ``decode``."""
 
-    Config: type[Kind]
+    Config: type[ModelConfig]
     max_positions: int | None = None  # longest sentence that can be read, in tokens, the end mark counted
     output: Output  # (..., D) -> (..., V), the unnormalised log-probabilities
 

@@ -8,10 +8,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.config import Kind
 from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
-from fusetk.models.seq2seq import Memory, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, StackConfig, build_attend, build_stack
 from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
 from fusetk.nn.cache import Cache
@@ -22,12 +21,10 @@ from fusetk.nn.positions import Learned, Sinusoidal
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
 
 
-class TransformerConfig(Kind):
+class TransformerConfig(ModelConfig):
     """Sizes and choices of a Transformer."""
 
     kind: str = "transformer"
-    width: int = Field(512, ge=1)
-    """d_model: embeddings, layer outputs."""
     heads: int = Field(8, ge=1)
     """Attention heads; `width` is a multiple."""
     ffn: int = Field(2048, ge=1)
@@ -130,7 +127,7 @@ class DecoderLayer(nn.Module):
         self.ffn_residual = Residual(config)
 
     def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
-        """x (B * K, T, D), cache (B, n, 2D), the slots seen, source keys and values (B, S, 2D), mask (B, S) -> x, cache (B, n + K * T, 2D)."""
+        """x (B * K, T, D), cache (B, n, 2D), the slots seen, source keys and values (B, S, 2D), mask (B, S) -> x and the grown cache."""
         residual = self.attention_residual
         y, cache = self.attention.step(residual.before(x), cache, seen)
         x = residual.after(x, y)

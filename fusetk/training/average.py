@@ -1,5 +1,6 @@
 """The mean of several checkpoints' weights, as a checkpoint."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,8 @@ def choose(run: Path, last: int | None = None, best: int | None = None, metric: 
         chosen = [path for path in there if path.name in {checkpoint.name_of(update) for update in updates}]
         wanted = len(set(updates))
     elif best:
-        judged = [(checkpoint.read_state(path).get("valid", {}).get(metric), path) for path in there]
-        ranked = sorted(((value, path) for value, path in judged if value is not None), reverse=metric not in LOWER_IS_BETTER)
+        judged = [(checkpoint.read_state(path).get("valid", {}).get(metric, math.nan), path) for path in there]
+        ranked = sorted(((value, path) for value, path in judged if not math.isnan(value)), reverse=metric not in LOWER_IS_BETTER)
         chosen, wanted = [path for _, path in ranked[:best]], best
     else:
         wanted = last or 1

@@ -4,7 +4,6 @@
 (progress, validation results, checksums). ``best`` and ``last`` are relative links beside it.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fusetk.data.manifest import checksum
 from fusetk.errors import CheckpointError
 
 FORMAT = 1
@@ -66,22 +66,34 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
 
 
 def save(folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint aside, flush it to disk, and rename it into place."""
+    """Write a checkpoint aside, flush it to disk, and rename it into place. Raises CheckpointError when the disk refuses."""
     aside = folder.with_name("." + folder.name)
+    try:
+        _write(aside, model, training, state)
+        if folder.exists():  # a run that was set back writes an update again
+            old = folder.with_name("." + folder.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+            aside.rename(folder)
+            shutil.rmtree(old)
+        else:
+            aside.rename(folder)
+        _flush(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}; the one before it is whole: free some space and go on") from None
+
+
+def _write(aside: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     sums = {}
     for file, tensors in ((MODEL, model), (TRAINING, training)):
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
-        sums[file] = _checksum(aside / file)
+        sums[file] = checksum(aside / file)
         _flush(aside / file)
     text = json.dumps({"format": FORMAT, **state, "sha256": sums}, indent=1)
     (aside / STATE).write_text(text + "\n", encoding="utf-8")
     _flush(aside / STATE)
-    if folder.exists():  # a run that was set back writes an update again
-        shutil.rmtree(folder)
-    aside.rename(folder)
-    _flush(folder.parent)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -98,9 +110,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     """Tensors of one file, its checksum compared first."""
-    expected = read_state(folder)["sha256"].get(file)
+    expected = read_state(folder).get("sha256", {}).get(file)
     try:
-        if _checksum(folder / file) != expected:
+        if checksum(folder / file) != expected:
             raise CheckpointError(f"{folder / file} is damaged: its checksum is not the one in {STATE}; use another checkpoint beside it")
         return dict(load_file(folder / file))
     except (OSError, SafetensorError) as error:
@@ -117,7 +129,10 @@ def link(run: Path, name: str, target: Path) -> None:
     aside = run / "checkpoints" / f".{name}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(target.name)
-    aside.rename(run / "checkpoints" / name)
+    path = run / "checkpoints" / name
+    if path.is_dir() and not path.is_symlink():  # a copy that followed the links
+        shutil.rmtree(path)
+    aside.rename(path)
 
 
 def prune(run: Path, keep: Iterable[Path]) -> None:
@@ -127,14 +142,6 @@ def prune(run: Path, keep: Iterable[Path]) -> None:
         if path.name not in kept:
             (path / STATE).unlink()
             shutil.rmtree(path)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:

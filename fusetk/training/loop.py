@@ -2,9 +2,10 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from pydantic import Field, model_validator
@@ -12,16 +13,16 @@ from pydantic import Field, model_validator
 from fusetk.config import Config, choice, find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import BatchConfig, batches, groups
-from fusetk.errors import CheckpointError, Interrupted
+from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
+from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
-from fusetk.training.signals import Stop
+from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, update
-from fusetk.training.validation import ValidationConfig, Validator, better
+from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
 
 
 class EndConfig(Config):
@@ -79,6 +80,8 @@ class TrainingConfig(Config):
     """Best checkpoints to keep, by the validation metric."""
     log_every: int = Field(100, ge=1)
     """Updates between log lines."""
+    max_skipped: int = Field(5, ge=1)
+    """An update whose gradient is not finite is skipped; so many in a row end the training."""
     tensorboard: bool = False
     """Write TensorBoard files into the run folder, too (needs the package tensorboard)."""
 
@@ -92,6 +95,7 @@ class Progress:
     stage_update: int = 0
     stage_epoch: int = 0  # passes finished in this stage
     epoch: int = 0  # passes finished in all
+    epochs: float = 0.0  # passes in all, the one under way counted by its part
     position: int = 0  # updates done in the pass that is under way
     best: float | None = None
     best_update: int = 0
@@ -103,36 +107,53 @@ class Progress:
         self.update, self.stage_update, self.position = self.update + 1, self.stage_update + 1, self.position + 1
         if self.position == updates_in_epoch:
             self.epoch, self.stage_epoch, self.position = self.epoch + 1, self.stage_epoch + 1, 0
+        self.epochs = self.epoch + self.position / updates_in_epoch
+
+    @property
+    def validated(self) -> bool:
+        """Whether the weights as they are have been judged."""
+        return bool(self.ranking) and self.ranking[-1][0] == self.update
 
 
 class Trainer:
     """A model, its data and its run folder."""
 
-    def __init__(self, config: TrainingConfig, model: Seq2Seq, width: int, data: Path, run: Path, validator: Validator, log: Log, stop: Stop):
-        self.config, self.model, self.width, self.run, self.validator, self.log, self.stop = config, model, width, run, validator, log, stop
+    def __init__(
+        self, config: TrainingConfig, model: Seq2Seq, width: int, corpus: Corpus, run: Path, validator: Validator, fingerprint: str
+    ):
+        """``width`` for schedules that go by it; ``fingerprint`` of the data, kept in the checkpoints.
+
+        Raises DataError when a sentence is longer than a batch of one of the stages.
+        """
+        self.config, self.model, self.width, self.corpus, self.run = config, model, width, corpus, run
+        self.validator, self.fingerprint = validator, fingerprint
         self.device = next(model.parameters()).device
-        self.corpus = Corpus.open(data, "train")
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
         self._window: list[Sums] = []
-        self._since = time.perf_counter()
-        self._epochs = 0.0
+        self._since = 0.0
+        self.skipped = 0  # updates in a row whose gradient was not finite
+        for stage in config.stages:
+            cut(corpus.target.lengths, stage.batch)
 
     # The loop
 
-    def train(self) -> None:
-        """Go on from where ``progress`` stands until the last stage has ended."""
+    def train(self, log: Log, stop: Stop) -> None:
+        """Go on from where ``progress`` stands until the last stage has ended.
+
+        Raises Interrupted, with everything saved, when a signal came.
+        """
+        self.log, self.stop = log, stop
         self.model.train()
         while True:
-            stage = self.config.stages[self.progress.stage]
-            self._stage(stage)
+            self._stage(self.config.stages[self.progress.stage])
             if self.progress.stage + 1 == len(self.config.stages):
                 return
             self._next_stage()
 
     def over(self) -> bool:
         """Whether the last stage has ended."""
-        return self.progress.stage + 1 == len(self.config.stages) and self._over(self.config.stages[-1])
+        return self.progress.validated and self.progress.stage + 1 == len(self.config.stages) and self._over(self.config.stages[-1])
 
     def _stage(self, stage: StageConfig) -> None:
         progress, seed = self.progress, self.config.seed
@@ -140,6 +161,8 @@ class Trainer:
             self.optimizer = self._optimizer(stage)
         schedule = find_kind(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
         self._restart_clock()
+        if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
+            self._between_updates()
         while not self._over(stage):
             order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch)
             updates = groups(order, stage.batch.accumulate)
@@ -148,16 +171,34 @@ class Trainer:
                 rate = schedule.rate(progress.stage_update + 1)
                 ready = [collate(self.corpus, pairs).to(self.device) for pairs in indices]
                 sums = update(self.model, self.optimizer, ready, rate, self.config.label_smoothing, stage.clip, self.config.precision)
+                self._check(sums, indices)
                 progress.advance(len(updates))
                 self._report(sums, rate, len(updates), stage)
-                self._between_updates()
                 if self.stop.signal:
-                    self._save({}, interrupted=True)
-                    raise Interrupted(f"{self.stop.signal} came: saved after update {progress.update}; the same command goes on from there")
+                    self._interrupt()
+                self._between_updates()
                 if self._over(stage):
                     break
-        if not progress.ranking or progress.ranking[-1][0] != progress.update:
+        if not progress.validated:
             self._validate()
+
+    def _check(self, sums: Sums, indices: Sequence[Indices]) -> None:
+        """Stop when too many updates in a row were skipped because their gradient was not finite."""
+        if math.isfinite(sums.grad_norm):
+            self.skipped = 0
+            return
+        self.skipped += 1
+        pairs = ", ".join(str(int(i) + 1) for batch in indices for i in batch[:3])
+        self.log.line(f"update {self.progress.update + 1} skipped: its gradient is not finite (training pairs {pairs}, ...)")
+        if self.skipped == self.config.max_skipped:
+            raise FusetkError(
+                f"{self.skipped} updates in a row after update {self.progress.update} had no finite gradient: training has diverged; "
+                f"use checkpoints/best of {self.run}, or lower the learning rate, clip gradients, train in fp32"
+            )
+
+    def _interrupt(self) -> NoReturn:
+        self._save({}, interrupted=True)
+        raise Interrupted(f"{self.stop.signal} came: saved after update {self.progress.update}; the same command goes on from there")
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
         built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())  # type: ignore[attr-defined]
@@ -196,14 +237,18 @@ class Trainer:
     def _validate(self) -> None:
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
-        found = self.validator(self.model, self.device, self.config.precision)
+        try:
+            with self.stop.at_once():
+                found = self.validator(self.model, self.device, self.config.precision)
+        except StopNow:
+            self._interrupt()
         new_best = better(metric, found[metric], progress.best)
         if new_best:
             progress.best, progress.best_update, progress.stalled = found[metric], progress.update, 0
         else:
             progress.stalled += 1
         progress.ranking.append((progress.update, found[metric]))
-        self.log.record("valid", {"update": progress.update, "epoch": round(self._epochs, 3), **found, "best": new_best})
+        self.log.record("valid", {"update": progress.update, "epoch": round(progress.epochs, 3), **found, "best": new_best})
         values = "  ".join(f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}" for name, value in found.items())
         best = 0.0 if progress.best is None else progress.best
         verdict = "new best" if new_best else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
@@ -217,15 +262,18 @@ class Trainer:
         training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
         if not valid and folder.exists():
             valid = checkpoint.read_state(folder).get("valid", {})
-        state = {"progress": asdict(progress), "valid": valid, "interrupted": interrupted}
+        state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
         checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
-        ranked = sorted(progress.ranking, key=lambda pair: pair[1], reverse=self.config.validation.metric not in ("loss", "ppl"))
-        best = [folder.with_name(checkpoint.name_of(u)) for u, value in ranked[: self.config.keep_best] if not math.isnan(value)]
+        judged = [(value, u) for u, value in progress.ranking if not math.isnan(value)]
+        ranked = sorted(judged, reverse=self.config.validation.metric not in LOWER_IS_BETTER)
+        best = [folder.with_name(checkpoint.name_of(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
-        regular = [path for path in checkpoint.whole(self.run) if path == folder or not checkpoint.read_state(path).get("interrupted")]
+        # Nor may later ones that a run which was set back left.
+        there = [path for path in checkpoint.whole(self.run) if path.name <= folder.name]
+        regular = [path for path in there if path == folder or not checkpoint.read_state(path).get("interrupted")]
         checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
@@ -234,6 +282,9 @@ class Trainer:
         checkpoint.load_model(self.model, folder)
         self.progress = Progress(**state["progress"])
         self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
+        best = folder.with_name(checkpoint.name_of(self.progress.best_update))
+        if best.exists():  # where a run was set back, the link may be of the time after
+            checkpoint.link(self.run, "best", best)
         if self.progress.stage >= len(self.config.stages):
             raise CheckpointError(
                 f"{folder} stands in stage {self.progress.stage + 1}, the config has {len(self.config.stages)}: train into a new --run"
@@ -248,38 +299,29 @@ class Trainer:
         self._window, self._since = [], time.perf_counter()
 
     def _report(self, sums: Sums, rate: float, updates_in_epoch: int, stage: StageConfig) -> None:
-        progress = self.progress
+        progress, end = self.progress, stage.end
         self._window.append(sums)
-        self._epochs = progress.epoch + progress.position / updates_in_epoch
+        left = min((end.epochs or math.inf) * updates_in_epoch, end.updates or math.inf) - progress.stage_update
+        self.log.progress(progress.update, progress.update + left if left < math.inf else None, epoch=progress.epoch + 1)
         if progress.update % self.config.log_every:
             return
         tokens = sum(s.tokens for s in self._window)
         nll = float(torch.stack([s.nll for s in self._window]).sum()) / tokens
         values = {
             "update": progress.update,
-            "epoch": round(self._epochs, 3),
+            "epoch": round(progress.epochs, 3),
             "loss": float(torch.stack([s.smoothed for s in self._window]).sum()) / tokens,
             "nll": nll,
             "ppl": math.exp(min(nll, 700.0)),
             "lr": rate,
             "tokens_per_second": tokens / (time.perf_counter() - self._since),
-            "grad_norm": float(torch.stack([s.grad_norm for s in self._window]).mean()),
+            "grad_norm": sum(s.grad_norm for s in self._window) / len(self._window),
             "tokens": tokens,
         }
         self.log.record("train", values)
         self.log.line(
-            f"train  epoch {self._epochs:.2f}  update {progress.update}  loss {values['loss']:.4f}  ppl {values['ppl']:.2f}  "
+            f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {values['loss']:.4f}  ppl {values['ppl']:.2f}  "
             f"{values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
         )
-        end = stage.end
-        left = min((end.epochs or math.inf) * updates_in_epoch, end.updates or math.inf) - progress.stage_update
-        self.log.progress(
-            progress.update,
-            progress.update + left if left < math.inf else None,
-            epoch=progress.epoch + 1,
-            loss=values["loss"],
-            ppl=values["ppl"],
-            lr=rate,
-            speed=values["tokens_per_second"],
-        )
+        self.log.progress(progress.update, None, loss=values["loss"], ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
         self._restart_clock()

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,7 +50,8 @@ class Log:
         self._text.flush()
         if self._progress.disable:
             if not self._console.quiet:
-                print(text, file=sys.stderr, flush=True)
+                with suppress(OSError):  # whoever read it has gone; training goes on
+                    print(text, file=sys.stderr, flush=True)
         else:
             self._console.print(text, markup=False)
 
@@ -63,7 +65,9 @@ class Log:
                     self._board.add_scalar(f"{kind}/{name}", value, values["update"])
 
     def progress(self, update: int, total: float | None, **fields: Any) -> None:
-        """Move the live display; ``total`` updates, or None when nobody can know."""
+        """Move the live display; ``total`` updates where they can be known. What is not given stays as it was."""
+        if self._progress.disable:
+            return
         self._progress.update(self._task, completed=update, total=total, **fields)
 
 

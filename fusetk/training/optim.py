@@ -1,6 +1,7 @@
 """Optimisers: how a gradient becomes a step."""
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -8,12 +9,14 @@ from torch import nn
 
 from fusetk.config import Kind
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
 
 class AdamConfig(Kind):
     """Adam (Kingma and Ba 2015)."""
 
     kind: str = "adam"
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Decay rates of the means of the gradient and of its square."""
     eps: float = Field(1e-9, gt=0)
     """Added to the root of the mean square."""
@@ -25,7 +28,7 @@ class NAGConfig(Kind):
     """Nesterov's accelerated gradient."""
 
     kind: str = "nag"
-    momentum: float = Field(0.99, ge=0, lt=1)
+    momentum: float = Field(0.99, gt=0, lt=1)
     """Decay rate of the velocity."""
     weight_decay: float = Field(0.0, ge=0)
     """Times the weight, added to the gradient."""

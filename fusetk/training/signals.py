@@ -2,7 +2,13 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+
+
+class StopNow(Exception):
+    """A signal came where work may be dropped at once."""
 
 
 class Stop:
@@ -12,6 +18,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: str | None = None  # the name of the first that came
+        self._droppable = False
 
     def __enter__(self) -> "Stop":
         self._before = {}
@@ -27,3 +34,16 @@ class Stop:
         if number == signal.SIGINT and self.signal is not None:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number).name
+        if self._droppable:
+            raise StopNow
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within this context a signal raises StopNow: for long work that changes nothing, such as validation."""
+        if self.signal:
+            raise StopNow
+        self._droppable = True
+        try:
+            yield
+        finally:
+            self._droppable = False

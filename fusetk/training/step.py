@@ -1,5 +1,6 @@
 """One update: gradients of a few batches, clipped, applied."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -13,12 +14,12 @@ from fusetk.training.loss import Loss, loss
 
 
 class Sums(NamedTuple):
-    """What an update saw, summed over its target tokens; tensors, so that nothing waits for the device."""
+    """What an update saw, summed over its target tokens."""
 
     smoothed: Tensor
     nll: Tensor
     tokens: int
-    grad_norm: Tensor  # before clipping
+    grad_norm: float  # before clipping; not finite where the update was skipped
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -35,7 +36,10 @@ def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float)
 def update(
     model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str
 ) -> Sums:
-    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
+    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches.
+
+    A gradient that is not finite is dropped: weights and optimiser stay as they are.
+    """
     device = batches[0].src.device
     tokens = sum(len(batch.real) for batch in batches)
     found = []
@@ -45,9 +49,10 @@ def update(
         (one.smoothed / tokens).backward()
         found.append(Loss(*(value.detach() for value in one)))
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = nn.utils.clip_grad_norm_(parameters, clip or float("inf"))
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
+    norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+    if math.isfinite(norm):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Sums(torch.stack([one.smoothed for one in found]).sum(), torch.stack([one.nll for one in found]).sum(), tokens, norm)

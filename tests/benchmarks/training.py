@@ -68,7 +68,8 @@ def main() -> None:
     first = next(iter(found.values()))
     for name, speeds in found.items():
         ratio = statistics.median(a / b for a, b in zip(speeds, first, strict=True))
-        print(f"{name}: median {statistics.median(speeds):,.0f} tokens/s ({min(speeds):,.0f} to {max(speeds):,.0f}), {ratio:.2f} times the first")
+        span = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+        print(f"{name}: median {statistics.median(speeds):,.0f} tokens/s ({span}), {ratio:.2f} times the first")
 
 
 if __name__ == "__main__":

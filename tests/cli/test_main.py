@@ -23,7 +23,8 @@ def test_a_users_error_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
 
 def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:
     sizes = "width: 256, heads: 4, ffn: 1024, encoder: {layers: 3}, decoder: {layers: 3}"
-    command = ["describe", str(toy), "--set", f"model={{kind: transformer, {sizes}}}", "--src-vocab-size", "8389", "--tgt-vocab-size", "6428"]
+    command = ["describe", str(toy), "--set", f"model={{kind: transformer, {sizes}}}"]
+    command += ["--src-vocab-size", "8389", "--tgt-vocab-size", "6428"]
     result = CliRunner().invoke(main, [*command, "--json"])
     found = json.loads(result.output)
     assert found["parameters"] == sum(found["parts"].values()) == 10_974_748
@@ -59,6 +60,17 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("heat.png", "curves.png"))
 
 
-@pytest.mark.parametrize("options", [[], ["--last", "1", "--best", "1"], ["--last", "1", "--name", "best"], ["--last", "1", "--name", "a/b"]])
-def test_average_refuses_what_makes_no_sense(toy: Path, options: list[str]) -> None:
-    assert CliRunner().invoke(main, ["average", "run", *options]).exit_code == 2
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [([], "give one of"), (["--last", "1", "--best", "1"], "give one of")]
+    + [(["--last", "1", "--name", name], "is taken") for name in ("best", "a/b", "", "..", "update-0000001")],
+)
+def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["average", "run", *options])
+    assert result.exit_code == 2 and said in result.output
+
+
+@pytest.mark.parametrize(("option", "key"), [("--max-tokens", "training.stages.0.batch.size"), ("--lenpen", "decoding.normalize")])
+def test_options_of_other_toolkits_are_translated(option: str, key: str) -> None:
+    result = CliRunner().invoke(main, ["train", "a.yaml", option, "3"])
+    assert result.exit_code == 2 and f"--set {key}=" in result.output

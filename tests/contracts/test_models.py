@@ -90,7 +90,7 @@ def test_accumulation_is_one_larger_batch(build: Callable[[], Seq2Seq]) -> None:
     for batches in ([found], halves):
         model = build()  # in evaluation mode: no dropout
         sums = update(model, torch.optim.SGD(model.parameters(), lr=0.0), batches, 0.1, 0.1, 0.0, "fp32")
-        weights.append({"nll": sums.nll, "norm": sums.grad_norm, **{n: p.detach() for n, p in model.named_parameters()}})
+        weights.append({"nll": sums.nll, "norm": torch.tensor(sums.grad_norm), **{n: p.detach() for n, p in model.named_parameters()}})
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
 

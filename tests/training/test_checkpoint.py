@@ -77,6 +77,25 @@ def test_prune_and_link(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "best").resolve() == folders[2]
 
 
+def test_links_that_a_copy_made_folders_are_replaced(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    (tmp_path / "checkpoints" / "last").mkdir()
+    checkpoint.link(tmp_path, "last", folder)
+    assert (tmp_path / "checkpoints" / "last").resolve() == folder
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        write(tmp_path, 2)
+    assert [p.name for p in checkpoint.whole(tmp_path)] == ["update-0000001"]
+
+
 def test_a_model_of_other_shape_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="does not fit"):

@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from fusetk import run as runs
-from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.data.prepare import prepare
+from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
+from fusetk.training.validation import Validator
 
 TWO_STAGES = [
     "training.stages=["
@@ -102,9 +105,64 @@ def test_the_seed_fixes_everything(toy: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "a", 4) == files(tmp_path / "b", 4) != files(tmp_path / "c", 4)
 
 
-def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Recipe, Path]) -> None:
-    with pytest.raises(ConfigError, match="another `model`"):
-        runs.train(load(toy, [*TWO_STAGES, "model.dropout=0.3"]), whole[1], "cpu", quiet=True)
+def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Recipe, Path], tmp_path: Path) -> None:
+    before = (whole[1] / "config.yaml").read_text()
+    for change in ("model.dropout=0.3", "training.seed=9", "training.stages.1.optimizer=adam", "training.validation.metric=ppl"):
+        with pytest.raises(ConfigError, match=r"another config.*->"):
+            runs.train(load(toy, [*TWO_STAGES, change]), whole[1], "cpu", quiet=True)
+    recipe = load(toy, TWO_STAGES)
+    other = tmp_path / "other"
+    for side in ("de", "en"):
+        text = (toy.parent / f"train.{side}").read_text().splitlines(keepends=True)
+        (tmp_path / f"train.{side}").write_text("".join(text[1:]))
+    data = load(toy, [f"data.folder={other}", f"data.train=[{tmp_path / 'train'}]"]).data
+    prepare(data)
+    with pytest.raises(DataError, match="not those that"):
+        runs.train(recipe.model_copy(update={"data": data}), whole[1], "cpu", quiet=True)
+    assert (whole[1] / "config.yaml").read_text() == before
+
+
+def test_a_lost_link_does_not_start_again(toy: Path, tmp_path: Path) -> None:
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu", quiet=True)
+    for name in ("last", "best"):
+        (tmp_path / "a" / "checkpoints" / name).unlink()
+    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    assert [line["update"] for line in lines(tmp_path / "a", "valid")] == [4, 8]
+
+
+def test_a_run_that_was_set_back_keeps_what_it_writes(whole: tuple[Recipe, Path], tmp_path: Path) -> None:
+    """Later checkpoints of the first time must not push the new ones out."""
+    recipe, run = whole
+    copy = tmp_path / "run"
+    subprocess.run(["cp", "-a", run, copy], check=True)
+    checkpoint.link(copy, "last", checkpoint.whole(copy)[0])
+    few = recipe.model_copy(update={"training": recipe.training.model_copy(update={"keep_last": 1})})
+    runs.train(few, copy, "cpu", quiet=True)
+    assert (copy / "checkpoints" / "last").resolve().name == checkpoint.whole(run)[-1].name
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(toy: Path, tmp_path: Path) -> None:
+    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    before = files(tmp_path, 8)
+    wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
+    with pytest.raises(FusetkError, match="5 updates in a row after update"):
+        runs.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
+    assert "skipped: its gradient is not finite (training pairs" in (tmp_path / "wild" / "log.txt").read_text()
+    assert files(tmp_path, 8) == before
+
+
+def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
+    later = "training.stages=[{optimizer: adam, schedule: {kind: constant, rate: 1}, end: {updates: 1}}, "
+    later += "{optimizer: adam, schedule: {kind: constant, rate: 1}, batch: {size: 3}, end: {updates: 1}}]"
+    for override, said in ((later, "a batch holds 3"), ("model={positions: learned, max_positions: 4, width: 8, heads: 2}", "4 positions")):
+        with pytest.raises(DataError, match=said):
+            runs.train(load(toy, [override]), tmp_path / "run", "cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tying_all_needs_one_vocabulary(toy: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.vocabulary\.joint"):
+        load(toy, ["model.tie=all"])
 
 
 def test_unprepared_data_is_named(toy: Path, tmp_path: Path) -> None:
@@ -144,6 +202,24 @@ def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.S
     assert update >= 3 and f"after update {update};" in said
     runs.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
     assert files(tmp_path / "whole", update) == files(tmp_path / "run", update)
+
+
+def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Validator.__call__
+
+    def signalled(self: Validator, model: Seq2Seq, device: torch.device, precision: str) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, model, device, precision)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Validator, "__call__", signalled)
+        with pytest.raises(Interrupted, match="after update 4"):
+            runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    assert lines(tmp_path / "a", "valid") == []
+    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    runs.train(load(toy), tmp_path / "b", "cpu", quiet=True)
+    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid") and files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
+    assert [p.name for p in checkpoint.whole(tmp_path / "a")] == [p.name for p in checkpoint.whole(tmp_path / "b")]
 
 
 @pytest.mark.slow
