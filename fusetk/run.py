@@ -90,7 +90,9 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         metrics.forget_after(run, trainer.progress.update)
     run.mkdir(parents=True, exist_ok=True)
     shutil.copytree(data / TEXT, run / TEXT, dirs_exist_ok=True)
-    (run / CONFIG).write_text(config.dump(recipe), encoding="utf-8")
+    text = config.dump(recipe)
+    if not (run / CONFIG).exists() or (run / CONFIG).read_text(encoding="utf-8") != text:
+        (run / CONFIG).write_text(text, encoding="utf-8")
     with metrics.Log(run, quiet, recipe.training.tensorboard) as log, Stop() as stop:
         for line in [*_card(recipe, model, pipeline, device, trainer), *(f"changed: {change}" for change in changes)]:
             log.line(line)

@@ -21,6 +21,7 @@ say() {
 
 need_fusetk() {
     command -v fusetk > /dev/null || die "fusetk is not installed: run \`make venv\` in $ROOT first"
+    python3 -c 'import fusetk' 2> /dev/null || die "python3 does not find fusetk: activate the environment that it is installed in"
 }
 
 # absolute PATH: relative to where the script was called, whether PATH exists or not.
@@ -50,20 +51,23 @@ stale() {
     [ ! -e "$1" ] || [ "$2" -nt "$1" ]
 }
 
-# average RUN N: the last N checkpoints, or as many as a short run has, into RUN/checkpoints/average, unless that is newer.
+# average RUN N: sets `averaged` to the mean of the last N checkpoints, or of as many as a short run has; made unless it is newer.
 average() {
     local run=$1 last=$2 kept=("$1"/checkpoints/update-*)
+    [[ $last =~ ^[1-9][0-9]*$ ]] || die "the number of checkpoints to average is a whole number above 0, not $last"
     [ "${#kept[@]}" -ge "$last" ] || last=${#kept[@]}
-    if stale "$run/checkpoints/average/state.json" "$run/checkpoints/last/state.json"; then
-        fusetk average "$run" --last "$last"
+    averaged=$run/checkpoints/average-$last
+    if stale "$averaged/state.json" "$run/checkpoints/last/state.json"; then
+        fusetk average "$run" --last "$last" --name "average-$last"
     fi
 }
 
-# translate MODEL INPUT OUTPUT [OPTION ...]: unless OUTPUT is newer than the model.
+# translate CHECKPOINT INPUT OUTPUT [OPTION ...]: unless OUTPUT is newer than the checkpoint and its run's config.
 translate() {
-    local model=$1 input=$2 output=$3
+    local model input=$2 output=$3
+    model=$(cd "$1" && pwd -P)
     shift 3
-    if stale "$output" "$model/state.json"; then
+    if stale "$output" "$model/state.json" || stale "$output" "$model/../../config.yaml"; then
         fusetk decode -m "$model" -i "$input" -o "$output.part" "$@"
         mv "$output.part" "$output"
     fi

@@ -50,13 +50,15 @@ say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
 say "average the last checkpoints, translate, score"
 average "$run" 5
-model=$run/checkpoints/average
+model=$averaged
 translate "$model" "$raw/test.de" "$out/test.out.en"
 fusetk score "$out/test.out.en" -r "$raw/test.en" --json > "$out/score.json"
 say "plot"
 if stale "$out/attention.png" "$model/state.json"; then
     sentence=$(python3 "$ROOT/recipes/demo/summary.py" --sentence "$out")
-    fusetk plot-attention -m "$model" -s "$sentence" --layer 2 -o "$out/attention.png"
+    fusetk plot-attention -m "$model" -s "$sentence" -o "$out/attention.png"
+fi
+if stale "$out/curves.png" "$run/metrics.jsonl"; then
     fusetk plot-curves "$run" -o "$out/curves.png"
 fi
 python3 "$ROOT/recipes/demo/summary.py" "$out" --seconds $((SECONDS - begin))

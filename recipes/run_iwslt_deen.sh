@@ -71,7 +71,7 @@ fusetk train "$config" "${settings[@]}" --run "$run"
 say "translate and score (tokenised, case-insensitive)"
 average "$run" "$last"
 translate "$run/checkpoints/best" "$prepared/test.test.de.txt" "$out/best.$group.$name.txt" --tokenized
-translate "$run/checkpoints/average" "$prepared/test.test.de.txt" "$out/average.$group.$name.txt" --tokenized
+translate "$averaged" "$prepared/test.test.de.txt" "$out/average.$group.$name.txt" --tokenized
 for system in best average; do
     fusetk score "$out/$system.$group.$name.txt" -r "$prepared/test.test.en.txt" --metric multi-bleu-lc
 done

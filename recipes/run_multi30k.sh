@@ -71,7 +71,7 @@ say "translate and score (tokenised, lowercased)"
 test=$prepared/test.test_2016_flickr
 average "$run" 10
 translate "$run/checkpoints/best" "$test.$source.txt" "$out/best.$pair.txt" --tokenized
-translate "$run/checkpoints/average" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
+translate "$averaged" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
 for system in best average; do
     fusetk score "$out/$system.$pair.txt" -r "$test.$target.txt" --metric multi-bleu
 done

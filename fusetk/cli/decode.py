@@ -12,8 +12,8 @@ import click
 
 from fusetk.cli.options import device_option, quiet_option, threads_option
 from fusetk.config import Document, Origin, Place, parse
-from fusetk.data.text import STANDARD_INPUT, cannot_write, decode_lines, open_text, read_lines
-from fusetk.errors import ConfigError, DataError
+from fusetk.data.text import STANDARD_INPUT, cannot_write, decode_lines, open_text, read_lines, readable
+from fusetk.errors import ConfigError
 
 if TYPE_CHECKING:
     from fusetk.decoding.config import SearchConfig
@@ -84,8 +84,8 @@ def command(
 
     if threads:
         torch.set_num_threads(threads)
-    if source != "-" and target != "-" and Path(source).exists() and Path(target).exists() and Path(source).samefile(target):
-        raise DataError(f"{target} is the input; name another file for the output")
+    if source != "-" and target != "-":
+        readable([Path(source)], Path(target))
     loaded = [run.load(Path(model), device) for model in models]
     _check_vocabularies(models, loaded)
     config = _settings(loaded[0].recipe.decoding, {key: value for key, value in options.items() if value is not None})

@@ -34,8 +34,10 @@ def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None
         click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
     show(manifest)
     if manifest.made:
-        words = sum(counts[side]["words"] for counts in manifest.splits.values() for side in ("source", "target"))
-        click.echo(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s ({words / seconds:,.0f} words/s)", err=True)
+        done = [counts for name, counts in manifest.splits.items() if f"words.{name}" in manifest.made]
+        words = sum(counts[side]["words"] for counts in done for side in ("source", "target"))
+        speed = f" ({words / seconds:,.0f} words/s)" if words else ""
+        click.echo(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}", err=True)
     if as_json:
         click.echo(json.dumps({key: manifest.data[key] for key in ("fingerprint", "splits", "vocabulary", "bpe")}, indent=2))
 
@@ -43,10 +45,11 @@ def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None
 def show(manifest: Manifest) -> None:
     """Print a table of the splits and the sizes of the vocabularies."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     languages = manifest.data["languages"]
-    table = Table(title=str(manifest.folder), title_justify="left")
+    table = Table(title=escape(str(manifest.folder)), title_justify="left")
     for heading in ("split", "pairs in", "out", "dropped"):
         table.add_column(heading, justify="left" if heading in ("split", "dropped") else "right")
     for side in ("source", "target"):
@@ -56,7 +59,7 @@ def show(manifest: Manifest) -> None:
         dropped = [f"{count:,} {reason}" for reason, count in counts["dropped"].items()]
         if counts.get("to_valid"):
             dropped.append(f"({counts['to_valid']:,} to valid)")
-        cells = [name, f"{counts['pairs_in']:,}", f"{counts['pairs_out']:,}", ", ".join(dropped) or "none"]
+        cells = [escape(name), f"{counts['pairs_in']:,}", f"{counts['pairs_out']:,}", ", ".join(dropped) or "none"]
         for side in ("source", "target"):
             cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
         table.add_row(*cells)

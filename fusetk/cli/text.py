@@ -1,4 +1,4 @@
-"""``fusetk text``: the steps of preparation as pipes, a line out for each line in."""
+"""``fusetk text``: the steps of preparation as pipes."""
 
 import sys
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import click
 
-from fusetk.data.text import Pair, read_lines, read_pairs, standard_input, writer
+from fusetk.data.text import Pair, read_lines, read_pairs, readable, standard_input, writer
 from fusetk.errors import DataError
 
 OptionalPath = Path | None
@@ -19,8 +19,8 @@ OptionalPath = Path | None
 def command() -> None:
     """Tokenise, normalise, segment and filter text, line by line.
 
-    Every command reads UTF-8 from standard input and writes to standard output unless files are given; files named .gz are
-    packed. A line ends at a line feed only.
+    Commands read UTF-8 from standard input and write to standard output unless files are given, a line for each line; `filter`
+    reads two files and drops pairs of lines, `learn-bpe` writes codes. Files named .gz are packed. A line ends at a line feed only.
     """
 
 
@@ -41,9 +41,10 @@ def lines_of(path: OptionalPath) -> Iterator[str]:
 
 
 @contextmanager
-def output_to(path: OptionalPath) -> Iterator[IO[str]]:
-    """A file or standard output."""
+def output_to(path: OptionalPath, *inputs: OptionalPath) -> Iterator[IO[str]]:
+    """A file or standard output; a file is not touched before the inputs are seen to be there and others than it."""
     if path is not None and str(path) != "-":
+        readable([given for given in inputs if given is not None and str(given) != "-"], path)
         with writer(path) as file:
             yield file
         return
@@ -65,7 +66,7 @@ def _is_real(stream: Any) -> bool:
 
 def each(change: Callable[[str], str], input: OptionalPath, output: OptionalPath) -> None:
     """Write every line changed."""
-    with output_to(output) as out:
+    with output_to(output, input) as out:
         for line in lines_of(input):
             changed = change(line)
             assert "\n" not in changed
@@ -127,7 +128,7 @@ def learn_bpe(inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_f
     codes = learn(counts, merges, min_frequency)
     if len(codes) - 1 < merges:
         click.echo(f"no pair stands {min_frequency} times any more after {len(codes) - 1} of {merges} merges", err=True)
-    with output_to(output) as out:
+    with output_to(output, *inputs) as out:
         out.writelines(f"{line}\n" for line in codes)
 
 
@@ -140,6 +141,8 @@ def apply_bpe(input: OptionalPath, output: OptionalPath, codes: Path, vocabulary
     """Split words into subwords, joined by `@@ `."""
     from fusetk.data.bpe import BPE, read_vocabulary
 
+    if threshold and not vocabulary:
+        raise click.UsageError("--threshold is of the counts in --vocabulary: give both")
     bpe = BPE.load(codes, read_vocabulary(vocabulary, threshold) if vocabulary else None)
 
     def change(line: str) -> str:
@@ -180,6 +183,8 @@ def filter_pairs(
     outputs = [Path(output + path.with_suffix("").suffix if path.suffix == ".gz" else output + path.suffix) for path in (source, target)]
     if outputs[0] == outputs[1] or {*outputs} & {source, target}:
         raise DataError(f"-o {output} would write {outputs[0]} and {outputs[1]}, made from the endings of the inputs; give another prefix")
+    for path in outputs:
+        readable((source, target), path)
     dropped: Counter[str] = Counter()
     seen: set[bytes] = set()
     kept = 0

@@ -54,7 +54,10 @@ class Truecase(Config):
 
 
 class Filter(Config):
-    """Drop training pairs by length, counted in tokens as they are at this step; never drops from other splits."""
+    """Drop training pairs by length, counted in tokens as they are at this step; never drops from other splits.
+
+    Training pairs with an empty side go in any case, unless a filter has `min_length: 0`.
+    """
 
     step: Literal["filter"]
     min_length: int = Field(default=1, ge=0)

@@ -85,7 +85,7 @@ class Pipeline(Text):
             "source": self.source_language,
             "target": self.target_language,
             "steps": [settings(step) for step in self.steps],
-            "bpe": {"joint": joint_bpe, "vocabulary": self.bpe["source"].vocabulary is not None} if self.bpe else None,
+            "bpe": {"joint": joint_bpe, "vocabulary": any(one.vocabulary is not None for one in self.bpe.values())} if self.bpe else None,
             "vocabulary": {"joint": joint},
         }
         with writer(folder / FILE) as file:
@@ -104,9 +104,9 @@ class Pipeline(Text):
         language, codes = self.language(side), self.bpe[side]
         with writer(folder / ("bpe.codes" if joint else f"bpe.codes.{language}")) as file:
             file.writelines(f"{line}\n" for line in codes.codes)
-        if codes.vocabulary is not None:
-            with writer(folder / f"bpe.vocab.{language}") as file:
-                file.writelines(f"{token} {count}\n" for token, count in codes.vocabulary.items())
+        if any(one.vocabulary is not None for one in self.bpe.values()):
+            with writer(folder / f"bpe.vocab.{language}") as file:  # may be empty, which is none
+                file.writelines(f"{token} {count}\n" for token, count in (codes.vocabulary or {}).items())
 
     @classmethod
     def load(cls, folder: Path) -> "Pipeline":

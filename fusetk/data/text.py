@@ -63,9 +63,9 @@ def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> DataError:
 def open_bytes(path: Path | str) -> BinaryIO:
     """Open a file for reading, unpacked when it is named .gz; raises DataError when there is none."""
     path = Path(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; give a text file")
     try:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder; give a text file")
         if path.suffix == ".gz":
             return io.BufferedReader(gzip.open(path, "rb"), 1 << 20)
         return open(path, "rb", 1 << 20)
@@ -90,10 +90,14 @@ def _near(path: Path) -> str:
 def locate(prefix: str, language: str) -> Path:
     """The file `prefix.language` or `prefix.language.gz`; raises DataError when there is neither, or both."""
     plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
-    if plain.exists() and packed.exists():
+    try:
+        there = plain.exists(), packed.exists()
+    except OSError as error:
+        raise DataError(f"{plain} cannot be read: {error.strerror}") from None
+    if all(there):
         raise DataError(f"both {plain} and {packed.name} exist, and it is not known which is meant; remove or rename one of them")
-    found = packed if packed.exists() else plain
-    if not found.exists():
+    found = packed if there[1] else plain
+    if not any(there):
         raise DataError(f"neither {plain} nor {packed.name} exists{_near(plain)}")
     if found.is_dir():
         raise DataError(f"{found} is a folder; {prefix!r} must be the prefix of text files")
@@ -115,6 +119,14 @@ def open_text(path: Path | str) -> IO[str]:
     if Path(path).suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "wb"), encoding="utf-8", newline="\n")
     return open(path, "w", 1 << 20, encoding="utf-8", newline="\n")
+
+
+def readable(inputs: Iterable[Path], output: Path) -> None:
+    """Check that every input can be opened and is not the output, before the output is begun; raises DataError."""
+    for path in inputs:
+        open_bytes(path).close()
+        if output.exists() and output.samefile(path):
+            raise DataError(f"{output} is both read and written; write somewhere else")
 
 
 def cannot_write(path: Path | str, error: OSError) -> DataError:
@@ -155,10 +167,13 @@ def read_pairs(pair: Pair) -> Iterator[tuple[str, str]]:
 def unequal(pair: Pair, source: int, target: int) -> DataError:
     """The error for files of unequal length, with the line from which they seem to be out of step."""
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
+    counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
+    if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
+        return DataError(f"{counts}; repair them, nothing is cut")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
     where = f"{shorter.name} seems to end early, after line {end}" if line > end else f"they seem to be out of step from line {line} on"
-    return DataError(f"{pair.source} has {source} lines and {pair.target} has {target}: {where}; repair the files, nothing is cut")
+    return DataError(f"{counts}: {where}; repair the files, nothing is cut")
 
 
 def first_out_of_step(longer: Path, shorter: Path, surplus: int) -> int:

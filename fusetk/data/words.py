@@ -135,7 +135,10 @@ def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, l
         return 0
     chosen = _choose(config.valid, kept)
     if not len(chosen) or len(chosen) >= kept:
-        raise DataError(f"the {kept} training pairs that are left cannot be split by {config.valid!r}; give more text or a smaller number")
+        raise DataError(
+            f"the {kept} training pairs that are left cannot give {config.valid.model_dump()} for validation; "
+            "give more text or a smaller number"
+        )
     for language, name in zip(languages(config), names, strict=True):
         with writer(build.new(f"words/train.{language}")) as train, writer(build.new(f"valid.{language}.txt")) as valid:
             _deal(read_lines(name, bom=False), chosen, valid.write, train.write)

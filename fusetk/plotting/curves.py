@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusetk.errors import DataError
-from fusetk.plotting.figure import NUMBERS, check_output, fonts, label, save_numbers, save_picture
+from fusetk.plotting.figure import NUMBERS, check_output, finite, fonts, label, save_numbers, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -262,12 +262,7 @@ def _document(found: Sequence[Curve], window: int) -> Any:
     return [
         {
             "run": curve.run, "kind": curve.kind, "what": curve.what, "best": curve.best(),
-            "update": _plain(curve.update), "epoch": _plain(curve.epoch), "value": _plain(_shown(curve, window)),
+            "update": finite(curve.update), "epoch": finite(curve.epoch), "value": finite(_shown(curve, window)),
         }
         for curve in found
     ]  # fmt: skip
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    """JSON has no NaN and no infinity: null."""
-    return [float(value) if math.isfinite(value) else None for value in values]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import unicodedata
 import warnings
@@ -130,3 +131,8 @@ def _complaint(missing: Iterable[int]) -> str:
     named = "; ".join(f"{script} ({' '.join(chars[:5])}{' ...' if len(chars) > 5 else ''})" for script, chars in scripts.items())
     hint = "such as Noto Sans CJK" if "CJK" in scripts else "such as a Noto font"
     return f"no installed font has the characters of {named}: boxes stand in their place; install a font that has them, {hint}"
+
+
+def finite(values: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON, which has no NaN and no infinity: null."""
+    return [float(value) if math.isfinite(value) else None for value in values]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fusetk.plotting.figure import NUMBERS, check_output, fonts, label, save_numbers, save_picture
+from fusetk.plotting.figure import NUMBERS, check_output, finite, fonts, label, save_numbers, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,5 +188,7 @@ def _arrays(panels: Sequence[Panel]) -> dict[str, np.ndarray]:
 
 
 def _document(panels: Sequence[Panel], title: str, x_label: str, y_label: str) -> dict[str, Any]:
-    shown = [{"name": p.name, "title": p.title, "x": list(p.x), "y": list(p.y), "matrix": p.matrix.tolist()} for p in panels]
+    shown = [
+        {"name": p.name, "title": p.title, "x": list(p.x), "y": list(p.y), "matrix": [finite(row) for row in p.matrix]} for p in panels
+    ]
     return {"title": title, "x_label": x_label, "y_label": y_label, "panels": shown}

@@ -62,7 +62,7 @@ class StageConfig(Config):
 class TrainingConfig(Config):
     """How a model is trained."""
 
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=1 << 32)
     """Fixes initial weights, batches and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of matrix products and activations; weights, sums and losses are float32 always."""

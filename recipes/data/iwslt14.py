@@ -111,9 +111,15 @@ def training_text(text: str) -> list[str]:
 
 
 def segments(text: str) -> list[str]:
-    """The text of each ``<seg id=...>`` of an XML file, typographic apostrophes made plain."""
-    found = (SEGMENT.search(line) for line in lines(text) if "<seg id" in line)
-    return [match[1].replace("\u2019", "'") if match else "" for match in found]
+    """The text of each ``<seg id=...>`` of an XML file, typographic apostrophes made plain; raises DataError for one that is not whole."""
+    found = []
+    for number, line in enumerate(lines(text), 1):
+        if "<seg id" in line:
+            match = SEGMENT.search(line)
+            if not match:
+                raise DataError(f"line {number} of a test set is no whole <seg> element: {line.strip()[:60]!r}; {SUPPLY}")
+            found.append(match[1].replace("\u2019", "'"))
+    return found
 
 
 def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, int]:

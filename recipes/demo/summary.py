@@ -53,7 +53,7 @@ def model(folder: Path) -> str:
     """The trained model in words, with the parameters that its checkpoint holds."""
     from fusetk import run
 
-    loaded = run.load(folder / "run" / "checkpoints" / "average")
+    loaded = run.load(max((folder / "run" / "checkpoints").glob("average-*")))
     config: Any = loaded.recipe.model
     count = sum(parameter.numel() for parameter in loaded.model.parameters())
     layers = f"{config.encoder.layers}+{config.decoder.layers} layers"

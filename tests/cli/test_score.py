@@ -1,5 +1,7 @@
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,9 @@ def test_case_is_no_matter_where_it_is_ignored(files: Path) -> None:
     assert "capitals" in run("hyp", "title").stderr
     assert run("hyp", "title", "--lowercase").stderr == ""
     assert run("hyp", "title", "--metric", "multi-bleu-lc").stderr == ""
+
+
+def test_unequal_pipes_are_one_sentence() -> None:
+    command = f"{sys.executable} -m fusetk score <(printf 'a\\nb\\nc\\n') <(printf 'a\\nb\\n')"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 2 and "3 lines" in result.stderr and "Traceback" not in result.stderr

@@ -80,6 +80,20 @@ def test_errors_name_where(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "cannot be written" in result.stderr
 
 
+def test_no_output_is_begun_before_the_input_is_seen(tmp_path: Path) -> None:
+    text, kept = tmp_path / "text", tmp_path / "kept"
+    for path in (text, kept):
+        path.write_text("a b\n")
+    for arguments in (
+        ["tokenize", "-i", text, "-o", text],
+        ["tokenize", "-i", tmp_path / "typo", "-o", kept],
+        ["learn-bpe", "-i", text, "-o", text],
+        ["filter", text, tmp_path / "typo", "-o", tmp_path / "out"],
+    ):
+        assert call(*arguments).exit_code == 2, arguments
+    assert text.read_text() == kept.read_text() == "a b\n"
+
+
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a line\n" * 200_000)
     command = [sys.executable, "-m", "fusetk", "text", "remove-bpe", "-i", str(tmp_path / "x")]

@@ -106,6 +106,15 @@ def test_what_comes_out(folder: Path) -> None:
         Corpus.open(out, "test")
 
 
+@pytest.mark.parametrize("threshold", [40, 10_000])
+def test_a_threshold_above_all_counts_is_no_error(folder: Path, threshold: int) -> None:
+    """Of one side or both: as in subword-nmt, a vocabulary without a subword is none."""
+    made = prepare(config(folder, bpe={"merges": 60, "threshold": threshold}))
+    pipeline = Pipeline.load(made.folder / "text")
+    assert pipeline.join(pipeline.subwords("source", "haus")) == "haus"
+
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_bpe_as_subword_nmt_with_its_threshold(folder: Path, joint: bool) -> None:
     prepare(config(folder, bpe={"merges": 60, "joint": joint, "threshold": 15}))

@@ -154,7 +154,8 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(toy: Path,
 def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
     later = "training.stages=[{optimizer: adam, schedule: {kind: constant, rate: 1}, end: {updates: 1}}, "
     later += "{optimizer: adam, schedule: {kind: constant, rate: 1}, batch: {size: 3}, end: {updates: 1}}]"
-    for override, said in ((later, "a batch holds 3"), ("model={positions: learned, max_positions: 4, width: 8, heads: 2}", "4 positions")):
+    short = "model={kind: transformer, positions: learned, max_positions: 4, width: 8, heads: 2}"
+    for override, said in ((later, "a batch holds 3"), (short, "4 positions")):
         with pytest.raises(DataError, match=said):
             runs.train(load(toy, [override]), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()

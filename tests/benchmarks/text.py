@@ -1,0 +1,47 @@
+"""Tokenisation and BPE against the two libraries' own commands: python tests/benchmarks/text.py FILE LANGUAGE [--times N].
+
+FILE is repeated N times. Each command runs as a process of its own and is timed by the processor time of its children; the
+outputs are compared. Printed are seconds and how many times faster `fusetk text` is.
+"""
+
+import argparse
+import filecmp
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fusetk.data.text import read_lines
+
+
+def seconds(command: list[str], source: Path, output: Path) -> float:
+    """User seconds of a command from ``source`` to ``output``."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    with source.open("rb") as given, output.open("wb") as out:
+        subprocess.run(command, stdin=given, stdout=out, stderr=subprocess.DEVNULL, check=True)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("language")
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--merges", type=int, default=5000)
+    options = parser.parse_args()
+    ours = [sys.executable, "-m", "fusetk", "text"]
+    with tempfile.TemporaryDirectory() as folder:
+        raw, one, other, codes = (Path(folder) / name for name in ("raw", "ours", "theirs", "codes"))
+        raw.write_text("".join(f"{line}\n" for line in read_lines(options.file)) * options.times, encoding="utf-8")
+        pairs = [("tokenize", [*ours, "tokenize", "-l", options.language], ["sacremoses", "-l", options.language, "-q", "tokenize"])]
+        subprocess.run([*ours, "learn-bpe", "-s", str(options.merges), "-i", str(raw), "-o", str(codes)], check=True)
+        pairs.append(("apply-bpe", [*ours, "apply-bpe", "--codes", str(codes)], ["subword-nmt", "apply-bpe", "-c", str(codes)]))
+        for name, mine, theirs in pairs:
+            fast, slow = seconds(mine, raw, one), seconds(theirs, raw, other)
+            same = "equal output" if filecmp.cmp(one, other, shallow=False) else "DIFFERENT OUTPUT"
+            print(f"{name}: {fast:.2f} s against {slow:.2f} s, {slow / fast:.1f} times faster, {same}")
+
+
+if __name__ == "__main__":
+    main()
