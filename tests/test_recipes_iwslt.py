@@ -218,6 +218,29 @@ def test_again_it_does_nothing(prepared):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
+SMALL = ["model.width=16", "model.heads=2", "model.ffn=16", "decoding={beam: 2, max_length_factor: 0, max_length_extra: 3}"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "recipes/mlrf/iwslt14_deen/baseline_3layer.yaml",
+        pytest.param("recipes/iwslt14/transformer_6x512.yaml", marks=pytest.mark.slow),
+    ],
+)
+def test_from_archive_to_bleu(prepared, tmp_path, config):
+    """Both stages of a baseline at a size of nothing, averaged, translated and scored."""
+    shutil.copytree(prepared[0], tmp_path / "out")
+    stages = range(len(recipe.load(ROOT / config).training.stages))
+    settings = ["data.bpe.merges=50", *SMALL, *(f"training.stages.{i}.end={{updates: 2}}" for i in stages)]
+    command = [SCRIPT, "--out", tmp_path / "out", "--any-data", "--config", ROOT / config, "--average", "2"]
+    ran = subprocess.run([*command, *(word for one in settings for word in ("--set", one))], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{len(stages)} of {len(stages)} begins" in ran.stderr or len(stages) == 1
+    scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu-lc:")]
+    assert len(scores) == 2 and all("ref_len=" in line for line in scores)
+
+
 def test_other_pairs_are_an_error_and_other_tokens_a_warning(tmp_path, capsys):
     def write(train: tuple[int, int, int], dropped: int = 0) -> None:
         figures = iwslt14.FINGERPRINT | {"train": train}
