@@ -141,8 +141,6 @@ def apply_bpe(input: OptionalPath, output: OptionalPath, codes: Path, vocabulary
     """Split words into subwords, joined by `@@ `."""
     from fusetk.data.bpe import BPE, read_vocabulary
 
-    if threshold and not vocabulary:
-        raise click.UsageError("--threshold is of the counts in --vocabulary: give both")
     bpe = BPE.load(codes, read_vocabulary(vocabulary, threshold) if vocabulary else None)
 
     def change(line: str) -> str:

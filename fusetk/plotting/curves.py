@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 KINDS = ("train", "valid")
 USUAL = ("loss", "ppl", "accuracy", "bleu")  # drawn when nothing else is asked for, as far as the runs have them
 TITLES = {
-    "loss": "loss per token", "nll": "negative log-likelihood per token (nats)", "ppl": "perplexity", "accuracy": "token accuracy",
+    "loss": "loss per token (nats)", "smoothed": "loss with label smoothing", "ppl": "perplexity", "accuracy": "token accuracy",
     "bleu": "BLEU", "lr": "learning rate", "tokens_per_second": "target tokens/s", "grad_norm": "gradient norm",
 }  # fmt: skip
-LOWER_IS_BETTER = ("loss", "nll", "ppl")
+LOWER_IS_BETTER = ("loss", "smoothed", "ppl")
 HIGHER_IS_BETTER = ("accuracy", "bleu")
 
 log = logging.getLogger(__name__)

@@ -306,13 +306,14 @@ class Trainer:
         if progress.update % self.config.log_every:
             return
         tokens = sum(s.tokens for s in self._window)
-        nll = float(torch.stack([s.nll for s in self._window]).sum()) / tokens
+        loss = float(torch.stack([s.nll for s in self._window]).sum()) / tokens
+        smoothed = float(torch.stack([s.smoothed for s in self._window]).sum()) / tokens
         values = {
             "update": progress.update,
             "epoch": round(progress.epochs, 3),
-            "loss": float(torch.stack([s.smoothed for s in self._window]).sum()) / tokens,
-            "nll": nll,
-            "ppl": math.exp(min(nll, 700.0)),
+            "loss": loss,
+            "smoothed": smoothed,
+            "ppl": math.exp(min(loss, 700.0)),
             "lr": rate,
             "tokens_per_second": tokens / (time.perf_counter() - self._since),
             "grad_norm": sum(s.grad_norm for s in self._window) / len(self._window),
@@ -320,8 +321,8 @@ class Trainer:
         }
         self.log.record("train", values)
         self.log.line(
-            f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {values['loss']:.4f}  ppl {values['ppl']:.2f}  "
-            f"{values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
+            f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} ({smoothed:.4f} smoothed)  "
+            f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
         )
-        self.log.progress(progress.update, None, loss=values["loss"], ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
+        self.log.progress(progress.update, None, loss=loss, ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
         self._restart_clock()

@@ -80,7 +80,7 @@ def test_files(trained, tmp_path):
     assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == wanted
     before = (tmp_path / "in.gz").read_bytes()
     result = decode("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "in.gz")
-    assert result.exit_code == 2 and "is the input" in result.stderr and (tmp_path / "in.gz").read_bytes() == before
+    assert result.exit_code == 2 and "is both read and written" in result.stderr and (tmp_path / "in.gz").read_bytes() == before
     result = decode("-m", trained, "-o", tmp_path / "no" / "out")
     assert result.exit_code == 2 and "cannot be written" in result.stderr
 

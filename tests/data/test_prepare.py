@@ -188,7 +188,7 @@ def test_a_sample_goes_to_validation(folder: Path) -> None:
         assert (len(valid), len(train)) == (40, 261)
         chosen.append(valid)
     assert chosen[0] == chosen[1] != chosen[2]
-    with pytest.raises(DataError, match="the 301 training pairs that are left cannot be split"):
+    with pytest.raises(DataError, match="the 301 training pairs that are left cannot give"):
         prepare(config(folder, valid={"sample": 301}))
 
 
