@@ -23,7 +23,7 @@ class Log:
         self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}"),
+            TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"),
             BarColumn(bar_width=None),
             TextColumn("loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"),
             TextColumn("{task.fields[speed]:.0f} tokens/s"),
@@ -31,7 +31,7 @@ class Log:
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=None, epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0)
+        self._task = self._progress.add_task("", total=None, of="", epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0)
 
     def __enter__(self) -> "Log":
         self._progress.start()
@@ -68,6 +68,8 @@ class Log:
         """Move the live display; ``total`` updates where they can be known. What is not given stays as it was."""
         if self._progress.disable:
             return
+        if total is not None:
+            fields["of"] = f" of {total:.0f}"
         self._progress.update(self._task, completed=update, total=total, **fields)
 
 

@@ -1,0 +1,71 @@
+"""What a run tells: JSON lines, a log that outlives its reader, TensorBoard where it is."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fusetk.errors import ConfigError
+from fusetk.training.metrics import Log, forget_after
+
+
+def test_lines_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Log(tmp_path) as log:
+        log.line("update 1: [100] done")
+        log.record("train", {"update": 1, "loss": 2.5})
+    assert capsys.readouterr().err == "update 1: [100] done\n"
+    assert (tmp_path / "log.txt").read_text().endswith("  update 1: [100] done\n")
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "update": 1, "loss": 2.5}
+
+
+def test_a_reader_that_has_gone_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    with Log(tmp_path) as log:
+        monkeypatch.setattr(sys, "stderr", Closed())
+        log.line("unread")
+        monkeypatch.undo()
+    assert "unread" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_came_later_is_forgotten_and_a_torn_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n{"upd')
+    forget_after(tmp_path, 2)
+    assert path.read_text() == '{"update": 1}\n{"update": 2}\n'
+    forget_after(tmp_path / "none", 2)
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def __init__(self, folder: str):
+            assert folder == str(tmp_path / "tensorboard")
+
+        def add_scalar(self, *values: Any) -> None:
+            written.append(values)
+
+        def close(self) -> None:
+            written.append(("closed",))
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with Log(tmp_path, quiet=True, tensorboard=True) as log:
+        log.record("valid", {"update": 7, "loss": 2.5, "name": "x"})
+    assert written == [("valid/update", 7, 7), ("valid/loss", 2.5, 7), ("closed",)]
+
+
+def test_tensorboard_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
+        Log(tmp_path, tensorboard=True)
