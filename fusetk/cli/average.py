@@ -25,7 +25,8 @@ def command(run: Path, last: int | None, best: int | None, metric: str | None, u
     from fusetk import run as runs
     from fusetk.training.average import average, choose
 
-    metric = metric or recipes.load(runs.find_checkpoint(run)[0] / runs.CONFIG).training.validation.metric
+    run, _ = runs.find_checkpoint(run)
+    metric = metric or recipes.load(run / runs.CONFIG).training.validation.metric
     folders = choose(run, last, best, metric, updates)
     into = run / "checkpoints" / name
     average(folders, into)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from fusetk.data.batch import pad
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.vocab import EOS, PAD
+from fusetk.data.vocab import EOS
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.models.seq2seq import Seq2Seq
@@ -60,12 +60,7 @@ class Translator:
         found: list[list[Hypothesis]] = [[] for _ in sources]
         device = next(self.models[0].parameters()).device
         for batch in batches([len(source) for source in cut], self.config):
-            longest = len(cut[batch[0]])
-            rows = torch.full((len(batch), longest), PAD)
-            for row, i in zip(rows, batch, strict=True):
-                row[: len(cut[i])] = torch.as_tensor(cut[i])
-            lengths = torch.tensor([len(cut[i]) for i in batch])
-            mask = torch.arange(longest) < lengths[:, None]
+            rows, mask = pad([cut[i] for i in batch])
             for i, hypotheses in zip(batch, search(self.models, rows.to(device), mask.to(device), self.config), strict=True):
                 found[i] = hypotheses
         return found

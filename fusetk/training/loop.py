@@ -14,7 +14,7 @@ from fusetk.config import Config, choice, find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
-from fusetk.errors import CheckpointError, FusetkError, Interrupted
+from fusetk.errors import FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
@@ -285,10 +285,6 @@ class Trainer:
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))
         if best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
-        if self.progress.stage >= len(self.config.stages):
-            raise CheckpointError(
-                f"{folder} stands in stage {self.progress.stage + 1}, the config has {len(self.config.stages)}: train into a new --run"
-            )
         if self.progress.stage_update:
             self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
             checkpoint.load_optimizer(self.model, self.optimizer, folder)

@@ -58,12 +58,12 @@ class Validator:
         self.config, self.search, self.pipeline = config, search, pipeline
         self.references = list(read_lines(folder / f"valid.{pipeline.target_language}.txt"))
         longest = int(self.corpus.target.lengths.max())
-        self.order = np.argsort(self.corpus.target.lengths, kind="stable")
-        cuts = cut(self.corpus.target.lengths[self.order], BatchConfig(size=max(config.tokens, longest)))
-        self.batches = [self.order[start:end] for start, end in cuts]
+        order = np.argsort(self.corpus.target.lengths, kind="stable")
+        cuts = cut(self.corpus.target.lengths[order], BatchConfig(size=max(config.tokens, longest)))
+        self.batches = [order[start:end] for start, end in cuts]
 
     def __call__(self, model: Seq2Seq, device: torch.device, precision: str) -> dict[str, float]:
-        """Loss and NLL per token, perplexity, accuracy, and BLEU where it is asked for; the model is left in training mode."""
+        """Loss per token, perplexity, accuracy, and BLEU where it is asked for; the model is left in training mode."""
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
