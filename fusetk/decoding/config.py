@@ -19,8 +19,8 @@ class SearchConfig(Config):
     The end mark counts in the length."""
     stop: Literal["exact", "beam", "first"] = "beam"
     """When a sentence is done: `exact`, no live hypothesis can still reach the n best; `beam`, that, or as many hypotheses as
-    the beam is wide have ended; `first`, that, or n hypotheses have ended. With a peaked model `exact` takes up to 1.2 times
-    the work of `beam`, with a weak one up to 1.8 times, and rarely finds anything else; `first` finds much worse ones."""
+    the beam is wide have ended; `first`, that, or n hypotheses have ended. `exact` took 1.2 to 1.8 times as long
+    as `beam` where it was tried, longest with weak models; `first` finds much worse translations."""
     n_best: int = Field(1, ge=1)
     """Translations returned a sentence; at most `beam`."""
     max_length_factor: float = Field(2.0, ge=0)
