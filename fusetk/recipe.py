@@ -20,12 +20,20 @@ class PaperConfig(Config):
 
     table: str
     """The paper and its table."""
-    row: str
-    """The system's name there."""
+    row: str | None = None
+    """The system's name there; none in a config that only others extend."""
+    line: int | None = None
+    """Its place among the rows of the table."""
     parameters: str | None = None
-    """Parameter count as printed."""
+    """Parameter count as printed, such as 10.97M."""
+    counted: str | None = None
+    """What the system that is described there counts, where that is not what is printed."""
+    vocabulary: tuple[int, int] | None = None
+    """Source and target entries, special ones included, with which the count comes out."""
     bleu: float | dict[str, float] | None = None
     """BLEU as printed, of one test set or by name."""
+    note: str | None = None
+    """What the paper leaves open here, or what in it does not agree."""
 
 
 class Recipe(Config):

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fusetk.cli.options import config_argument, set_option
 
-EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/baseline_3layer.yaml --src-vocab-size 8389 --tgt-vocab-size 6428"
+if TYPE_CHECKING:
+    from fusetk.recipe import PaperConfig, Recipe
+
+EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 
 
 @click.command("describe", epilog=EXAMPLE)
@@ -16,42 +19,83 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/baseline_3layer.ya
 @set_option
 @click.option("--src-vocab-size", type=click.IntRange(5), help="Source entries, special ones counted; the prepared data's by default.")
 @click.option("--tgt-vocab-size", type=click.IntRange(5), help="Target entries; as the source's where only one is given.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object with config, parameters (total) and parts.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object with config, vocabulary, parameters (total), parts, and paper.")
 def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None, tgt_vocab_size: int | None, as_json: bool) -> None:
-    """Print the resolved CONFIG and the parameters of its model, part by part."""
+    """Print the resolved CONFIG and the parameters of its model, part by part.
+
+    The vocabulary is that of the prepared data; where there are none, that of the paper whose system the config is. What
+    the paper prints is compared with a count at the paper's own vocabulary.
+    """
     from fusetk import config as configs
-    from fusetk import recipe, run
-    from fusetk.data.pipeline import Pipeline
-    from fusetk.errors import ConfigError
+    from fusetk import recipe
 
     found = recipe.load(config, overrides)
     src_vocab_size = src_vocab_size or tgt_vocab_size
-    if src_vocab_size is None:
-        text = Path(found.data.folder) / run.TEXT
-        if not text.is_dir():
-            raise ConfigError(
-                f"{found.data.folder} is not prepared yet, so the vocabulary sizes are unknown: give --src-vocab-size and --tgt-vocab-size"
-            )
-        pipeline = Pipeline.load(text)
-        src_vocab_size, tgt_vocab_size = len(pipeline.source_vocab), len(pipeline.target_vocab)
-    parts, total = _count(run.build(found, src_vocab_size, tgt_vocab_size or src_vocab_size))
+    sizes = (src_vocab_size, tgt_vocab_size or src_vocab_size) if src_vocab_size else _sizes(found)
+    parts = _count(found, sizes)
+    total = sum(parts.values())
+    paper = found.paper
+    theirs = sum(_count(found, paper.vocabulary).values()) if paper and paper.vocabulary else None
     if as_json:
-        click.echo(json.dumps({"config": found.model_dump(mode="json"), "parameters": total, "parts": parts}, indent=1))
+        document = {"config": found.model_dump(mode="json"), "vocabulary": sizes, "parameters": total, "parts": parts}
+        click.echo(json.dumps({**document, "paper": {"parameters": theirs}}, indent=1))
         return
     click.echo(configs.dump(found))
+    click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")
     for name, count in [*parts.items(), ("total", total)]:
         click.echo(f"{name:<24}{count:>14,}")
-    if found.paper:
-        paper = found.paper
-        click.echo(f"\n{paper.table}, {paper.row}: {paper.parameters or 'no'} parameters printed, {total / 1e6:.2f}M here")
-        click.echo(f"BLEU printed: {paper.bleu}")
+    if paper:
+        click.echo(f"\n{paper.table}, {paper.row or 'all rows'}")
+        click.echo(_comparison(paper, theirs if theirs is not None else total))
+        click.echo(f"BLEU printed: {paper.bleu if paper.bleu is not None else 'none'}")
+        if paper.note:
+            click.echo(f"note: {paper.note}")
 
 
-def _count(model: Any) -> tuple[dict[str, int], int]:
-    """Parameters by part (two levels of the module tree at most), each counted where it first stands, and in all."""
+def _comparison(paper: "PaperConfig", count: int) -> str:
+    text = f"parameters: {paper.parameters or 'none'} printed, {count:,} here"
+    if paper.vocabulary:
+        text += f" with the paper's vocabulary of {paper.vocabulary[0]:,} and {paper.vocabulary[1]:,}"
+    if paper.parameters and not agree(paper.parameters, count):
+        text += "; the printed number does not add up"
+    return text
+
+
+def agree(printed: str, count: int) -> bool:
+    """Whether ``count`` is what was printed in millions, such as 10.97M: rounded, or cut after the last digit."""
+    digits = len(printed.removesuffix("M").partition(".")[2])
+    scale = 10 ** (6 - digits)
+    return round(float(printed.removesuffix("M")) * 10**digits) in (round(count / scale), count // scale)
+
+
+def _sizes(recipe: "Recipe") -> tuple[int, int]:
+    """Vocabulary sizes of the prepared data, or else of the paper."""
+    from fusetk import run
+    from fusetk.data.pipeline import Pipeline
+    from fusetk.errors import ConfigError
+
+    text = Path(recipe.data.folder) / run.TEXT
+    if text.is_dir():
+        pipeline = Pipeline.load(text)
+        return len(pipeline.source_vocab), len(pipeline.target_vocab)
+    if recipe.paper and recipe.paper.vocabulary:
+        return recipe.paper.vocabulary
+    raise ConfigError(
+        f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: give --src-vocab-size and --tgt-vocab-size"
+    )
+
+
+def _count(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
+    """Parameters by part (two levels of the module tree at most), each counted where it first stands."""
+    import torch
+
+    from fusetk import run
+
     parts: dict[str, int] = {}
+    with torch.device("meta"):  # shapes without memory
+        model = run.build(recipe, *sizes)
     for name, parameter in model.named_parameters():
         part = ".".join(name.split(".")[:2])
         part = part if part.rpartition(".")[2] in ("layers", "fuse", "connect", "tokens", "positions") else name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
-    return parts, sum(parts.values())
+    return parts

@@ -2,33 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk.config import Config, Kind, choice, find_kind
-from fusetk.fusion import FUSIONS, Fusion
+from fusetk.fusion import FUSIONS
+from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
+from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.seq2seq import Memory
-
-
-class Connection(nn.Module):
-    """What each layer of a stack reads from the layers below it."""
-
-    Config: type[Kind] = Kind
-
-    def __init__(self, config: Kind, layers: int, width: int, name: str):
-        """``layers`` in the stack, each (and the embedding) of the same ``width``; ``name`` for ``fusetk.trace``."""
-        super().__init__()
-
-    def forward(self, history: Sequence[Tensor]) -> Tensor:
-        """Outputs so far, the embedding first, each (B, T, D) -> what the next layer reads (B, T, D)."""
-        raise NotImplementedError
-
-
-class ConnectLast(Connection):
-    """The residual stack: a layer reads the one below it."""
-
-    def forward(self, history: Sequence[Tensor]) -> Tensor:
-        return history[-1]
 
 
 class Attend(nn.Module):
@@ -60,7 +41,6 @@ class AttendTop(Attend):
         return memory.top
 
 
-CONNECTIONS: dict[str, type[Connection]] = {"last": ConnectLast}
 ATTENDS: dict[str, type[Attend]] = {"top": AttendTop}
 
 
@@ -71,8 +51,14 @@ class StackConfig(Config):
     """Number of layers."""
     connect: choice(CONNECTIONS, "a connection") = Kind(kind="last")  # type: ignore[valid-type]
     """What a layer reads from the layers below it."""
-    fuse: choice(FUSIONS, "a fusion") = Kind(kind="last")  # type: ignore[valid-type]
+    fuse: choice(FUSIONS, "a fusion") = FusionConfig(kind="last")  # type: ignore[valid-type]
     """What the stack hands on."""
+
+    @model_validator(mode="after")
+    def _depth_suits_the_fusion(self) -> "StackConfig":
+        if isinstance(self.fuse, FusionConfig):
+            self.fuse.check(self.layers)
+        return self
 
 
 class DecoderConfig(StackConfig):
@@ -93,17 +79,26 @@ class Stack(nn.Module):
 
     def forward(self, embedded: Tensor, run: Callable[[int, Tensor], Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
         """``run(i, x)`` is layer i's output for its input x. Returns the history, the embedding first, and the fused top."""
-        history = [embedded]
-        for layer in range(len(self.layers)):
-            history.append(run(layer, self.connect(history)))
+        history, kept = [embedded], [self.connect.keep(embedded, 0)]
+        for i in range(len(self.layers)):
+            history.append(run(i, self.connect(kept)))
+            if i + 1 < len(self.layers):
+                kept.append(self.connect.keep(history[-1], i + 1))
         return tuple(history), self.fuse(history)
 
 
-def build_stack(config: StackConfig, width: int, name: str, layer: Callable[[int, str], nn.Module]) -> Stack:
-    """The layers ``layer(i, name)``, lowest first, all of one ``width``, wired as ``config`` says; ``name`` is the side."""
+def build_stack(
+    config: StackConfig, width: int, name: str, layer: Callable[[int, str], nn.Module], other: Stack | None = None
+) -> Stack:
+    """The layers ``layer(i, name)``, lowest first, all of one ``width``, wired as ``config`` says.
+
+    ``name`` is the side; ``other``, where it is built already, the other side, whose layer embedding is shared.
+    """
     layers = [layer(i, f"{name}.layer{i + 1}") for i in range(config.layers)]
     connect = find_kind(config.connect.kind, CONNECTIONS)(config.connect, config.layers, width, f"{name}.connect")
     fuse = find_kind(config.fuse.kind, FUSIONS)(config.fuse, [width] * (config.layers + 1), width, f"{name}.fuse")
+    if other is not None:
+        share_layer_embedding(other.fuse, fuse)
     return Stack(layers, connect, fuse)
 
 

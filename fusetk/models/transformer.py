@@ -1,12 +1,10 @@
 """The Transformer (Vaswani et al. 2017) with open sites for connection, fusion and attention."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
@@ -15,10 +13,9 @@ from fusetk.models.stack import DecoderConfig, StackConfig, build_attend, build_
 from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.feedforward import Activation, FeedForward
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned, Sinusoidal
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
 
 
 class TransformerConfig(ModelConfig):
@@ -35,7 +32,7 @@ class TransformerConfig(ModelConfig):
     """Depth and wiring of the target's side."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the original), or before each sub-layer and once at the end."""
-    activation: Literal["relu", "gelu", "swish"] = "relu"
+    activation: Activation = "relu"
     """Of the feed-forward layers."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Sines and cosines, for sentences of any length (Vaswani et al. 2017); or a learned vector each (Gehring et al. 2017)."""
@@ -63,18 +60,8 @@ class TransformerConfig(ModelConfig):
         return self
 
 
-class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, Equation 2): (..., D) -> (..., D)."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.hidden = nn.Linear(config.width, config.ffn)
-        self.out = nn.Linear(config.ffn, config.width)
-        self.activation = ACTIVATIONS[config.activation]
-        self.dropout = Dropout(config.activation_dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.dropout(self.activation(self.hidden(x))))
+def _feed_forward(config: TransformerConfig) -> FeedForward:
+    return FeedForward(config.width, config.ffn, config.width, config.activation, config.activation_dropout)
 
 
 class Residual(nn.Module):
@@ -103,7 +90,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = SelfAttention(config.width, config.heads, config.attention_dropout, f"{name}.self")
         self.attention_residual = Residual(config)
-        self.ffn = FeedForward(config)
+        self.ffn = _feed_forward(config)
         self.ffn_residual = Residual(config)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -123,7 +110,7 @@ class DecoderLayer(nn.Module):
         self.attention_residual = Residual(config)
         self.cross = CrossAttention(config.width, memory_width, config.heads, config.attention_dropout, f"{name}.cross")
         self.cross_residual = Residual(config)
-        self.ffn = FeedForward(config)
+        self.ffn = _feed_forward(config)
         self.ffn_residual = Residual(config)
 
     def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
@@ -170,7 +157,9 @@ class Transformer(Seq2Seq):
         self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
         self.encoder = build_stack(config.encoder, width, "encoder", lambda i, name: EncoderLayer(config, name))
         self.attend = build_attend(config.decoder, [width] * (config.encoder.layers + 1), self.encoder.fuse.out_width)
-        self.decoder = build_stack(config.decoder, width, "decoder", lambda i, name: DecoderLayer(config, self.attend.width(i), name))
+        self.decoder = build_stack(
+            config.decoder, width, "decoder", lambda i, name: DecoderLayer(config, self.attend.width(i), name), self.encoder
+        )
         norms = [nn.LayerNorm(width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = norms
         self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)

@@ -16,6 +16,23 @@ SIZES: dict[str, dict[str, Any]] = {
     "transformer": {"width": 16, "heads": 2, "ffn": 24, "encoder": {"layers": 2}, "decoder": {"layers": 2}},
 }
 
+# Options without which a fusion does not fit those sizes, and the variants whose computation differs.
+ATTENTION: dict[str, Any] = {"hops": 3, "attention_hidden": 12, "hidden": 12}
+FUSES: dict[str, list[dict[str, Any]]] = {
+    "average": [{}],
+    "ffn": [{"hidden": 12}],
+    "attention": [ATTENTION, {**ATTENTION, "feature_wise": True, "independent_w1": True}],
+    "linear": [{}, {"normalize": "softmax", "norm_layers": True}, {"weights": "matrix", "aggregation": "ewp-ffn"}],
+    "iterative": [{"hidden": 12}, {"aggregation": "concat-ffn", "embedding": True}],
+    "tree": [{"leaves": 2}, {"leaves": 2, "aggregation": "mean", "layer_embedding": True}],
+}
+CONNECTS: dict[str, list[dict[str, Any]]] = {"linear": [{}, {"normalize": "softmax", "norm_layers": False, "norm": True}]}
+
+
+def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The configs of a kind to test."""
+    return [{"kind": kind, **options} for options in table.get(kind, [{}])]
+
 
 def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2Seq:
     """A model with weights scaled up, so that a wrong cache or a wrong row shows in the output; in evaluation mode."""
@@ -39,18 +56,23 @@ def _system(kind: str, **options: Any) -> Callable[[], Seq2Seq]:
     return lambda: build(kind, **options)
 
 
+def _name(option: dict[str, Any]) -> str:
+    named = [f"{key} {value}" for key, value in option.items() if isinstance(value, str | bool) and key != "kind"]
+    return ", ".join([option["kind"], *named])
+
+
 def _systems() -> dict[str, Callable[[], Seq2Seq]]:
     found = {}
     for kind in MODELS:
         found[kind] = _system(kind)
-        for connect in CONNECTIONS:
-            for side in ("encoder", "decoder"):
-                found[f"{kind}, {side} connect {connect}"] = _system(kind, **{side: {"connect": connect}})
-        for fuse in FUSIONS:
-            for side in ("encoder", "decoder"):
-                found[f"{kind}, {side} fuse {fuse}"] = _system(kind, **{side: {"fuse": fuse}})
+        for site, kinds, table in (("connect", CONNECTIONS, CONNECTS), ("fuse", FUSIONS, FUSES)):
+            for option in [option for name in kinds for option in variants(name, table)]:
+                for side in ("encoder", "decoder"):
+                    found[f"{kind}, {side} {site} {_name(option)}"] = _system(kind, **{side: {site: option}})
         for attend in ATTENDS:
             found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
+    both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
+    found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
     found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")
     return found
 

@@ -5,9 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusetk.config import find_kind
 from fusetk.data.batch import Batch
-from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.training.step import batch_loss, update
 from tests.contracts.systems import SIZES, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
@@ -100,18 +98,5 @@ def test_accumulation_is_one_larger_batch(build: Callable[[], Seq2Seq]) -> None:
 def test_it_learns(build: Callable[[], Seq2Seq], precision: str) -> None:
     model, found = build(), batch()
     optimizer = torch.optim.Adam(model.parameters())
-    losses = [float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll) for _ in range(60)]
+    losses = [float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll) for _ in range(80)]
     assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.parametrize("kind", FUSIONS)
-def test_a_fusion_looks_at_one_position(kind: str) -> None:
-    """Position t of what comes out depends on position t of the layers and on nothing else."""
-    fusion = FUSIONS[kind]
-    torch.manual_seed(2)
-    fuse = find_kind(kind, FUSIONS)(fusion.Config(kind=kind), [6, 6, 6, 6], 6, "side.fuse").eval()
-    history = [torch.randn(2, 5, 6) for _ in range(4)]
-    whole = fuse(history)
-    assert whole.shape == (2, 5, fuse.out_width)
-    for t in range(5):
-        torch.testing.assert_close(fuse([layer[:, t : t + 1] for layer in history]), whole[:, t : t + 1])

@@ -1,0 +1,39 @@
+"""Fusion by a feed-forward network over the concatenated layers (MLRF section 3.2)."""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+from fusetk.nn.dropout import Dropout
+from fusetk.nn.feedforward import Activation, FeedForward
+
+
+class FFNConfig(LayerFusionConfig):
+    """A network of one hidden layer over the concatenation of the layers."""
+
+    kind: str = "ffn"
+    layer_embedding: bool = True
+    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides that both have it share it."""
+    hidden: int = Field(512, ge=1)
+    """d_f: units of the hidden layer."""
+    activation: Activation = "relu"
+    """Of the hidden layer; MLRF does not name it, ReLU is the backbone's."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """On the result, before the norm; MLRF says nothing of dropout here."""
+
+
+class FFN(LayerFusion):
+    """phi(Z) = FNN([z^1, ..., z^L]): L * d -> d_f -> d (MLRF Table 1, "FNN-based")."""
+
+    Config = FFNConfig
+
+    def __init__(self, config: FFNConfig, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        self.ffn = FeedForward(self.depth * width, config.hidden, width, config.activation)
+        self.dropout = Dropout(config.dropout)
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        return self.dropout(self.ffn(torch.cat(layers, -1)))
