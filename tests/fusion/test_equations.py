@@ -1,0 +1,271 @@
+"""Every fusion against its paper's equations, written out position by position in NumPy float64; and its gradients."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk.fusion import FUSIONS
+from fusetk.models.connect import CONNECTIONS
+from tests.contracts.systems import FUSES, variants
+
+D, HISTORY = 6, 5  # width; the embedding and four layers
+
+
+def make(kind: str, **options: Any) -> torch.nn.Module:
+    """A fusion in float64 whose every weight, norms and biases too, is away from where it starts."""
+    config = FUSIONS[kind].Config.model_validate({"kind": kind, **options})
+    torch.manual_seed(5)
+    fuse = FUSIONS[kind](config, [D] * HISTORY, D, "decoder.fuse").double().eval()
+    with torch.no_grad():
+        for parameter in fuse.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return fuse
+
+
+def history() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randn(2, 3, D, dtype=torch.float64, generator=generator) for _ in range(HISTORY)]
+
+
+def parameters(fuse: torch.nn.Module) -> dict[str, Any]:
+    return {name: parameter.detach().numpy() for name, parameter in fuse.named_parameters()}
+
+
+def check(fuse: torch.nn.Module, equation: Any) -> None:
+    """``equation(p, z)`` is the paper's formula at one position: parameters and the layers' vectors z[0], z[1], ... -> phi."""
+    layers = history()
+    found = fuse(layers).detach().numpy()
+    p = parameters(fuse)
+    for b in range(2):
+        for t in range(3):
+            wanted = equation(p, [layer[b, t].numpy() for layer in layers])
+            np.testing.assert_allclose(found[b, t], wanted, rtol=1e-10, atol=1e-12)
+
+
+def layer_norm(p: dict[str, Any], name: str, x: Any) -> Any:
+    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def ffn(p: dict[str, Any], name: str, x: Any, sigma: Any = lambda u: np.maximum(u, 0)) -> Any:
+    return p[f"{name}.out.weight"] @ sigma(p[f"{name}.hidden.weight"] @ x + p[f"{name}.hidden.bias"]) + p[f"{name}.out.bias"]
+
+
+@pytest.mark.parametrize("embedding", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_average(embedding: bool, norm: bool) -> None:
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        z = z if embedding else z[1:]
+        mean = sum(z) / len(z)
+        return layer_norm(p, "norm", mean) if norm else mean
+
+    check(make("average", embedding=embedding, norm=norm), equation)
+
+
+@pytest.mark.parametrize("embedding", [True, False])
+@pytest.mark.parametrize("layer_embedding", [True, False])
+def test_ffn(embedding: bool, layer_embedding: bool) -> None:
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        z = z if embedding else z[1:]
+        if layer_embedding:
+            z = [z[i] + p["layer_embedding.weight"][i] for i in range(len(z))]
+        return layer_norm(p, "norm", ffn(p, "ffn", np.concatenate(z)))
+
+    check(make("ffn", embedding=embedding, layer_embedding=layer_embedding, hidden=7), equation)
+
+
+SIGMAS = {"relu": lambda u: np.maximum(u, 0), "tanh": np.tanh}
+
+
+@pytest.mark.parametrize("embedding", [True, False])
+@pytest.mark.parametrize("layer_embedding", [True, False])
+@pytest.mark.parametrize("independent_w1", [True, False])
+@pytest.mark.parametrize("feature_wise", [True, False])
+@pytest.mark.parametrize("activation", SIGMAS)
+@pytest.mark.parametrize("hops", [1, 3])
+def test_attention(embedding: bool, layer_embedding: bool, independent_w1: bool, feature_wise: bool, activation: str, hops: int) -> None:
+    """MLRF Equations 4 to 7 and the network after them, hop by hop and layer by layer."""
+    sigma = SIGMAS[activation]
+
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        z = z if embedding else z[1:]
+        if layer_embedding:
+            z = [z[i] + p["layer_embedding.weight"][i] for i in range(len(z))]  # Equation 4
+        w1 = [p[f"w1.{i if independent_w1 else 0}.weight"] for i in range(len(z))]
+        s = []
+        for hop in range(hops):
+            rows = slice(hop * D, hop * D + D) if feature_wise else slice(hop, hop + 1)
+            e = np.array([p["w2.weight"][rows] @ sigma(w1[i] @ z[i]) for i in range(len(z))])  # Equation 5: (L, 1 or D)
+            a = np.exp(e) / np.exp(e).sum(0)  # Equation 6
+            s.append(sum(a[i] * z[i] for i in range(len(z))))  # Equation 7
+        return layer_norm(p, "norm", ffn(p, "ffn", np.concatenate(s), sigma))
+
+    options = {"embedding": embedding, "layer_embedding": layer_embedding, "independent_w1": independent_w1}
+    sizes = {"hops": hops, "attention_hidden": 5, "hidden": 7}
+    check(make("attention", feature_wise=feature_wise, activation=activation, **options, **sizes), equation)
+
+
+@pytest.mark.parametrize("normalize", ["none", "softmax"])
+@pytest.mark.parametrize("norm_layers", [True, False])
+@pytest.mark.parametrize("aggregation", ["none", "ewp-ffn"])
+def test_linear(normalize: str, norm_layers: bool, aggregation: str) -> None:
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        if norm_layers:
+            z = [layer_norm(p, f"norm_layers.{i}", z[i]) for i in range(len(z))]
+        w = p["combine.weight"]
+        if normalize == "softmax":
+            w = np.exp(w) / np.exp(w).sum()
+        s = sum(w[i] * z[i] for i in range(len(z)))
+        if aggregation == "ewp-ffn":
+            s = ffn(p, "refine.ffn", layer_norm(p, "refine.norm", s)) + s
+        return layer_norm(p, "norm", s)
+
+    check(make("linear", normalize=normalize, norm_layers=norm_layers, aggregation=aggregation, hidden=7), equation)
+
+
+def test_linear_with_matrices() -> None:
+    """Dou et al. 2018: sum_l W_l h_l."""
+
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        w = p["combine.weight.weight"]
+        return sum(w[:, i * D : i * D + D] @ z[i] for i in range(len(z)))
+
+    check(make("linear", weights="matrix", norm=False), equation)
+
+
+def aggregate(p: dict[str, Any], kind: str, node: int, a: Any, b: Any) -> Any:
+    """RTAL Equations 7 to 10."""
+    if kind == "mean":
+        return 0.5 * (a + b)
+    if kind == "concat-ffn":
+        return ffn(p, f"nodes.{node}.ffn", np.concatenate([a, b]))
+    s = (a + b) * p[f"nodes.{node}.beta"]
+    return ffn(p, f"nodes.{node}.refine.ffn", layer_norm(p, f"nodes.{node}.refine.norm", s)) + s
+
+
+aggregations = pytest.mark.parametrize("kind", ["mean", "concat-ffn", "ewp-ffn"])
+
+
+@aggregations
+@pytest.mark.parametrize("embedding", [True, False])
+def test_iterative(kind: str, embedding: bool) -> None:
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        h = z if embedding else z[1:]
+        n = h[0]
+        for i in range(1, len(h)):
+            n = aggregate(p, kind, i - 1, h[i], n)
+        return n
+
+    check(make("iterative", aggregation=kind, embedding=embedding, hidden=7), equation)
+
+
+@aggregations
+@pytest.mark.parametrize("residual", ["preceding", "none"])
+@pytest.mark.parametrize("embedding", [True, False])
+def test_tree_of_four(kind: str, residual: str, embedding: bool) -> None:
+    """Over the last four of h0 .. h4: h0 stands below the lowest leaf, whether it might have been a leaf or not."""
+
+    def equation(p: dict[str, Any], h: list[Any]) -> Any:
+        n1 = aggregate(p, kind, 0, h[1], h[2])
+        n2 = aggregate(p, kind, 1, h[3], h[4])
+        if residual == "preceding":
+            n1 = n1 + h[0]
+            n2 = n2 + n1
+        return aggregate(p, kind, 2, n1, n2)
+
+    check(make("tree", aggregation=kind, residual=residual, embedding=embedding, hidden=7), equation)
+
+
+@aggregations
+def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
+    """Nothing stands below it, so the first node has nothing to add."""
+    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "aggregation": kind, "embedding": True, "hidden": 7})
+    fuse = FUSIONS["tree"](config, [D] * 4, D, "encoder.fuse").double()
+    h = [layer[0, 0] for layer in history()[:4]]
+    p, z = parameters(fuse), [layer.numpy() for layer in h]
+    n1 = aggregate(p, kind, 0, z[0], z[1])
+    n2 = aggregate(p, kind, 1, z[2], z[3]) + n1
+    np.testing.assert_allclose(fuse(h).detach().numpy(), aggregate(p, kind, 2, n1, n2), rtol=1e-10)
+
+
+@pytest.mark.parametrize("residual", ["preceding", "none"])
+def test_tree_of_eight(residual: str) -> None:
+    """Post-order: h1 h2 a1 h3 h4 a2 b1 h5 h6 a3 h7 h8 a4 b2 root; a node adds what stands before its leftmost leaf."""
+    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "leaves": 8, "residual": residual, "hidden": 7})
+    fuse = FUSIONS["tree"](config, [D] * 10, D, "encoder.fuse").double()
+    generator = torch.Generator().manual_seed(1)
+    layers = [torch.randn(D, dtype=torch.float64, generator=generator) for _ in range(10)]
+    p, h = parameters(fuse), [layer.numpy() for layer in layers[1:]]  # h[0] is layer 1, which stands below the leaves
+    add = residual == "preceding"
+    a1 = aggregate(p, "ewp-ffn", 0, h[1], h[2]) + add * h[0]
+    a2 = aggregate(p, "ewp-ffn", 1, h[3], h[4]) + add * a1
+    b1 = aggregate(p, "ewp-ffn", 2, a1, a2) + add * h[0]
+    a3 = aggregate(p, "ewp-ffn", 3, h[5], h[6]) + add * b1
+    a4 = aggregate(p, "ewp-ffn", 4, h[7], h[8]) + add * a3
+    b2 = aggregate(p, "ewp-ffn", 5, a3, a4) + add * b1
+    np.testing.assert_allclose(fuse(layers).detach().numpy(), aggregate(p, "ewp-ffn", 6, b1, b2), rtol=1e-10)
+
+
+@pytest.mark.parametrize("normalize", ["none", "softmax"])
+@pytest.mark.parametrize("where", ["layers", "sum"])
+def test_dynamic_linear_combination(normalize: str, where: str) -> None:
+    """Wang et al. 2019, Equations 6 (pre-norm) and 7 (post-norm): what layer l reads, for every l."""
+    options = {"norm_layers": where == "layers", "norm": where == "sum", "normalize": normalize}
+    config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
+    connect = CONNECTIONS["linear"](config, 4, D, "decoder.connect").double()
+    with torch.no_grad():
+        for parameter in connect.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    p, layers = parameters(connect), history()
+    kept = []
+    for i in range(4):  # what layer i + 1 reads
+        kept.append(connect.keep(layers[i], i))
+        y = [layer[1, 2].numpy() for layer in layers[: i + 1]]
+        if where == "layers":
+            y = [layer_norm(p, f"norm_layers.{k}", y[k]) for k in range(i + 1)]
+        w = p.get(f"combine.{i}.weight", np.zeros(1))
+        if normalize == "softmax":
+            w = np.exp(w) / np.exp(w).sum()
+        wanted = sum(w[k] * y[k] for k in range(i + 1))
+        if where == "sum":
+            wanted = layer_norm(p, f"norm.{i}", wanted)
+        np.testing.assert_allclose(connect(kept)[1, 2].detach().numpy(), wanted, rtol=1e-10)
+
+
+ALL = [option for kind in FUSIONS for option in variants(kind, FUSES)]
+
+
+@pytest.mark.parametrize("option", ALL, ids=str)
+def test_gradients(option: dict[str, Any]) -> None:
+    """Analytic against numerical gradients in float64, of every layer and every parameter."""
+    fuse = make(**option)
+    names = [name for name, _ in fuse.named_parameters()]
+    layers = [layer[:1, :2].clone().requires_grad_() for layer in history()]
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(fuse, dict(zip(names, tensors[HISTORY:], strict=True)), (tensors[:HISTORY],))
+
+    assert torch.autograd.gradcheck(run, (*layers, *(p.detach().requires_grad_() for p in fuse.parameters())))
+
+
+@pytest.mark.parametrize("option", ALL, ids=str)
+def test_a_fusion_looks_at_one_position(option: dict[str, Any]) -> None:
+    """Position t of what comes out depends on position t of the layers and on nothing else."""
+    fuse, layers = make(**option), history()
+    whole = fuse(layers)
+    assert whole.shape == (2, 3, fuse.out_width)
+    for t in range(3):
+        torch.testing.assert_close(fuse([layer[:, t : t + 1] for layer in layers]), whole[:, t : t + 1])
+
+
+@pytest.mark.parametrize("option", [option for option in ALL if option["kind"] != "last"], ids=str)
+def test_layers_of_other_widths_are_mapped(option: dict[str, Any]) -> None:
+    widths = [4, D, 8, D, 4]
+    config = FUSIONS[option["kind"]].Config.model_validate(option)
+    fuse: Any = FUSIONS[option["kind"]](config, widths, D, "encoder.fuse")
+    same = FUSIONS[option["kind"]](config, [D] * 5, D, "encoder.fuse")
+    same.load_state_dict(fuse.state_dict(), strict=False)
+    layers = [torch.randn(2, 3, width) for width in widths]
+    mapped = [torch.zeros(2, 3, D)] * fuse.first + [fuse.project[i](layer) for i, layer in enumerate(layers[fuse.first :])]
+    torch.testing.assert_close(fuse(layers), same(mapped))

@@ -1,0 +1,87 @@
+"""Options of fusions: what is shared, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusetk.errors import ConfigError
+from fusetk.fusion import FUSIONS
+from fusetk.fusion.base import share_layer_embedding
+from fusetk.models.stack import StackConfig
+from tests.contracts.systems import ATTENTION, build
+
+
+def fusion(kind: str, layers: int, **options: Any) -> Any:
+    config = FUSIONS[kind].Config.model_validate({"kind": kind, **options})
+    return FUSIONS[kind](config, [8] * (layers + 1), 8, "side.fuse")
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_both_sides_share_one_layer_embedding() -> None:
+    """MLRF section 3.2; the parameters of a model with two such fusions count it once."""
+    sides = {side: {"fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
+    both, one, plain = build("transformer", **sides), build("transformer", encoder=sides["encoder"]), build("transformer")
+    table = both.encoder.fuse.layer_embedding
+    assert table is both.decoder.fuse.layer_embedding
+    assert count(both) - count(plain) == 2 * (count(one) - count(plain)) - table.weight.numel()
+
+
+def test_a_shared_layer_embedding_goes_by_the_index_of_the_layer() -> None:
+    """A deep encoder with the embedding and a shallow decoder without: layer 1 of both is the same row."""
+    deep, shallow = fusion("ffn", 5), fusion("ffn", 2, embedding=False)
+    share_layer_embedding(deep, shallow)
+    table = deep.layer_embedding.weight
+    assert table.shape == (6, 8)
+    layers = [torch.zeros(1, 8)] * 6
+    for layer, found in zip(range(6), deep.layers(layers), strict=True):
+        assert torch.equal(found[0], table[layer])
+    for layer, found in zip((1, 2), shallow.layers(layers[:3]), strict=True):
+        assert torch.equal(found[0], table[layer])
+
+
+def test_a_side_without_layer_embedding_shares_none() -> None:
+    with_one, without = fusion("ffn", 3), fusion("ffn", 3, layer_embedding=False)
+    table = with_one.layer_embedding
+    share_layer_embedding(with_one, without)
+    assert with_one.layer_embedding is table and without.layer_embedding is None
+
+
+def test_layer_embeddings_begin_uniform_in_a_tenth() -> None:
+    """MLRF section 4.2, with either way of drawing the other weights."""
+    for init in ("xavier", "mlrf"):
+        model = build("transformer", scale=1.0, init=init, decoder={"fuse": {"kind": "ffn", "hidden": 4}})
+        weight = model.decoder.fuse.layer_embedding.weight.detach()
+        assert weight.abs().max() <= 0.1 and float(weight.std()) == pytest.approx(0.2 / 12**0.5, rel=0.4)
+
+
+@pytest.mark.parametrize("fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}])
+def test_a_tree_higher_than_its_stack_is_refused_in_one_sentence(fuse: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="make it deeper, or set leaves to less"):
+        StackConfig.model_validate({"layers": 3, "fuse": fuse})
+
+
+def test_a_tree_may_have_the_embedding_as_a_leaf() -> None:
+    StackConfig.model_validate({"layers": 3, "fuse": {"kind": "tree", "embedding": True}})
+
+
+def test_leaves_are_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        FUSIONS["tree"].Config.model_validate({"kind": "tree", "leaves": 6})
+
+
+def test_one_layer_is_no_iteration() -> None:
+    with pytest.raises(ValueError, match="two layers or more"):
+        StackConfig.model_validate({"layers": 1, "fuse": "iterative"})
+
+
+def test_the_refusal_names_its_place(tmp_path) -> None:
+    from fusetk import config, recipe
+
+    path = tmp_path / "deep.yaml"
+    path.write_text("model:\n  kind: transformer\n  decoder:\n    layers: 3\n    fuse: tree\n")
+    with pytest.raises(ConfigError, match=r"model.decoder: a tree over 4 layers .*deep.yaml, line 3"):
+        config.parse(config.load(path), recipe.Recipe)
