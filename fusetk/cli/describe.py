@@ -31,11 +31,11 @@ def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None,
 
     found = recipe.load(config, overrides)
     src_vocab_size = src_vocab_size or tgt_vocab_size
-    sizes = (src_vocab_size, tgt_vocab_size or src_vocab_size) if src_vocab_size else _sizes(found)
-    parts = _count(found, sizes)
+    sizes = (src_vocab_size, tgt_vocab_size or src_vocab_size) if src_vocab_size else vocabulary_sizes(found)
+    parts = count_parameters(found, sizes)
     total = sum(parts.values())
     paper = found.paper
-    theirs = sum(_count(found, paper.vocabulary).values()) if paper and paper.vocabulary else None
+    theirs = sum(count_parameters(found, paper.vocabulary).values()) if paper and paper.vocabulary else None
     if as_json:
         document = {"config": found.model_dump(mode="json"), "vocabulary": sizes, "parameters": total, "parts": parts}
         click.echo(json.dumps({**document, "paper": {"parameters": theirs}}, indent=1))
@@ -68,7 +68,7 @@ def agree(printed: str, count: int) -> bool:
     return round(float(printed.removesuffix("M")) * 10**digits) in (round(count / scale), count // scale)
 
 
-def _sizes(recipe: "Recipe") -> tuple[int, int]:
+def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
     """Vocabulary sizes of the prepared data, or else of the paper."""
     from fusetk import run
     from fusetk.data.pipeline import Pipeline
@@ -85,7 +85,7 @@ def _sizes(recipe: "Recipe") -> tuple[int, int]:
     )
 
 
-def _count(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
+def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
     """Parameters by part (two levels of the module tree at most), each counted where it first stands."""
     import torch
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "average": "Average checkpoints of a run.",
     "decode": "Translate text.",
     "score": "BLEU, chrF and TER of translations.",
+    "report": "The paper's table beside what runs measured.",
     "plot-attention": "Draw the attention of a translation.",
     "plot-curves": "Draw the training curves of runs.",
     "describe": "Print a resolved config and its parameter counts.",

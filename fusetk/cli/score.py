@@ -10,7 +10,8 @@ from typing import NamedTuple
 import click
 
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
-from fusetk.errors import DataError
+from fusetk.errors import CheckpointError, DataError
+from fusetk.evaluation import notes
 from fusetk.evaluation.bleu import DEFAULT, METRICS, Score, score, split_words
 from fusetk.evaluation.doubts import doubts
 
@@ -26,9 +27,15 @@ from fusetk.evaluation.doubts import doubts
 @click.option("--lowercase", is_flag=True, help="Ignore case in every metric (multi-bleu-lc and TER always do).")
 @click.option("--tokenize", metavar="NAME", help="sacreBLEU's tokeniser: 13a (the default), intl, zh, char, none, ...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--run", metavar="RUN", type=click.Path(path_type=Path),
+    help="Note the scores in scores.json of this run folder, or of the one that this checkpoint lies in; `fusetk report` reads them.",
+)
+@click.option("--set-name", metavar="NAME", help="With --run: the test set.")
+@click.option("--checkpoint", metavar="LABEL", help="With --run: what was decoded, such as average-5. Without it: RUN's name, or best.")
 def command(
     hypothesis: str, more: tuple[str, ...], references: tuple[str, ...], metrics: tuple[str, ...],
-    lowercase: bool, tokenize: str | None, as_json: bool,
+    lowercase: bool, tokenize: str | None, as_json: bool, run: Path | None, set_name: str | None, checkpoint: str | None,
 ) -> None:  # fmt: skip
     """Score the lines of HYP against one or more references, line by line.
 
@@ -38,12 +45,15 @@ def command(
     sacrebleu, chrf, chrf++ and ter are those of the sacrebleu library and want detokenised text. multi-bleu is the
     arithmetic of the Moses script multi-bleu.perl on the lines as they are, which should be tokenised, and words of a
     BPE joined. multi-bleu-lc lower-cases first, by Unicode; the script with -lc changes only A to Z.
+
+    What --run notes replaces an older note of the same set, checkpoint and metric.
     """
     names = [*references, *more]
     if not names:
         raise click.UsageError("give a reference: fusetk score HYP -r REF")
     if [hypothesis, *names].count("-") > 1:
         raise click.UsageError("standard input can be only one of the texts")
+    place = _place(run, set_name, checkpoint)
     lines = _read(hypothesis)
     streams = [_read(name) for name in names]
     for name, stream in zip(names, streams, strict=True):
@@ -62,6 +72,8 @@ def command(
         click.echo(json.dumps({"sentences": len(lines), **texts, "scores": results, "warnings": warnings}, ensure_ascii=False, indent=2))
     else:
         _print(found, sides, len(lines))
+    if place:
+        click.echo(f"noted in {_note(place, found, streams)}", err=True)
 
 
 class Side(NamedTuple):
@@ -90,6 +102,41 @@ def _unequal(hypothesis: str, reference: str, mine: int, theirs: int) -> DataErr
     if "-" in (hypothesis, reference):
         return DataError(f"{_known_as(hypothesis)} has {mine} lines and {_known_as(reference)} has {theirs}; each line needs its reference")
     return unequal(Pair(Path(hypothesis), Path(reference)), mine, theirs)
+
+
+class Place(NamedTuple):
+    """What scores are noted of."""
+
+    run: Path
+    set_name: str
+    checkpoint: str
+
+
+def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Place | None:
+    """Where to note the scores; raises what is wrong with it before anything is scored."""
+    if run is None:
+        if set_name is not None or checkpoint is not None:
+            raise click.UsageError("--set-name and --checkpoint say what a score is of where it is noted: give --run, too")
+        return None
+    if not set_name:
+        raise click.UsageError("--run notes the scores of a test set: give its name by --set-name")
+    folder, name = notes.locate(run)
+    notes.read(folder)
+    if not (checkpoint or name):
+        raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last: say what was decoded by --checkpoint")
+    return Place(folder, set_name, checkpoint or name)
+
+
+def _note(place: Place, found: Sequence[Score], references: Sequence[Sequence[str]]) -> Path:
+    """Note the scores; returns the file."""
+    updates, data = notes.progress(place.run)
+    texts = notes.fingerprint(references)
+
+    def note(one: Score) -> notes.Note:
+        key = place.set_name, place.checkpoint, one.metric
+        return notes.Note(*key, one.value, one.signature, one.details, one.sentences, texts, updates, data)
+
+    return notes.write(place.run, [note(one) for one in found])
 
 
 def _print(found: Sequence[Score], sides: Sequence[Side], sentences: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
+from fusetk.evaluation import notes
 from fusetk.evaluation.bleu import score
 
 HYPOTHESIS = ["the cat sat on the mat .", "a dog ran home ."]
@@ -126,3 +127,58 @@ def test_unequal_pipes_are_one_sentence() -> None:
     command = f"{sys.executable} -m fusetk score <(printf 'a\\nb\\nc\\n') <(printf 'a\\nb\\n')"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.returncode == 2 and "3 lines" in result.stderr and "Traceback" not in result.stderr
+
+
+# Notes in a run folder -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(files: Path) -> Path:
+    """A run folder, as much of it as notes need."""
+    for name, update in (("last", 12), ("best", 8), ("average-5", None)):
+        state = Path("run/checkpoints") / name / "state.json"
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"format": 1, **({"progress": {"update": update}, "data": "abc"} if update else {})}))
+    Path("run/config.yaml").write_text("{}")
+    return Path("run")
+
+
+def test_scores_are_noted_in_a_run(folder: Path) -> None:
+    result = run("hyp", "ref", "--metric", "multi-bleu", "--metric", "chrf", "--run", "run", "--set-name", "test")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "noted in run/scores.json\n" and "noted" not in result.stdout
+    found = notes.read(folder)
+    assert [note.key for note in found] == [("test", "best", "multi-bleu"), ("test", "best", "chrf")]
+    [expected] = score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])
+    assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (expected.value, expected.signature, 12, "abc")
+    assert found[0].references == notes.fingerprint([REFERENCE]) != notes.fingerprint([HYPOTHESIS])
+
+
+def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> None:
+    same = ["--metric", "multi-bleu", "--set-name", "test", "--run"]
+    for arguments in (["hyp", "ref", *same, "run"], ["ref", "ref", *same, "run"], ["hyp", "ref", *same, "run/checkpoints/average-5"]):
+        assert run(*arguments).exit_code == 0
+    run("hyp", "ref", *same, "run/checkpoints/last", "--checkpoint", "label", "--json")
+    found = {note.checkpoint: note.value for note in notes.read(folder)}
+    assert list(found) == ["best", "average-5", "label"] and found["best"] == pytest.approx(100) and found["average-5"] < 100
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--run", "run"], "by --set-name"),
+        (["--set-name", "test"], "give --run"),
+        (["--checkpoint", "best"], "give --run"),
+        (["--run", "nowhere", "--set-name", "test"], "nowhere is no run folder: there is no such folder"),
+        (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
+        (["--run", "damaged", "--set-name", "test", "--checkpoint", "best"], "scores.json is damaged"),
+    ],
+)
+def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> None:
+    for name in ("bare", "damaged"):
+        Path(name).mkdir()
+        Path(name, "config.yaml").write_text("{}")
+    Path("damaged/scores.json").write_text("{")
+    result = run("hyp", "ref", *arguments)
+    assert result.exit_code == 2 and said in result.stderr and result.stdout == ""
+    assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Layer fusion on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
+set -euo pipefail
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+folder=$ROOT/recipes/multi30k/fusion
+
+usage() {
+    cat << END
+Usage: $(basename "$0") DATA_DIR [--seeds "1 2 3"] [--systems "NAME ..."] [--out DIR] [--set KEY=VALUE ...]
+
+DATA_DIR holds train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in data/task1/raw of
+https://github.com/multi30k/dataset. Trains each system with each seed, averages its last checkpoints, translates, scores
+(tokenised, lowercased multi-bleu) and prints the table. Run again, it does only what is missing.
+
+  --seeds "N ..."      seeds (1)
+  --systems "NAME ..." files of $folder without .yaml (all)
+  --out DIR            where everything is written, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_fusion)
+  --average N          checkpoints to average (5)
+  --jobs N             processes for the preparation (1)
+  --any-data           go on when the text has not the lines of Multi30k
+  --set KEY=VALUE      change a key of every config, e.g. training.precision=bf16; repeatable
+END
+}
+
+data='' seeds=1 systems='' out=$ROOT/work/multi30k_fusion last=5 jobs=1 any_data=''
+given=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --seeds) need_value "$1" $#; seeds=$2; shift 2 ;;
+        --systems) need_value "$1" $#; systems=$2; shift 2 ;;
+        --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
+        --average) need_value "$1" $#; last=$2; shift 2 ;;
+        --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
+        --any-data) any_data=yes; shift ;;
+        --set) need_value "$1" $#; given+=(--set "$2"); shift 2 ;;
+        -*) die "there is no option $1; -h shows the usage" ;;
+        *) [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"; data=$(absolute "$1"); shift ;;
+    esac
+done
+[ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
+
+known=()
+for config in "$folder"/*.yaml; do
+    name=$(basename "$config" .yaml)
+    [ "$name" = base ] || known+=("$name")
+done
+read -r -a systems <<< "${systems:-${known[*]}}"
+read -r -a seeds <<< "$seeds"
+[ "${#seeds[@]}" -gt 0 ] || die "--seeds names no seed"
+for system in "${systems[@]}"; do
+    [[ " ${known[*]} " == *" $system "* ]] || die "there is no system $system; known: ${known[*]}"
+done
+for seed in "${seeds[@]}"; do
+    [[ $seed =~ ^[0-9]+$ ]] || die "a seed is a whole number, not $seed"
+done
+
+# check NAME LINES: both sides of a set are there and whole.
+check() {
+    local language file count
+    for language in de en; do
+        file=$data/$1.$language
+        [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $1.$language.gz exists: get it from data/task1/raw of https://github.com/multi30k/dataset"
+        [ -z "$any_data" ] || continue
+        count=$(lines "$file") || die "$file.gz cannot be unpacked: get it again from https://github.com/multi30k/dataset"
+        [ "$count" -eq "$2" ] || die "$file has $count lines and should have $2: get it again, or go on with --any-data"
+    done
+}
+
+check train 29000
+check val 1014
+check test_2016_flickr 1000
+need_fusetk
+mkdir -p "$out"
+
+prepared=$out/data
+settings=(
+    --set "data.folder=\"$prepared\"" --set "data.train=[\"$data/train\"]"
+    --set "data.valid=[\"$data/val\"]" --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
+    ${given[@]+"${given[@]}"}
+)
+say "prep: text to subwords to ids"
+fusetk prep "$folder/base.yaml" "${settings[@]}" --jobs "$jobs"
+
+test=$prepared/test.test_2016_flickr
+for seed in "${seeds[@]}"; do
+    for system in "${systems[@]}"; do
+        run=$out/$system.seed$seed
+        say "$system, seed $seed: train"
+        fusetk train "$folder/$system.yaml" "${settings[@]}" --set "training.seed=$seed" --run "$run"
+        say "$system, seed $seed: translate and score (tokenised, lowercased)"
+        average "$run" "$last"
+        for checkpoint in "$run/checkpoints/best" "$averaged"; do
+            label=$(basename "$checkpoint")
+            translation=$run/test_2016_flickr.$label.txt
+            translate "$checkpoint" "$test.de.txt" "$translation" --tokenized
+            fusetk score "$translation" -r "$test.en.txt" --metric multi-bleu --run "$run" \
+                --set-name test_2016_flickr --checkpoint "$label"
+        done
+    done
+done
+say "the table"
+fusetk report "$folder" --runs "$out"
