@@ -72,8 +72,7 @@ say "translate and score (tokenised, case-insensitive)"
 average "$run" "$last"
 translate "$run/checkpoints/best" "$prepared/test.test.de.txt" "$out/best.$group.$name.txt" --tokenized
 translate "$averaged" "$prepared/test.test.de.txt" "$out/average.$group.$name.txt" --tokenized
-declare -A label=([best]=best [average]=$(basename "$averaged"))
-for system in best average; do
-    fusetk score "$out/$system.$group.$name.txt" -r "$prepared/test.test.en.txt" --metric multi-bleu-lc \
-        --run "$run" --set-name test --checkpoint "${label[$system]}"
+for system in best "$(basename "$averaged")"; do
+    fusetk score "$out/${system%-*}.$group.$name.txt" -r "$prepared/test.test.en.txt" --metric multi-bleu-lc \
+        --run "$run" --set-name test --checkpoint "$system"
 done

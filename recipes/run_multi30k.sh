@@ -72,8 +72,7 @@ test=$prepared/test.test_2016_flickr
 average "$run" 10
 translate "$run/checkpoints/best" "$test.$source.txt" "$out/best.$pair.txt" --tokenized
 translate "$averaged" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
-declare -A label=([best]=best [average]=$(basename "$averaged"))
-for system in best average; do
-    fusetk score "$out/$system.$pair.txt" -r "$test.$target.txt" --metric multi-bleu \
-        --run "$run" --set-name test_2016_flickr --checkpoint "${label[$system]}"
+for system in best "$(basename "$averaged")"; do
+    fusetk score "$out/${system%-*}.$pair.txt" -r "$test.$target.txt" --metric multi-bleu \
+        --run "$run" --set-name test_2016_flickr --checkpoint "$system"
 done

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fusetk import trace
 from fusetk.data.vocab import BOS, EOS, SPECIAL
 from fusetk.errors import DataError
-from fusetk.plotting.heatmap import Panel
+from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -22,6 +21,9 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "encoder-self": (("encoder",), "self"),
     "decoder-self": (("decoder",), "self"),
 }
+
+MEASURE = "attention weight (a row sums to 1)"
+AXES = {"cross": ("source", "target"), "self": ("looked at", "looking")}
 
 _NAME = re.compile(r"(encoder|decoder)\.layer(\d+)\.(self|cross)")
 
@@ -49,22 +51,10 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
     ``source`` and ``target`` are ids without begin and end marks. Raises DataError for a sentence longer than the model's
     positions.
     """
-    import torch
+    from fusetk.plotting.forced import forced
 
-    limit = getattr(model, "max_positions", None)
-    if limit is not None and max(len(source), len(target)) + 1 > limit:
-        raise DataError(f"a sentence of {max(len(source), len(target))} tokens is too long: with its mark the model has {limit} positions")
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    src = torch.tensor([[*source, EOS]], device=device)
-    tgt_in = torch.tensor([[BOS, *target]], device=device)
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), trace.listen("*") as found:
-            model(src, torch.ones_like(src, dtype=torch.bool), tgt_in)
-    finally:
-        model.train(training)
-    return {name: values[-1][0].float().cpu().numpy() for name, values in found.items() if _NAME.fullmatch(name)}
+    found = forced(model, [(source, target)], "*.layer*").found
+    return {name: values[0].float().cpu().numpy() for name, values in found.items() if _NAME.fullmatch(name)}
 
 
 def panels(
@@ -87,7 +77,8 @@ def panels(
         for number in sorted(layers) if layer is None else [layer]:
             name = layers[number]
             for suffix, text, matrix in _heads(weights[name], head):
-                found.append(Panel(name + suffix, f"{side} layer {number}, {kind}-attention, {text}", matrix, x, y))
+                title = f"{side} layer {number}, {kind}-attention, {text}"
+                found.append(Panel(name + suffix, title, matrix, x, y, MEASURE, AXES[kind]))
     return found
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".pdf", ".svg")
 NUMBERS = (".npz", ".json")
+PAGES = (".html",)
 
 DPI = 150
 MAX_PIXELS = 120_000_000  # of a PNG; what is larger gets fewer dots an inch, for a viewer must be able to open it
@@ -34,10 +35,11 @@ _JOINERS = "\u200c\u200d"  # invisible, but words of some scripts need them
 log = logging.getLogger(__name__)
 
 
-def check_output(path: Path) -> None:
-    """Raise DataError when a figure cannot be written to ``path``: call it before the work, not after."""
-    if path.suffix.lower() not in PICTURES + NUMBERS:
-        raise DataError(f"{path}: the name must end in {', '.join(PICTURES)} for a picture or {', '.join(NUMBERS)} for its numbers")
+def check_output(path: Path, pages: bool = False) -> None:
+    """Raise DataError when a figure cannot be written to ``path``: call it before the work, not after. ``pages``: HTML can."""
+    if path.suffix.lower() not in PICTURES + NUMBERS + (PAGES if pages else ()):
+        page = f", {', '.join(PAGES)} for a page to look around in," if pages else ""
+        raise DataError(f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page} or {', '.join(NUMBERS)} for its numbers")
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}; make it first")
     if path.is_dir():

@@ -1,121 +1,104 @@
-"""Heatmaps: matrices of weights with a word at every row and column."""
+"""Heatmaps drawn by matplotlib: panels in rows, a word at every row and column of each."""
 
-import math
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fusetk.plotting.figure import NUMBERS, check_output, finite, fonts, label, save_numbers, save_picture
+from fusetk.plotting.figure import fonts, label
+from fusetk.plotting.panel import Panel, Scale, axes, beside, scales, share_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
-
-# Colour maps by name: matplotlib's name, and the value of its upper end (None: the greatest weight of the figure).
-# `grey` is as papers print attention: white is probability 1, black 0.
-COLORS: dict[str, tuple[str, float | None]] = {"blue": ("Blues", None), "viridis": ("viridis_r", None), "grey": ("gray", 1.0)}
 
 FONT = 8.0  # points
 TITLE = 9.5
-GAP = 0.3  # inches between panels
-LEAST_BAR = 1.2  # inches that the colour bar needs
+LINE = 0.16  # inches from one line of a title to the next
+GAP = 0.3  # inches between panels, with the first line of the title
+LEAST_BAR = 1.2  # inches that a colour bar needs
+BAR_ROOM = 0.95  # of the colour bar, its numbers and the first line of its label
 PAD = 0.06  # between a label and its cells
 WIDEST = 36.0  # inches that a row of panels may take before the next row begins
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One matrix (rows, columns) of weights of at least 0, with a label for each row and column."""
-
-    name: str  # key in .npz and .json files
-    title: str
-    matrix: np.ndarray  # (len(y), len(x))
-    x: Sequence[str]
-    y: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if self.matrix.shape != (len(self.y), len(self.x)):
-            raise ValueError(f"{self.name}: a matrix {self.matrix.shape} with {len(self.y)} row and {len(self.x)} column labels")
+NUMBER = 0.5  # inches of a number beside its cell
+EMPTY = "#efe6d3"  # a cell without a number: no colour of any map
 
 
 class _Plan(NamedTuple):
-    """Where things stand, in inches; all panels of a row have the same room."""
+    """Where things stand, in inches; the panels of a row share a height, those of a column a width."""
 
+    rows: list[list[Panel]]
     cell: float
-    left: float  # room of row labels
-    above: float  # room of column labels
-    width: float  # of the widest matrix or title
-    heights: tuple[float, ...]  # of the highest matrix of each row of panels
-    columns: int
+    left: tuple[float, ...]  # room of row labels, by column
+    width: tuple[float, ...]  # of the widest matrix or title, by column
+    above: tuple[float, ...]  # room of column labels, by row
+    height: tuple[float, ...]  # of the highest matrix, by row
+    below: tuple[float, ...]  # room of titles, by row
+
+    def right(self, column: int) -> float:
+        """Where a column's cells begin, from the left of the first."""
+        return sum(self.left[: column + 1]) + sum(self.width[:column]) + column * GAP
 
     def top(self, row: int) -> float:
-        """How far below the first row's labels this row's begin."""
-        return sum(self.above + height + GAP for height in self.heights[:row])
+        """How far below the labels of the first row those of ``row`` begin."""
+        return sum(self.above[:row]) + sum(self.height[:row]) + sum(self.below[:row])
 
 
-def heatmap(
-    panels: Sequence[Panel],
-    path: Path,
-    *,
-    title: str = "",
-    x_label: str = "",
-    y_label: str = "",
-    bar_label: str = "weight",
-    colors: str = "blue",
-    columns: int | None = None,
-) -> None:
-    """Draw the panels, ``columns`` side by side (None: as fit), or write their numbers, as the ending of ``path`` says.
+def draw(panels: Sequence[Panel], *, title: str = "", colors: str = "blue", columns: int | Sequence[int] | None = None) -> "Figure":
+    """The panels as a figure: its size follows from the number of words, so that labels never overlap.
 
-    An .npz file holds each matrix under its panel's name, and its labels under NAME.x and NAME.y. All panels share one
-    colour scale. Raises DataError when ``path`` cannot be written.
+    ``columns``: so many side by side (None: as fit), or how many in each row. Panels of one measure share their colours.
     """
-    check_output(path)
-    if not panels:
-        raise ValueError("a heatmap of no panels")
-    if path.suffix.lower() in NUMBERS:
-        save_numbers(path, _arrays(panels), _document(panels, title, x_label, y_label))
-    else:
-        figure = draw(panels, title=title, x_label=x_label, y_label=y_label, bar_label=bar_label, colors=colors, columns=columns)
-        save_picture(figure, path)
-
-
-def draw(
-    panels: Sequence[Panel], *, title: str, x_label: str, y_label: str, bar_label: str, colors: str, columns: int | None
-) -> "Figure":
-    """The figure of ``heatmap``: its size follows from the number of words, so that labels never overlap."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if not panels:
+        raise ValueError("a heatmap of no panels")
+    x_label, y_label = axes(panels)
+    measures = scales(panels, colors)
     names = [text for panel in panels for text in (*panel.x, *panel.y, panel.title)]
-    families = fonts({label(text, 200) for text in [*names, title, x_label, y_label, bar_label]})
+    families = fonts({label(text, 200) for text in [*names, title, x_label, y_label, *measures]})
     plan = _plan(panels, families, columns)
     head = (0.45 if title else 0.12) + (0.25 if x_label else 0.0)
     side = 0.3 if y_label else 0.1
-    bar_room = 0.95
-    width = side + plan.columns * (plan.left + plan.width + GAP) + bar_room
-    height = head + max(plan.top(len(plan.heights)), plan.above + LEAST_BAR + GAP)
+    tall = _bar_height(plan, len(measures))
+    texts = {measure: _wrap(measure, tall, FONT) for measure in measures}
+    bar_room = BAR_ROOM + 0.14 * max(text.count("\n") for text in texts.values())
+    width = side + plan.right(len(plan.width) - 1) + plan.width[-1] + GAP + bar_room
+    height = head + max(plan.top(len(plan.rows)), plan.above[0] + len(measures) * (tall + GAP))
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    name, top = COLORS.get(colors, (colors, None))
-    top = top or max(float(np.nanmax(panel.matrix, initial=0.0)) for panel in panels) or 1.0
-    for i, panel in enumerate(panels):
-        x = side + (i % plan.columns) * (plan.left + plan.width + GAP) + plan.left
-        y = height - head - plan.top(i // plan.columns) - plan.above
-        across, down = plan.cell * len(panel.x), plan.cell * len(panel.y)
-        axes = figure.add_axes((x / width, (y - down) / height, across / width, down / height))
-        image = axes.imshow(panel.matrix, cmap=name, vmin=0.0, vmax=top, aspect="auto", interpolation="nearest")
-        _label(axes, panel, families, plan)
+    images: dict[str, ScalarMappable] = {}
+    for r, row in enumerate(plan.rows):
+        for c, panel in enumerate(row):
+            at = side + plan.right(c), height - head - plan.top(r) - plan.above[r]
+            images[panel.measure] = _panel(figure, panel, at, measures[panel.measure], plan, families)
     _write(figure, title, (0.5 * width, height - 0.2), families, size=TITLE + 2.5)
     _write(figure, x_label, ((side + width - bar_room) / 2, height - head + 0.12), families)
     _write(figure, y_label, (0.15, (height - head) / 2), families, rotation=90)
-    tall = min(max(plan.heights[0], LEAST_BAR), 4.0)
-    bar = figure.add_axes(((width - bar_room + 0.1) / width, (height - head - plan.above - tall) / height, 0.14 / width, tall / height))
-    figure.colorbar(image, cax=bar).set_label(bar_label, fontsize=FONT)
-    bar.tick_params(labelsize=FONT)
+    for i, measure in enumerate(measures):
+        low = height - head - plan.above[0] - (i + 1) * tall - i * GAP
+        bar = figure.add_axes(((width - bar_room + 0.1) / width, low / height, 0.14 / width, tall / height))
+        figure.colorbar(images[measure], cax=bar).set_label(texts[measure], fontsize=FONT)
+        bar.tick_params(labelsize=FONT)
     return figure
+
+
+def _panel(figure: "Figure", panel: Panel, at: tuple[float, float], scale: Scale, plan: _Plan, families: list[str]) -> "ScalarMappable":
+    """Draw one panel, its upper left cell at a place in inches."""
+    import matplotlib
+
+    width, height = figure.get_size_inches()
+    across, down = plan.cell * len(panel.x), plan.cell * len(panel.y)
+    place = figure.add_axes((at[0] / width, (at[1] - down) / height, across / width, down / height))
+    image = place.imshow(
+        panel.matrix, cmap=matplotlib.colormaps[scale.map].with_extremes(bad=EMPTY), vmin=scale.low, vmax=scale.high, aspect="auto",
+        interpolation="nearest", origin="lower" if panel.up else "upper",
+    )  # fmt: skip
+    _label(place, panel, families, plan)
+    return image
 
 
 def _write(figure: "Figure", text: str, place: tuple[float, float], families: list[str], size: float = TITLE, rotation: float = 0) -> None:
@@ -139,28 +122,58 @@ def _label(axes: "Axes", panel: Panel, families: list[str], plan: _Plan) -> None
     for side in axes.spines.values():
         side.set_linewidth(0.5)
         side.set_color("0.6")
+    if len(panel.x) == 1:  # there is room to say what a colour can only hint at
+        for row, value in enumerate(panel.matrix[:, 0]):
+            axes.text(0.5 + 0.06 / plan.cell, row, f"{value:.3g}", ha="left", va="center", size=FONT - 1)
     # The title stands under its panel: above it are the words.
     axes.text(
-        0.0, -0.06 / (plan.cell * len(panel.y)), label(panel.title, 120), transform=axes.transAxes, ha="left", va="top",
-        family=families, size=TITLE, parse_math=False,
+        0.0, -0.06 / (plan.cell * len(panel.y)), _title(panel, plan.cell), transform=axes.transAxes, ha="left", va="top",
+        family=families, size=TITLE, parse_math=False, linespacing=1.1,
     )  # fmt: skip
 
 
-def _plan(panels: Sequence[Panel], families: list[str], columns: int | None) -> _Plan:
+def _plan(panels: Sequence[Panel], families: list[str], columns: int | Sequence[int] | None) -> _Plan:
     longest = max(max(len(panel.x), len(panel.y)) for panel in panels)
     cell = max(0.15, min(0.3, 6.0 / longest))  # 0.15 inches is the least that a line of 8 points needs
-    left = _widest([text for panel in panels for text in panel.y], families) + 2 * PAD
-    above = _widest([text for panel in panels for text in panel.x], families) + 2 * PAD
-    titles = _widest([panel.title for panel in panels], families, longest=120) * TITLE / FONT
-    width = max(max(len(panel.x) for panel in panels) * cell, titles)
+    widths = {id(panel): _width(panel, cell, families) for panel in panels}
+    lefts = {id(panel): _widest(panel.y, families) + 2 * PAD for panel in panels}
     if columns is None:
-        height = max(len(panel.y) for panel in panels) * cell
-        fit = max(1, int(WIDEST // (left + width + GAP)))
-        square = math.ceil(math.sqrt(len(panels) * (above + height + GAP) / (left + width + GAP)))
-        columns = max(1, min(fit, square, len(panels)))
-        columns = math.ceil(len(panels) / math.ceil(len(panels) / columns))  # no nearly empty last row
-    heights = [max(len(panel.y) for panel in panels[i : i + columns]) * cell for i in range(0, len(panels), columns)]
-    return _Plan(cell, left, above, width, tuple(heights), columns)
+        widest = max(lefts.values()) + max(widths.values())
+        most = max(1, int(WIDEST // (widest + GAP)))
+        columns = min(most, beside(len(panels), max(len(panel.y) for panel in panels), round(widest / cell) - 6))
+    lengths = share_out(len(panels), columns) if isinstance(columns, int) else list(columns)
+    starts = np.cumsum([0, *lengths]).tolist()
+    rows = [list(panels[start : start + length]) for start, length in zip(starts, lengths, strict=False)]
+    stacks = [[row[c] for row in rows if c < len(row)] for c in range(max(lengths))]
+    return _Plan(
+        rows,
+        cell,
+        left=tuple(max(lefts[id(panel)] for panel in stack) for stack in stacks),
+        width=tuple(max(widths[id(panel)] for panel in stack) for stack in stacks),
+        above=tuple(_widest([text for panel in row for text in panel.x], families) + 2 * PAD for row in rows),
+        height=tuple(max(len(panel.y) for panel in row) * cell for row in rows),
+        below=tuple(GAP + LINE * max(_title(panel, cell).count("\n") for panel in row) for row in rows),
+    )
+
+
+def _width(panel: Panel, cell: float, families: list[str]) -> float:
+    """Inches that a panel's cells, the number beside a single column, or its title take."""
+    title = _widest(_title(panel, cell).split("\n"), families, longest=200) * TITLE / FONT
+    return max(cell * len(panel.x) + (NUMBER if len(panel.x) == 1 else 0.0), title)
+
+
+def _title(panel: Panel, cell: float) -> str:
+    return _wrap(label(panel.title, 200), max(2.0, cell * len(panel.x)), TITLE)
+
+
+def _wrap(text: str, inches: float, size: float) -> str:
+    """Text in lines of about so many inches."""
+    return "\n".join(textwrap.wrap(text, max(16, int(inches * 72 / (0.58 * size)))) or [""])
+
+
+def _bar_height(plan: _Plan, bars: int) -> float:
+    room = plan.height[0] if bars == 1 else (plan.top(len(plan.rows)) - plan.above[0]) / bars - GAP
+    return min(max(room, LEAST_BAR), 4.0)
 
 
 def _widest(texts: Sequence[str], families: list[str], longest: int = 28) -> float:
@@ -176,19 +189,3 @@ def _widest(texts: Sequence[str], families: list[str], longest: int = 28) -> flo
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         widths = [renderer.get_text_width_height_descent(label(text, longest), properties, ismath=False)[0] for text in set(texts)]
     return max(widths, default=0.0) / 72
-
-
-def _arrays(panels: Sequence[Panel]) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for panel in panels:
-        arrays[panel.name] = panel.matrix
-        arrays[f"{panel.name}.x"] = np.array(list(panel.x), dtype=np.str_)
-        arrays[f"{panel.name}.y"] = np.array(list(panel.y), dtype=np.str_)
-    return arrays
-
-
-def _document(panels: Sequence[Panel], title: str, x_label: str, y_label: str) -> dict[str, Any]:
-    shown = [
-        {"name": p.name, "title": p.title, "x": list(p.x), "y": list(p.y), "matrix": [finite(row) for row in p.matrix]} for p in panels
-    ]
-    return {"title": title, "x_label": x_label, "y_label": y_label, "panels": shown}
