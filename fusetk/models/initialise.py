@@ -23,10 +23,10 @@ def xavier(model: nn.Module) -> None:
         elif isinstance(module, nn.Embedding | Learned | Output):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     for module in model.modules():
-        if isinstance(module, CrossAttention) and module.project.in_features == module.query.in_features:
+        if isinstance(module, CrossAttention) and all(m.in_features == module.query.in_features for m in module.project):
             bound = (6 / (4 * module.query.in_features)) ** 0.5
-            nn.init.uniform_(module.query.weight, -bound, bound)
-            nn.init.uniform_(module.project.weight, -bound, bound)
+            for matrix in (module.query, *module.project):
+                nn.init.uniform_(matrix.weight, -bound, bound)
 
 
 def mlrf(model: nn.Module) -> None:

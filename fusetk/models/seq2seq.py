@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from fusetk.config import Kind
 from fusetk.nn.output import Output
 from fusetk.nn.tree import Tree
+from fusetk.nn.weightnorm import NormedLinear
 
 
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
 
-    history: tuple[Tensor, ...]  # each (B, S, D_i): the embedding, then the output of layer 1 .. L
+    history: tuple[Tensor, ...]  # each (B, S, D_i): the embedding (or the last summary), then the outputs of the layers above it
     top: Tensor  # (B, S, D): the fused output
     mask: Tensor  # (B, S)
+    embedded: Tensor | None = None  # (B, S, E): words and positions as they were, where the decoder wants them
 
 
 class State(NamedTuple):
@@ -42,7 +44,7 @@ class Seq2Seq(nn.Module):
 
     Config: type[ModelConfig]
     max_positions: int | None = None  # longest sentence that can be read, in tokens, the end mark counted
-    output: Output  # (..., D) -> (..., V), the unnormalised log-probabilities
+    output: Output | NormedLinear  # (..., D) -> (..., V), the unnormalised log-probabilities
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Source ids (B, S) and their mask (B, S), every row with at least one real token, all at the left."""

@@ -4,44 +4,14 @@ from collections.abc import Callable, Sequence
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fusetk.config import Config, Kind, choice, find_kind
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
-from fusetk.models.connect import CONNECTIONS, Connection
-from fusetk.models.seq2seq import Memory
-
-
-class Attend(nn.Module):
-    """What each decoder layer attends to."""
-
-    Config: type[Kind] = Kind
-
-    def __init__(self, config: Kind, widths: Sequence[int], top_width: int):
-        """``widths`` of the encoder's history, the embedding's first, and of its fused top."""
-        super().__init__()
-        self.widths, self.top_width = tuple(widths), top_width
-
-    def width(self, layer: int) -> int:
-        """Width of what decoder layer ``layer`` (0 is the lowest) attends to."""
-        raise NotImplementedError
-
-    def forward(self, memory: Memory, layer: int) -> Tensor:
-        """(B, S, self.width(layer))."""
-        raise NotImplementedError
-
-
-class AttendTop(Attend):
-    """Every decoder layer attends to what the encoder's stack hands on."""
-
-    def width(self, layer: int) -> int:
-        return self.top_width
-
-    def forward(self, memory: Memory, layer: int) -> Tensor:
-        return memory.top
-
-
-ATTENDS: dict[str, type[Attend]] = {"top": AttendTop}
+from fusetk.fusion.last import Last
+from fusetk.models.attend import ATTENDS, Attend
+from fusetk.models.connect import CONNECTIONS, ConnectConfig, Connection
 
 
 class StackConfig(Config):
@@ -49,15 +19,19 @@ class StackConfig(Config):
 
     layers: int = Field(ge=1)
     """Number of layers."""
-    connect: choice(CONNECTIONS, "a connection") = Kind(kind="last")  # type: ignore[valid-type]
+    connect: choice(CONNECTIONS, "a connection") = ConnectConfig(kind="last")  # type: ignore[valid-type]
     """What a layer reads from the layers below it."""
     fuse: choice(FUSIONS, "a fusion") = FusionConfig(kind="last")  # type: ignore[valid-type]
-    """What the stack hands on."""
+    """What the stack hands on; with `last` what one more layer would read."""
+    checkpoint: bool = False
+    """Compute each layer again in the backward pass, and keep only what it read: less memory, more time."""
 
     @model_validator(mode="after")
-    def _depth_suits_the_fusion(self) -> "StackConfig":
+    def _depth_suits_the_sites(self) -> "StackConfig":
         if isinstance(self.fuse, FusionConfig):
             self.fuse.check(self.layers)
+        if isinstance(self.connect, ConnectConfig):
+            self.connect.check(self.layers)
         return self
 
 
@@ -68,40 +42,71 @@ class DecoderConfig(StackConfig):
     """Which encoder layers a decoder layer attends to."""
 
 
+class Layer(nn.Module):
+    """A layer of a stack, or a summary of the layers below it."""
+
+    width: int  # of its output
+
+
 class Stack(nn.Module):
     """Layers wired by a connection and closed by a fusion."""
 
-    def __init__(self, layers: Sequence[nn.Module], connect: Connection, fuse: Fusion):
+    def __init__(
+        self, config: StackConfig, widths: Sequence[int], name: str,
+        layer: Callable[[int, str, int, int, bool], Layer], summary: Callable[[int, str, int], Layer], other: "Stack | None" = None,
+    ):  # fmt: skip
+        """``widths`` that the backbone gives the embedding and each layer; ``name`` is the side.
+
+        ``layer(i, name, read, width, residual)`` makes layer i (0 is the lowest), which reads ``read`` features, is ``width``
+        wide and, if ``residual``, adds what it reads; ``summary(i, name, read)`` makes one that sums up all features below, behind layer i.
+        ``other``, where it is built already, is the other side, whose layer embedding is shared.
+        """
         super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.connect = connect
-        self.fuse = fuse
+        plan = config.connect
+        self.layers = nn.ModuleList()
+        self.summaries: set[int] = set()  # places in ``layers``
+        self.connect: Connection = find_kind(plan.kind, CONNECTIONS)(plan, f"{name}.connect")
+        self.plain = find_kind(config.fuse.kind, FUSIONS) is Last
+        self.widths = [widths[0]]  # of the history
+        self.connect.add(widths[0], first=True)
+        for i in range(config.layers):
+            made = layer(i, f"{name}.layer{i + 1}", self.connect.reader(), plan.width(i, widths[i + 1]), self.connect.residual)
+            self._add(made, first=False, read=self.plain or i + 1 < config.layers)
+            if plan.summary_after(i, config.layers):
+                self.summaries.add(len(self.layers))
+                self._add(summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()), first=True, read=True)
+        fused = [self.connect.reader()] if self.plain else self.widths
+        self.fuse: Fusion = find_kind(config.fuse.kind, FUSIONS)(config.fuse, fused, widths[-1], f"{name}.fuse")
+        self.out_width = self.fuse.out_width
+        self.places = {i: n for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)}  # module -> layer
+        self.checkpoint = config.checkpoint
+        if other is not None:
+            share_layer_embedding(other.fuse, self.fuse)
+
+    def _add(self, layer: Layer, first: bool, read: bool) -> None:
+        self.layers.append(layer)
+        self.widths = [*([] if first else self.widths), layer.width]
+        if read:
+            self.connect.add(layer.width, first)
 
     def forward(self, embedded: Tensor, run: Callable[[int, Tensor], Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """``run(i, x)`` is layer i's output for its input x. Returns the history, the embedding first, and the fused top."""
-        history, kept = [embedded], [self.connect.keep(embedded, 0)]
+        """``run(i, x)`` is the output of ``layers[i]`` for its input x. Returns the history and the fused top.
+
+        The history begins with the embedding, or with the last summary.
+        """
+        history, kept = [embedded], self.connect.keep(None, embedded)
         for i in range(len(self.layers)):
-            history.append(run(i, self.connect(kept)))
-            if i + 1 < len(self.layers):
-                kept.append(self.connect.keep(history[-1], i + 1))
-        return tuple(history), self.fuse(history)
+            read = self.connect(kept)
+            out = checkpoint(run, i, read, use_reentrant=False) if self.checkpoint and self.training else run(i, read)
+            if i in self.summaries:
+                history, kept = [], None
+            history.append(out)
+            if self.plain or i + 1 < len(self.layers):
+                kept = self.connect.keep(kept, out)
+        return tuple(history), self.fuse([self.connect(kept)] if self.plain else history)
 
 
-def build_stack(
-    config: StackConfig, width: int, name: str, layer: Callable[[int, str], nn.Module], other: Stack | None = None
-) -> Stack:
-    """The layers ``layer(i, name)``, lowest first, all of one ``width``, wired as ``config`` says.
-
-    ``name`` is the side; ``other``, where it is built already, the other side, whose layer embedding is shared.
-    """
-    layers = [layer(i, f"{name}.layer{i + 1}") for i in range(config.layers)]
-    connect = find_kind(config.connect.kind, CONNECTIONS)(config.connect, config.layers, width, f"{name}.connect")
-    fuse = find_kind(config.fuse.kind, FUSIONS)(config.fuse, [width] * (config.layers + 1), width, f"{name}.fuse")
-    if other is not None:
-        share_layer_embedding(other.fuse, fuse)
-    return Stack(layers, connect, fuse)
-
-
-def build_attend(config: DecoderConfig, widths: Sequence[int], top_width: int) -> Attend:
-    """What the decoder attends to, given the widths of the encoder's history and of its fused top."""
-    return find_kind(config.attend.kind, ATTENDS)(config.attend, widths, top_width)
+def build_attend(config: DecoderConfig, encoder: Stack) -> Attend:
+    """What the decoder attends to."""
+    attend: Attend = find_kind(config.attend.kind, ATTENDS)(config.attend, encoder.widths, encoder.out_width)
+    return attend

@@ -1,5 +1,6 @@
 """The Transformer (Vaswani et al. 2017) with open sites for connection, fusion and attention."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, StackConfig, build_attend, build_stack
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, build_attend
 from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
@@ -44,6 +45,8 @@ class TransformerConfig(ModelConfig):
     """On the sum of embedding and position; as `dropout` if not given."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     """On attention weights."""
+    attention_bias: bool = True
+    """Biases in the maps of attention; tensor2tensor has none."""
     activation_dropout: float = Field(0.0, ge=0, lt=1)
     """Inside the feed-forward layers, after the activation."""
     tie: Literal["none", "target", "all"] = "none"
@@ -60,16 +63,12 @@ class TransformerConfig(ModelConfig):
         return self
 
 
-def _feed_forward(config: TransformerConfig) -> FeedForward:
-    return FeedForward(config.width, config.ffn, config.width, config.activation, config.activation_dropout)
-
-
 class Residual(nn.Module):
     """LayerNorm(x + f(x)), or with ``pre`` norm x + f(LayerNorm(x)); dropout on what f returns."""
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, width: int):
         super().__init__()
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = nn.LayerNorm(width)
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm == "pre"
 
@@ -83,38 +82,49 @@ class Residual(nn.Module):
         return x if self.pre else self.norm(x)
 
 
-class EncoderLayer(nn.Module):
+class TransformerLayer(Layer):
+    """What the layers of both sides have: self-attention and feed-forward, of any width, after a map of what is read to that width.
+
+    The feed-forward layer has as many hidden units for each feature as in a layer of the usual width.
+    """
+
+    def __init__(self, config: TransformerConfig, name: str, read: int, width: int):
+        super().__init__()
+        if width % config.heads:
+            raise ConfigError(f"model: {name} is {width} wide, which is no multiple of {config.heads} heads: change growth, or heads")
+        self.width = width
+        self.read = nn.Identity() if read == width else nn.Linear(read, width)
+        self.attention = SelfAttention(width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias)
+        self.attention_residual = Residual(config, width)
+        self.ffn = FeedForward(width, config.ffn * width // config.width, width, config.activation, config.activation_dropout)
+        self.ffn_residual = Residual(config, width)
+
+
+class EncoderLayer(TransformerLayer):
     """Self-attention and feed-forward."""
 
-    def __init__(self, config: TransformerConfig, name: str):
-        super().__init__()
-        self.attention = SelfAttention(config.width, config.heads, config.attention_dropout, f"{name}.self")
-        self.attention_residual = Residual(config)
-        self.ffn = _feed_forward(config)
-        self.ffn_residual = Residual(config)
-
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, D), mask (B, S) -> (B, S, D)."""
+        """(B, S, what is read), mask (B, S) -> (B, S, D)."""
+        x = self.read(x)
         residual = self.attention_residual
         x = residual.after(x, self.attention(residual.before(x), mask[:, None, None, :]))
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x)))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(TransformerLayer):
     """Causal self-attention, attention to the source, feed-forward."""
 
-    def __init__(self, config: TransformerConfig, memory_width: int, name: str):
-        super().__init__()
-        self.attention = SelfAttention(config.width, config.heads, config.attention_dropout, f"{name}.self")
-        self.attention_residual = Residual(config)
-        self.cross = CrossAttention(config.width, memory_width, config.heads, config.attention_dropout, f"{name}.cross")
-        self.cross_residual = Residual(config)
-        self.ffn = _feed_forward(config)
-        self.ffn_residual = Residual(config)
+    def __init__(self, config: TransformerConfig, name: str, read: int, width: int, memory_widths: Sequence[int]):
+        super().__init__(config, name, read, width)
+        self.cross = CrossAttention(width, memory_widths, config.heads, config.attention_dropout, f"{name}.cross", config.attention_bias)
+        self.cross_residual = Residual(config, width)
 
     def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
-        """x (B * K, T, D), cache (B, n, 2D), the slots seen, source keys and values (B, S, 2D), mask (B, S) -> x and the grown cache."""
+        """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, S, 2nD),
+        mask (B, S) -> x (B * K, T, D) and the grown cache.
+        """
+        x = self.read(x)
         residual = self.attention_residual
         y, cache = self.attention.step(residual.before(x), cache, seen)
         x = residual.after(x, y)
@@ -122,6 +132,19 @@ class DecoderLayer(nn.Module):
         x = residual.after(x, self.cross(residual.before(x), keys_values, mask))
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x))), cache
+
+
+class Summary(Layer):
+    """All features below, mapped to the usual width and normalised."""
+
+    def __init__(self, read: int, width: int):
+        super().__init__()
+        self.width = width
+        self.map = nn.Linear(read, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.map(x))
 
 
 class Embedding(nn.Module):
@@ -155,38 +178,60 @@ class Transformer(Seq2Seq):
         width = config.width
         self.source = Embedding(config, source_size)
         self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
-        self.encoder = build_stack(config.encoder, width, "encoder", lambda i, name: EncoderLayer(config, name))
-        self.attend = build_attend(config.decoder, [width] * (config.encoder.layers + 1), self.encoder.fuse.out_width)
-        self.decoder = build_stack(
-            config.decoder, width, "decoder", lambda i, name: DecoderLayer(config, self.attend.width(i), name), self.encoder
-        )
-        norms = [nn.LayerNorm(width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
-        self.encoder_norm, self.decoder_norm = norms
+        self.encoder = Stack(
+            config.encoder, [width] * (config.encoder.layers + 1), "encoder",
+            layer=lambda i, name, read, width, residual: EncoderLayer(config, name, read, width),
+            summary=lambda i, name, read: Summary(read, config.width),
+        )  # fmt: skip
+        self.attend = build_attend(config.decoder, self.encoder)
+        self.decoder = Stack(
+            config.decoder, [width] * (config.decoder.layers + 1), "decoder",
+            layer=lambda i, name, read, width, residual: DecoderLayer(config, name, read, width, self._attended(i)),
+            summary=lambda i, name, read: Summary(read, config.width), other=self.encoder,
+        )  # fmt: skip
+        pre = config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(self.encoder.out_width) if pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
+        self.to_output = nn.Identity() if self.decoder.out_width == width else nn.Linear(self.decoder.out_width, width)
         self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
         self.max_positions = self.source.positions.max_positions
         INITIALISERS[config.init](self)
 
+    def _attended(self, layer: int) -> Sequence[int]:
+        """Widths of what a decoder layer attends to."""
+        return self.attend.widths[self.attend.of(layer)]
+
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        layers = self.encoder.layers
-        history, top = self.encoder(self.source(src), lambda i, x: layers[i](x, src_mask))
+        stack = self.encoder
+
+        def run(i: int, x: Tensor) -> Tensor:
+            found: Tensor = stack.layers[i](x) if i in stack.summaries else stack.layers[i](x, src_mask)
+            return found
+
+        history, top = stack(self.source(src), run)
         return Memory(history, self.encoder_norm(top), src_mask)
 
     def start(self, memory: Memory) -> State:
-        crosses = [layer.cross for layer in self.decoder.layers]
-        keys_values = tuple(cross.keys_values(self.attend(memory, i)) for i, cross in enumerate(crosses))  # type: ignore[operator,union-attr]
-        empty = Cache(keys_values[0][:, :0], 0)
+        sources = self.attend.sources(memory)
+        layers = [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
+        keys_values = tuple(layer.cross.keys_values(sources[self.attend.of(i)]) for i, layer in enumerate(layers))
+        empty = tuple(Cache(keys[:, :0, : 2 * layer.width], 0) for keys, layer in zip(keys_values, layers, strict=True))
         ancestors = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, (empty,) * len(crosses)), ancestors, 0)
+        return State((keys_values, memory.mask, empty), ancestors, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys_values, mask, caches = state.fixed
-        caches = list(caches)
         ancestors, seen = slots_seen(state.moving, len(mask), caches[0].length, tgt_in.shape[1])
-        layers = self.decoder.layers
+        stack, grown = self.decoder, list(caches)
 
         def run(i: int, x: Tensor) -> Tensor:
-            x, caches[i] = layers[i](x, caches[i], seen, keys_values[i], mask)
+            if i in stack.summaries:
+                summed: Tensor = stack.layers[i](x)
+                return summed
+            n = stack.places[i]
+            x, grown[n] = stack.layers[i](x, caches[n], seen, keys_values[n], mask)
             return x
 
-        _, top = self.decoder(self.target(tgt_in, state.step), run)
-        return self.decoder_norm(top), State((keys_values, mask, tuple(caches)), ancestors, state.step + tgt_in.shape[1])
+        _, top = stack(self.target(tgt_in, state.step), run)
+        features = self.to_output(self.decoder_norm(top))
+        return features, State((keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1])

@@ -1,6 +1,7 @@
 """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2)."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +11,16 @@ from fusetk import trace
 from fusetk.nn.cache import Cache
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str, scale: float | None = None) -> Tensor:
+    """softmax(q k^T scale) v, scale 1 / sqrt(d) if not given: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
 
     ``mask`` is True where a query may look, and broadcasts to (B, H, T, S). The weights are recorded under ``name``
     when somebody listens; otherwise torch's fused kernel is used and they never exist. (Its backward pass in bf16 on CPU
     takes eight times as long as the plain products, which are taken there.)
     """
     if not trace.wanted(name) and not (q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu"):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]))  # (B, H, T, S)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)  # (B, H, T, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(-1)
@@ -65,11 +66,11 @@ def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
 class SelfAttention(nn.Module):
     """Every position attends to the positions of its own sentence; queries, keys and values come from one product."""
 
-    def __init__(self, width: int, heads: int, dropout: float, name: str):
+    def __init__(self, width: int, heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
         self.heads, self.rate, self.name = heads, dropout, name
-        self.project = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.project = nn.Linear(width, 3 * width, bias)
+        self.out = nn.Linear(width, width, bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, D), mask broadcast to (B, H, T, T) -> (B, T, D)."""
@@ -92,26 +93,37 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Target positions attend to source positions; keys and values are projected once a sentence."""
+    """Target positions attend to source positions; keys and values are projected once a sentence.
 
-    def __init__(self, width: int, memory_width: int, heads: int, dropout: float, name: str):
+    Of several sources, each has keys and values of its own and is attended to alone, with the same queries; what was found
+    is summed and scaled by sqrt(1/n) (DenseNMT's DenseAtt-2, with many heads).
+    """
+
+    def __init__(self, width: int, memory_widths: Sequence[int], heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
         self.heads, self.rate, self.name = heads, dropout, name
-        self.query = nn.Linear(width, width)
-        self.project = nn.Linear(memory_width, 2 * width)
-        self.out = nn.Linear(width, width)
+        self.query = nn.Linear(width, width, bias)
+        self.project = nn.ModuleList(nn.Linear(memory_width, 2 * width, bias) for memory_width in memory_widths)
+        self.out = nn.Linear(width, width, bias)
 
-    def keys_values(self, memory: Tensor) -> Tensor:
-        """(B, S, D_memory) -> keys and values (B, S, 2D)."""
-        return self.project(memory)
+    def keys_values(self, sources: Sequence[Tensor]) -> Tensor:
+        """n sources (B, S, D_j) -> the keys of all, then the values of all (B, S, 2 * n * D)."""
+        found = [project(source) for project, source in zip(self.project, sources, strict=True)]
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([half for halves in zip(*(both.chunk(2, dim=-1) for both in found), strict=True) for half in halves], -1)
 
     def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
-        """x (B * K, T, D), hypotheses of a sentence together; keys and values (B, S, 2D); mask (B, S) -> (B * K, T, D).
+        """x (B * K, T, D), hypotheses of a sentence together; keys and values (B, S, 2 * n * D); mask (B, S) -> (B * K, T, D).
 
         The K hypotheses of a sentence are K * T queries to its one copy of keys and values.
         """
-        sentences = len(keys_values)
-        q = split_heads(self.query(x).view(sentences, -1, x.shape[-1]), self.heads)
-        k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
+        sources = len(self.project)
+        q = split_heads(self.query(x).view(len(mask), -1, x.shape[-1]), self.heads)
+        if sources > 1:
+            q = q.repeat(1, sources, 1, 1)  # (B, n * H, K * T, d)
+        k, v = (split_heads(t, sources * self.heads) for t in keys_values.chunk(2, dim=-1))
         mixed = attend(q, k, v, mask[:, None, None, :], self.rate if self.training else 0.0, self.name)
+        if sources > 1:
+            mixed = mixed.unflatten(1, (sources, -1)).sum(1) * sources**-0.5
         return self.out(join_heads(mixed).view(x.shape))

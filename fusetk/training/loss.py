@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.output import Output
+from fusetk.nn.weightnorm import NormedLinear
 
 PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor's cache
 PIECE_GPU = 1 << 27
@@ -19,7 +20,7 @@ class Loss(NamedTuple):
     correct: Tensor  # (), tokens for which y was the most probable word; -1 in training, where nobody looks
 
 
-def loss(features: Tensor, output: Output, targets: Tensor, smoothing: float) -> Loss:
+def loss(features: Tensor, output: Output | NormedLinear, targets: Tensor, smoothing: float) -> Loss:
     """Features (N, D) of real tokens, their words (N,) -> sums over the N tokens.
 
     With smoothing e, the target distribution is 1 - e for the word y and e / (V - 1) for each other word (Szegedy et al.

@@ -14,6 +14,7 @@ SOURCE_SIZE, TARGET_SIZE = 11, 9
 # Options without which a kind cannot be built.
 SIZES: dict[str, dict[str, Any]] = {
     "transformer": {"width": 16, "heads": 2, "ffn": 24, "encoder": {"layers": 2}, "decoder": {"layers": 2}},
+    "conv": {"width": 10, "encoder": {"layers": 2, "widths": [8, 12]}, "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]}},
 }
 
 # Options without which a fusion does not fit those sizes, and the variants whose computation differs.
@@ -26,7 +27,10 @@ FUSES: dict[str, list[dict[str, Any]]] = {
     "iterative": [{"hidden": 12}, {"aggregation": "concat-ffn", "embedding": True}],
     "tree": [{"leaves": 2}, {"leaves": 2, "aggregation": "mean", "layer_embedding": True}],
 }
-CONNECTS: dict[str, list[dict[str, Any]]] = {"linear": [{}, {"normalize": "softmax", "norm_layers": False, "norm": True}]}
+CONNECTS: dict[str, list[dict[str, Any]]] = {
+    "linear": [{}, {"normalize": "softmax", "norm_layers": False, "norm": True}],
+    "dense": [{"growth": 6}, {"growth": [6, 10], "summary_every": 1}],
+}
 
 
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -57,20 +61,26 @@ def _system(kind: str, **options: Any) -> Callable[[], Seq2Seq]:
 
 
 def _name(option: dict[str, Any]) -> str:
-    named = [f"{key} {value}" for key, value in option.items() if isinstance(value, str | bool) and key != "kind"]
+    named = [f"{key} {value}" for key, value in option.items() if isinstance(value, str | bool | list) and key != "kind"]
     return ", ".join([option["kind"], *named])
 
 
 def _systems() -> dict[str, Callable[[], Seq2Seq]]:
+    """Each kind at each site of each backbone; variants of a kind on the Transformer's decoder."""
     found = {}
     for kind in MODELS:
         found[kind] = _system(kind)
         for site, kinds, table in (("connect", CONNECTIONS, CONNECTS), ("fuse", FUSIONS, FUSES)):
-            for option in [option for name in kinds for option in variants(name, table)]:
-                for side in ("encoder", "decoder"):
-                    found[f"{kind}, {side} {site} {_name(option)}"] = _system(kind, **{side: {site: option}})
+            for name in kinds:
+                for n, option in enumerate(variants(name, table)):
+                    if n == 0 or kind == "transformer":
+                        found[f"{kind}, decoder {site} {_name(option)}"] = _system(kind, decoder={site: option})
+                    if n == 0 and (site == "connect" or kind == "transformer"):
+                        found[f"{kind}, encoder {site} {_name(option)}"] = _system(kind, encoder={site: option})
         for attend in ATTENDS:
+            dense = {"connect": {"kind": "dense", "growth": 6, "summary_every": 1}}
             found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
+            found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
     both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
     found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
     found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")

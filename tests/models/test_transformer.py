@@ -108,7 +108,7 @@ def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
 
     def cross(x: Any) -> Any:
         name = "decoder.layers.0.cross"
-        k, v = np.split(linear(memory, f"{name}.project"), 2, -1)
+        k, v = np.split(linear(memory, f"{name}.project.0"), 2, -1)
         return linear(heads(linear(x, f"{name}.query"), k, v, np.zeros((3, 4)) > 0), f"{name}.out")
 
     y = w["target.tokens.weight"][tgt] * math.sqrt(8) + sinusoids(3, 8).double().numpy()
@@ -161,5 +161,5 @@ def test_xavier_takes_queries_keys_and_values_as_one_matrix() -> None:
     torch.manual_seed(1)
     layer = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).decoder.layers[0]
     bound = math.sqrt(6 / (64 + 3 * 64))
-    assert all(reach(m.weight, bound) for m in (layer.attention.project, layer.cross.query, layer.cross.project))
+    assert all(reach(m.weight, bound) for m in (layer.attention.project, layer.cross.query, layer.cross.project[0]))
     assert reach(layer.cross.out.weight, math.sqrt(6 / 128)) and not layer.cross.query.bias.any()

@@ -1,0 +1,34 @@
+"""Linear maps with weight normalisation."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class NormedLinear(nn.Module):
+    """x W^T + b, with w = g v / |v| for each row of W (Salimans and Kingma 2016): (..., in) -> (..., out)."""
+
+    def __init__(self, width: int, out: int, std: float, bias: bool = True):
+        """Rows begin N(0, std), their lengths as they fall; the bias begins at 0."""
+        super().__init__()
+        self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
+        self.g = nn.Parameter(self.v.detach().norm(dim=1))
+        self.bias = nn.Parameter(torch.zeros(out)) if bias else None
+        self._made: tuple[tuple[int, int, int], Tensor] | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """W (out, in). Without gradients it is made once for as long as v and g stay as they are."""
+        if torch.is_grad_enabled():
+            return self._weight()
+        now = (self.v.data_ptr(), self.v._version, self.g._version)
+        made = self._made
+        if made is None or made[0] != now:
+            made = self._made = now, self._weight()
+        return made[1]
+
+    def _weight(self) -> Tensor:
+        return self.v * (self.g / self.v.norm(dim=1))[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)

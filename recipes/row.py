@@ -1,0 +1,89 @@
+"""What `run_recipe.sh` must know of a config, and text to and from the words that are scored.
+
+`python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a line for each fact, a name and a value with a tab between;
+`... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of test sets, as words and raw;
+`... detokenize PREPARED WORDS RAW` writes translations of words as raw text.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusetk import recipe
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.text import read_lines, writer
+from fusetk.errors import FusetkError
+from fusetk.recipe import Recipe
+
+
+def facts(found: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]:
+    """Names and values; those named `set` are options that make the config read its text from ``raw``."""
+    data = found.data
+
+    def there(prefixes: list[str]) -> list[str]:
+        return [str(raw / Path(prefix).name) for prefix in prefixes]
+
+    yield "source", data.source
+    yield "target", data.target
+    yield "seed", str(found.training.seed)
+    yield "average", str(found.training.keep_last)
+    if any(step.step == "lowercase" and step.side != "source" for step in data.steps):
+        yield "lowercase", "yes"
+    yield from (("test", name) for name in data.test)
+    yield "set", "data.folder=" + json.dumps(str(prepared))
+    yield "set", "data.train=" + json.dumps(there(data.train))
+    if isinstance(data.valid, list):
+        yield "set", "data.valid=" + json.dumps(there(data.valid))
+    yield "set", "data.test=" + json.dumps({name: there(prefixes) for name, prefixes in data.test.items()})
+
+
+def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
+    """Write FOLDER/SET/1.txt, as words, and 1.raw, 2.txt, ..., for as many further references as all texts of a set have."""
+    pipeline = Pipeline.load(prepared / "text")
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, prefixes in found.data.test.items():
+        number = 1
+        while all(paths := [_further(raw / Path(prefix).name, found.data.target, number) for prefix in prefixes]):
+            lines = [line for path in paths for line in read_lines(str(path))]
+            _write(folder / name / f"{number}.raw", lines)
+            _write(folder / name / f"{number}.txt", [pipeline.words("target", line) for line in lines])
+            number += 1
+
+
+def _further(prefix: Path, language: str, number: int) -> Path | None:
+    """PREFIX.en1, or PREFIX.en1.gz."""
+    path = prefix.with_name(f"{prefix.name}.{language}{number}")
+    packed = path.with_name(path.name + ".gz")
+    return path if path.exists() else packed if packed.exists() else None
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writer(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line, for `run_recipe.sh` alone; returns the exit status."""
+    command, *given = arguments
+    try:
+        if command == "detokenize":
+            pipeline = Pipeline.load(Path(given[0]) / "text")
+            _write(Path(given[2]), [pipeline.raw(line) for line in read_lines(given[1])])
+            return 0
+        config, raw, prepared, *rest = given
+        if command == "facts":
+            for name, value in facts(recipe.load(config, rest), Path(raw), Path(prepared)):
+                print(f"{name}\t{value}")
+        else:
+            references(recipe.load(config, rest[1:]), Path(raw), Path(prepared), Path(rest[0]))
+        return 0
+    except FusetkError as error:
+        print(f"row.py: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

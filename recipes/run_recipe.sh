@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Any row of a paper's table, from raw text to BLEU.
+set -euo pipefail
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat << END
+Usage: $(basename "$0") CONFIG --raw DIR [--out DIR] [--seed N] [--set KEY=VALUE ...]
+
+Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. Run again, it does only what is
+missing. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
+
+DIR takes the place of the folders in CONFIG's paths to text: where it reads raw/train, DIR holds train.de and train.en, plain or
+.gz. A test set with several references has them as SET.en, SET.en1, SET.en2, ... Configs of one folder share prepared data.
+
+  --raw DIR         the folder of the text
+  --out DIR         where everything is written (a folder in $ROOT/work, named as the folder of CONFIG)
+  --seed N          training.seed (the config's)
+  --average N       checkpoints to average (as many as the config keeps: training.keep_last)
+  --metric NAME     score by this; repeatable. multi-bleu (the default) and multi-bleu-lc are of tokenised text, others, such as
+                    sacrebleu, of raw text, without regard to case where the config lower-cases the target
+  --jobs N          processes for the preparation (1)
+  --prepare-only    stop before training
+  --set KEY=VALUE   change a key of the config; repeatable
+END
+}
+
+config='' raw='' out='' last='' jobs=1 seed='' prepare_only=''
+metrics=() given=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --raw) need_value "$1" $#; raw=$(absolute "$2"); shift 2 ;;
+        --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
+        --seed) need_value "$1" $#; seed=$2; shift 2 ;;
+        --average) need_value "$1" $#; last=$2; shift 2 ;;
+        --metric) need_value "$1" $#; metrics+=("$2"); shift 2 ;;
+        --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
+        --prepare-only) prepare_only=yes; shift ;;
+        --set) need_value "$1" $#; given+=("$2"); shift 2 ;;
+        -*) die "there is no option $1; -h shows the usage" ;;
+        *) [ -z "$config" ] || die "one CONFIG is enough, $1 is too much"; config=$(absolute "$1"); shift ;;
+    esac
+done
+[ -n "$config" ] || die "give a config, such as recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml; -h shows the usage"
+[ -f "$config" ] || die "there is no config $config"
+[ -n "$raw" ] || die "give the folder of the text by --raw; -h shows the usage"
+[ -d "$raw" ] || die "there is no folder $raw"
+[ -z "$seed" ] || given+=("training.seed=$seed")
+[ "${#metrics[@]}" -gt 0 ] || metrics=(multi-bleu)
+need_fusetk
+
+name=$(basename "$config" .yaml) group=$(basename "$(cd "$(dirname "$config")" && pwd)")
+out=${out:-$ROOT/work/$group}
+prepared=$out/data.$group
+row=$ROOT/recipes/row.py
+
+# What the config says, and the options that make it read DIR.
+source='' target='' lowercase=() tests=() settings=()
+facts=$(python3 "$row" facts "$config" "$raw" "$prepared" ${given[@]+"${given[@]}"})
+while IFS=$'\t' read -r fact value; do
+    case $fact in
+        source) source=$value ;;
+        target) target=$value ;;
+        seed) seed=$value ;;
+        average) last=${last:-$value} ;;
+        lowercase) lowercase=(--lowercase) ;;
+        test) tests+=("$value") ;;
+        set) settings+=(--set "$value") ;;
+    esac
+done <<< "$facts"
+for setting in ${given[@]+"${given[@]}"}; do
+    settings+=(--set "$setting")
+done
+
+mkdir -p "$out"
+say "prep: text to subwords to ids"
+fusetk prep "$config" "${settings[@]}" --jobs "$jobs"
+[ -z "$prepare_only" ] || exit 0
+
+run=$out/run.$group.$name.seed$seed
+say "train"
+fusetk train "$config" "${settings[@]}" --run "$run"
+average "$run" "$last"
+[ "${#tests[@]}" -gt 0 ] || die "$config names no test set, so there is nothing to score"
+
+say "translate and score"
+further=$out/references.$group
+python3 "$row" references "$config" "$raw" "$prepared" "$further" ${given[@]+"${given[@]}"}
+for set in "${tests[@]}"; do
+    text=$prepared/test.$set
+    for checkpoint in "$run/checkpoints/best" "$averaged"; do
+        label=$(basename "$checkpoint")
+        words=$run/$set.$label
+        translate "$checkpoint" "$text.$source.txt" "$words.txt" --tokenized
+        for metric in "${metrics[@]}"; do
+            case $metric in
+                multi-bleu*) form=txt options=() ;;
+                *) form=raw options=(${lowercase[@]+"${lowercase[@]}"}); python3 "$row" detokenize "$prepared" "$words.txt" "$words.raw" ;;
+            esac
+            references=(-r "$text.$target.$form")
+            for reference in "$further/$set"/*."$form"; do
+                [ ! -e "$reference" ] || references+=(-r "$reference")
+            done
+            fusetk score "$words.$form" "${references[@]}" --metric "$metric" ${options[@]+"${options[@]}"} \
+                --run "$run" --set-name "$set" --checkpoint "$label"
+        done
+    done
+done

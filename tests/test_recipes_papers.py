@@ -1,0 +1,372 @@
+"""Rows of the papers' tables as configs: complete, and with the parameters that the papers print; and the scripts that run them."""
+
+import json
+import random
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusetk import recipe, run
+from fusetk.cli.describe import agree
+from fusetk.recipe import Recipe
+
+ROOT = Path(__file__).parent.parent
+RECIPES = ROOT / "recipes"
+FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
+GROUNDS = {RECIPES / "rtal" / name for name in ("base.yaml", "big.yaml")}  # without data
+PATHS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS]
+
+
+@cache
+def load(path: Path) -> Recipe:
+    return recipe.load(path)
+
+
+def rows(folder: str) -> dict[str, Recipe]:
+    """Configs of a folder that stand for a row, by the file's name."""
+    found = {path.stem: load(path) for path in PATHS if path.parent == RECIPES / folder}
+    return {name: one for name, one in found.items() if one.paper and one.paper.row}
+
+
+def count(found: Recipe, *sizes: int) -> int:
+    with torch.device("meta"):
+        model = run.build(found, *sizes)
+    return sum(p.numel() for p in model.parameters())
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+TABLES = {
+    "mlrf/iwslt14_deen": {"MLRF Table 2": 15, "MLRF Table 4": 9, "MLRF Figure 3": 8},
+    "mlrf/nist_zhen": {"MLRF Table 3": 10},
+    "rtal/wmt14_ende": {"RTAL Table 1": 4, "RTAL Table 3": 3, "RTAL Table 4": 3, "RTAL Table 5": 5},
+    "rtal/wmt17_enfr": {"RTAL Table 2": 4},
+    "multi30k/fusion": {"Multi30k De-En, 3+3 layers of 256": 9},
+}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_config_is_valid_and_a_row_or_what_rows_extend(path):
+    paper = load(path).paper
+    assert paper and (path.stem in ("base", "big")) == (paper.row is None)
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+    found: dict[str, list[tuple[int | None, str | None]]] = {}
+    for one in rows(folder).values():
+        assert one.paper
+        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
+    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
+        table: list(range(1, number + 1)) for table, number in TABLES[folder].items()
+    }
+    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+
+
+def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():
+    without = {name for folder in EXPECTED for name, one in rows(folder).items() if one.paper and one.paper.bleu is None}
+    assert without == {f"figure3_hops_{hops}" for hops in (1, 2, 3, 5, 7, 8)}
+
+
+def test_averages_of_nist_are_those_of_the_three_test_sets_unless_a_note_says_so():
+    for name, one in rows("mlrf/nist_zhen").items():
+        assert one.paper and isinstance(one.paper.bleu, dict)
+        bleu = one.paper.bleu
+        assert list(one.data.test) == list(bleu)[:-1] == ["MT06", "MT04", "MT05", "MT08"]
+        mean = (bleu["MT04"] + bleu["MT05"] + bleu["MT08"]) / 3
+        assert (abs(mean - bleu["average"]) < 0.01) == (one.paper.note is None), name
+        assert one.paper.note is None or f"{mean:.2f}" in one.paper.note
+
+
+# Parameters ----------------------------------------------------------------------------------------------------------
+
+D_F, D_A = 512, 1024  # MLRF section 4.2
+
+
+def norm(d: int) -> int:
+    return 2 * d
+
+
+def ffn(width: int, hidden: int, out: int) -> int:
+    return width * hidden + hidden + hidden * out + out
+
+
+def backbone(d: int, hidden: int, layers: int, bias: bool = True) -> int:
+    """Layers of both sides: attention of four matrices, one of them in the encoder and two in the decoder."""
+    attention = 4 * (d * d + bias * d)
+    return layers * (3 * attention + 2 * ffn(d, hidden, d) + 5 * norm(d))
+
+
+def deen(layers: int = 3) -> int:
+    return backbone(256, 1024, layers) + 256 * (8_389 + 2 * 6_428) + 6_428
+
+
+def zhen() -> int:
+    return backbone(512, 2048, 6) + 512 * 3 * 30_004 + 30_004
+
+
+def fnn(d: int, layers: int) -> int:
+    """Enc-FNN or Dec-FNN over so many layers, the word embedding counted; layer embedding not."""
+    return ffn(layers * d, D_F, d) + norm(d)
+
+
+def sa(d: int, hops: int, w1: int = 1) -> int:
+    return w1 * d * D_A + D_A * hops + ffn(hops * d, D_F, d) + norm(d)
+
+
+def ende(d: int, layers: int = 6) -> int:
+    """Pre-norm with a norm at the end of each side; no biases in attention; one matrix for all words, no output bias."""
+    return backbone(d, 4 * d, layers, bias=False) + 2 * norm(d) + 33_708 * d
+
+
+def refine(d: int) -> int:
+    return norm(d) + ffn(d, 4 * d, d)
+
+
+def ewp(d: int) -> int:
+    return 1 + refine(d)
+
+
+E, F = 4 * 256, 7 * 512  # layer embeddings of MLRF: 3 or 6 layers and the word embedding
+EXPECTED = {
+    "mlrf/iwslt14_deen": {
+        "baseline_3layer_mle": deen(),
+        "baseline_3layer": deen(),
+        "baseline_4layer": deen(4),
+        "baseline_6layer": deen(6),
+        "enc_avg": deen() + norm(256),
+        "enc_ffn": deen() + fnn(256, 4) + E,
+        "enc_sa_4hops": deen() + sa(256, 4) + E,
+        "enc_sa_6hops": deen() + sa(256, 6) + E,
+        "dec_avg": deen() + norm(256),
+        "dec_ffn": deen() + fnn(256, 4) + E,
+        "dec_sa_4hops": deen() + sa(256, 4) + E,
+        "dec_sa_6hops": deen() + sa(256, 6) + E,
+        "both_ffn": deen() + 2 * fnn(256, 4) + E,  # both sides share the layer embedding
+        "both_sa": deen() + 2 * sa(256, 4) + E,
+        "both_ffn_sa": deen() + fnn(256, 4) + sa(256, 4) + E,
+        "table4_enc_ffn": deen() + fnn(256, 4) + E,
+        "table4_enc_ffn_word_only": deen() + fnn(256, 4),
+        "table4_enc_ffn_layer_only": deen() + fnn(256, 3) + E - 256,
+        "table4_dec_sa": deen() + sa(256, 4) + E,
+        "table4_dec_sa_word_only": deen() + sa(256, 4),
+        "table4_dec_sa_layer_only": deen() + sa(256, 4) + E - 256,
+        "table4_both_ffn_sa": deen() + fnn(256, 4) + sa(256, 4) + E,
+        "table4_both_ffn_sa_word_only": deen() + fnn(256, 4) + sa(256, 4),
+        "table4_both_ffn_sa_layer_only": deen() + fnn(256, 3) + sa(256, 4) + E - 256,
+        **{f"figure3_hops_{hops}": deen() + sa(256, hops) + E for hops in range(1, 9)},
+    },
+    "mlrf/nist_zhen": {
+        "baseline_mle": zhen(),
+        "baseline_restart": zhen(),
+        "enc_avg": zhen() + norm(512),
+        "enc_ffn": zhen() + fnn(512, 7) + F,
+        "enc_sa_4hops": zhen() + sa(512, 4) + F,
+        "dec_avg": zhen() + norm(512),
+        "dec_ffn": zhen() + fnn(512, 7) + F,
+        "dec_sa_4hops": zhen() + sa(512, 4) + F,
+        "dec_sa_4hops_independent_w1": zhen() + sa(512, 4, w1=7) + F,
+        "both_avg_sa": zhen() + norm(512) + sa(512, 4) + F,
+    },
+    "rtal/wmt14_ende": {
+        "base_rtal_4layers": ende(512, 4) + 2 * 3 * ewp(512),
+        "big_rtal_4layers": ende(1024, 4) + 2 * 3 * ewp(1024),
+        "base_rtal_6layers": ende(512) + 2 * 3 * ewp(512),
+        "big_rtal_6layers": ende(1024) + 2 * 3 * ewp(1024),
+        "table3_encoder": ende(512) + 3 * ewp(512),
+        "table3_decoder": ende(512) + 3 * ewp(512),
+        "table3_both": ende(512) + 2 * 3 * ewp(512),
+        "table4_mean": ende(512),
+        "table4_concat_ffn": ende(512) + 2 * 3 * ffn(2 * 512, 4 * 512, 512),
+        "table4_ewp_ffn": ende(512) + 2 * 3 * ewp(512),
+        "table5_transformer_base": ende(512),
+        "table5_linear": ende(512) + 2 * (6 + refine(512)),
+        "table5_iterative": ende(512) + 2 * 5 * ewp(512),
+        "table5_cnn_like_tree": ende(512) + 2 * 3 * ewp(512),
+        "table5_rtal": ende(512) + 2 * 3 * ewp(512),
+    },
+    "rtal/wmt17_enfr": {  # the vocabulary is not printed; with that of English-German
+        "transformer_base": ende(512),
+        "transformer_big": ende(1024),
+        "base_rtal_6layers": ende(512) + 2 * 3 * ewp(512),
+        "big_rtal_6layers": ende(1024) + 2 * 3 * ewp(1024),
+    },
+}
+
+
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_parameters_are_what_the_systems_have_by_their_description(folder):
+    found = {name: count(one, *((one.paper and one.paper.vocabulary) or (33_708, 33_708))) for name, one in rows(folder).items()}
+    assert found == EXPECTED[folder]
+
+
+@pytest.mark.parametrize("folder", EXPECTED)
+def test_parameters_are_what_the_papers_print(folder):
+    printed = {name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters}
+    assert len(printed) == {"mlrf/iwslt14_deen": 15, "rtal/wmt14_ende": 4}.get(folder, 0)
+    for name, paper in printed.items():
+        total = EXPECTED[folder][name]
+        assert agree(paper.counted or paper.parameters or "", total), (name, total)
+        assert agree(paper.parameters or "", total) == (paper.counted is None)
+        assert paper.counted is None or paper.note
+
+
+def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
+    assert [EXPECTED["rtal/wmt14_ende"][f"{size}_rtal_{layers}layers"] // 10**6 for layers in (4, 6) for size in ("base", "big")] == [
+        59,
+        202,
+        73,  # of 73.97M; with biases in attention, or with one at the output, it would be 74
+        261,
+    ]
+    found = rows("mlrf/iwslt14_deen").items()
+    cut = {
+        name
+        for name, one in found
+        if one.paper and one.paper.parameters and not one.paper.counted
+        if f"{EXPECTED['mlrf/iwslt14_deen'][name] / 1e6:.2f}M" != one.paper.parameters
+    }
+    assert cut == {"enc_avg", "dec_avg", "both_ffn_sa"}
+    assert all(one.paper and one.paper.note for name, one in found if name in cut)
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers():
+    for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
+        for one in rows(folder).values():
+            for side in (one.model.encoder, one.model.decoder):
+                if side.fuse.kind != "last":
+                    assert side.fuse.dropout == one.model.dropout and not side.fuse.embedding and not side.fuse.norm
+                    assert getattr(side.fuse, "leaves", 4) == 4
+    assert rows("rtal/wmt14_ende")["table5_cnn_like_tree"].model.encoder.fuse.residual == "none"
+
+
+def test_baselines_and_systems_of_a_table_are_trained_alike():
+    for folder in TABLES:
+        for table in TABLES[folder]:
+            found = {name: one for name, one in rows(folder).items() if one.paper and one.paper.table == table}
+            alike = [one for name, one in found.items() if not name.endswith("_mle")]
+            by_width = {one.model.width: one for one in alike}
+            for one in alike:
+                first = by_width[one.model.width]
+                assert (one.training, one.decoding, one.data) == (first.training, first.decoding, first.data)
+
+
+def test_big_models_train_longer_and_average_more():
+    found = rows("rtal/wmt14_ende")
+    sizes = {
+        name: (one.training.stages[0].end.updates, one.training.keep_last, one.model.heads, one.model.dropout)
+        for name, one in found.items()
+    }
+    assert sizes["base_rtal_6layers"] == (100_000, 5, 8, 0.1) and sizes["big_rtal_6layers"] == (300_000, 20, 16, 0.3)
+    assert rows("rtal/wmt17_enfr")["transformer_big"].model.dropout == 0.1
+
+
+# Scripts -------------------------------------------------------------------------------------------------------------
+
+WORDS = {"de": "das Haus ist alt und der Hund schläft heute".split(), "en": "the house is old and the dog sleeps today".split()}
+TINY = [
+    "model.width=16", "model.heads=2", "model.ffn=16", "training.stages.0.end={updates: 2}",
+    "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
+]  # fmt: skip
+
+
+def call(script: str, *arguments: object, settings: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    given = [word for setting in settings or [] for word in ("--set", setting)]
+    return subprocess.run([RECIPES / script, *map(str, arguments), *given], capture_output=True, text=True)
+
+
+def write(folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0) -> None:
+    """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
+    folder.mkdir(exist_ok=True)
+    choose = random.Random(name)
+    chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
+    for language, words in zip(languages, WORDS.values(), strict=True):
+        (folder / f"{name}.{language}").write_text("".join(" ".join(words[i] for i in line) + ".\n" for line in chosen), encoding="utf-8")
+    for n in range(1, further + 1):
+        text = "".join(" ".join(WORDS["en"][i] for i in line) + " really" * n + ".\n" for line in chosen)
+        (folder / f"{name}.{languages[1]}{n}").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("run_recipe.sh", [], "give a config"),
+        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "there is no config"),
+        ("run_recipe.sh", [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"], "give the folder of the text by --raw"),
+        ("run_recipe.sh", [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"], "there is no folder /nowhere"),
+        ("run_recipe.sh", ["one.yaml", "two.yaml"], "two.yaml is too much"),
+        ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
+        ("run_multi30k_fusion.sh", ["data", "--systems", "baseline trees"], "there is no system trees; known: baseline both_ffn_sa"),
+        ("run_multi30k_fusion.sh", ["data", "--seeds", "one"], "a seed is a whole number, not one"),
+        ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
+    ],
+)
+def test_wrong_calls_are_one_sentence(script, arguments, said):
+    ran = call(script, *arguments)
+    assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
+
+
+def test_text_of_another_size_is_refused_without_leave(tmp_path):
+    write(tmp_path, "train", 3)
+    ran = call("run_multi30k_fusion.sh", tmp_path)
+    assert ran.returncode == 2 and f"{tmp_path}/train.de has 3 lines and should have 29000" in ran.stderr
+
+
+def notes(folder: Path) -> dict[tuple[str, str, str], dict[str, object]]:
+    found = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["scores"]
+    return {(note["set_name"], note["checkpoint"], note["metric"]): note for note in found}
+
+
+def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write(raw, "train", 120)
+    for name in ("dev2010", "TEDX.dev2012", "tst2010", "tst2011", "tst2012"):
+        write(raw, name, 4, further=2)
+    (raw / "tst2012.en2").unlink()  # so the second one is no reference of the set
+    settings = [*TINY, "training.stages.1.end={updates: 1}", "data.bpe.merges=30"]
+    arguments = [RECIPES / "mlrf/iwslt14_deen/both_ffn_sa.yaml", "--raw", raw, "--out", out, "--seed", 3, "--average", 2]
+    ran = call("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings)
+    assert ran.returncode == 0, ran.stderr
+    found = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
+    assert set(found) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
+    assert all(note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|") for note in found.values())
+    lines = (out / "references.iwslt14_deen" / "test" / "1.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 20 and all(line.endswith(" really .") and line == line.lower() for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["mlrf/nist_zhen/both_avg_sa.yaml", "rtal/wmt14_ende/base_rtal_4layers.yaml"])
+def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    found = load(RECIPES / config)
+    assert isinstance(found.data.valid, list)
+    for prefix in {*found.data.train, *found.data.valid, *(p for prefixes in found.data.test.values() for p in prefixes)}:
+        write(raw, Path(prefix).name, 60, (found.data.source, found.data.target), further=3)
+    settings = [*TINY, *(["data.bpe.merges=30"] if found.data.bpe else ["training.stages.1.end={updates: 1}"])]
+    arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2]
+    ran = call("run_recipe.sh", *arguments, settings=settings)
+    assert ran.returncode == 0, ran.stderr
+    path = RECIPES / config
+    scored = notes(out / f"run.{path.parent.name}.{path.stem}.seed1")
+    assert {name for name, _, _ in scored} == set(found.data.test) and all("nrefs:4" in str(note["signature"]) for note in scored.values())
+    again = call("run_recipe.sh", *arguments, settings=settings)
+    assert again.returncode == 0 and "nothing changed" in again.stderr and "nothing to do: " in again.stderr
+    assert again.stdout == ran.stdout
+
+
+def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
+    for name, lines in (("train", 120), ("val", 10), ("test_2016_flickr", 10)):
+        write(tmp_path / "raw", name, lines)
+    arguments = [tmp_path / "raw", "--any-data", "--out", tmp_path / "out", "--systems", "rtal_ewp_both", "--seeds", "7"]
+    settings = [*TINY, "data.bpe.merges=30", "training.precision=bf16", "training.stages.0.end.updates=1"]
+    ran = call("run_multi30k_fusion.sh", *arguments, settings=settings)
+    assert ran.returncode == 0, ran.stderr
+    found = notes(tmp_path / "out" / "rtal_ewp_both.seed7")
+    assert set(found) == {("test_2016_flickr", label, "multi-bleu") for label in ("best", "average-1")}
+    table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
+    assert all(row in table for row in ("baseline", "RTAL EWP, both", "iterative, both"))
