@@ -259,8 +259,13 @@ def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
 
 def _names(table: Table) -> list[str]:
     """The rows, with the mark of a footnote where one has it."""
-    wrong = [row for row in table.rows if row.adds_up is False]
-    return [row.key[1] + (_mark(wrong.index(row) + 1) if row in wrong else "") for row in table.rows]
+    marked = _marked(table)
+    return [row.key[1] + (_mark(marked.index(row) + 1) if row in marked else "") for row in table.rows]
+
+
+def _marked(table: Table) -> list[Row]:
+    """The rows that have a footnote."""
+    return [row for row in table.rows if row.adds_up is False or row.paper.note]
 
 
 def _mark(number: int) -> str:
@@ -288,11 +293,10 @@ def _differences(values: Sequence[float | None], digits: int) -> list[str]:
 def _lines(table: Table) -> list[str]:
     """What stands under the table: footnotes, what the columns are, and remarks."""
     found = []
-    wrong = [row for row in table.rows if row.adds_up is False]
-    for number, row in enumerate(wrong, 1):
-        assert row.count is not None
-        text = f"{_mark(number)} {row.paper.parameters} is printed, the system that is described counts {row.count.total:,}"
-        found.append(". ".join([text, row.paper.note] if row.paper.note else [text]))
+    for number, row in enumerate(_marked(table), 1):
+        count = f"{row.count.total:,}" if row.count else NONE
+        wrong = [f"{row.paper.parameters} is printed, the system that is described counts {count}"] if row.adds_up is False else []
+        found.append(f"{_mark(number)} " + "; ".join([*wrong, *([row.paper.note] if row.paper.note else [])]))
     found += _vocabularies(table)
     if table.columns:
         common = _heads(table)[1]

@@ -176,12 +176,10 @@ def remarks(runs: Sequence[Run], columns: Sequence[Column]) -> list[str]:
         *differ("training.precision", [(run, run.setting("training", "precision")) for run in scored]),
         *differ("the data trained on", [(run, run.data and run.data[:8]) for run in scored]),
     ]
-    for name in dict.fromkeys(column.set_name for column in columns):
-        texts = [(run, note.references[:8]) for run, note in shown if note.set_name == name]
-        found += differ(f"the references of {name}", texts)
     for name, metric in dict.fromkeys((column.set_name, column.metric) for column in columns):
-        signatures = [(run, note.signature) for run, note in shown if (note.set_name, note.metric) == (name, metric)]
-        found += differ(f"how {metric} of {name} was counted", signatures)
+        mine = [(run, note) for run, note in shown if (note.set_name, note.metric) == (name, metric)]
+        found += differ(f"the references of {name}", [(run, note.references[:8]) for run, note in mine])
+        found += differ(f"how {metric} of {name} was counted", [(run, note.signature) for run, note in mine])
     older = list({run.folder: run for run, note in shown if _older(note, run)}.values())
     return [
         *found,

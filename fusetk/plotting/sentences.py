@@ -1,6 +1,5 @@
 """Sentences to draw: from the command line or from files, as tokens and ids."""
 
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,8 +9,6 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.data.text import Pair, read_lines, read_pairs, standard_input
 from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
-
-log = logging.getLogger(__name__)
 
 SHOWN = 20  # of the numbers and words that a warning names
 
@@ -35,15 +32,13 @@ class Sentence(NamedTuple):
 
 
 def given(sources: Sequence[str], targets: Sequence[str]) -> list[Text]:
-    """Sentences of the command line; raises DataError when one is empty, or when translations are missing."""
+    """Sentences of the command line; raises DataError when one has several lines, or when translations are missing."""
     if targets and len(targets) != len(sources):
         raise DataError(f"there are {len(sources)} source sentences and {len(targets)} translations: give one for each, in order, or none")
     for side, texts in (("source", sources), ("target", targets)):
         for text in texts:
             if "\n" in text.rstrip("\n"):
                 raise DataError(f"the {side} text has more than one line; give one sentence")
-            if not text.strip():
-                raise DataError(f"the {side} sentence is empty; give one with words")
     return [Text(i + 1, source.rstrip("\n"), targets[i].rstrip("\n") if targets else None) for i, source in enumerate(sources)]
 
 
