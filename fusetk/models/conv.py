@@ -153,7 +153,7 @@ class DecoderLayer(ConvLayer):
         q = ((self.query(z) + target) * HALF).view(len(mask), 1, -1, target.shape[-1])
         sources = keys.shape[1]
         found = attend(q.expand(-1, sources, -1, -1), keys, values, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0)
-        scale = (mask.sum(1) / sources).sqrt()[:, None, None]
+        scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None]
         a = self.out((found.sum(1) * scale).view(target.shape))
         made = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
         return self.add(x, made), seen[:, x.shape[1] :]
@@ -219,10 +219,10 @@ class Conv(Seq2Seq):
 
         def run(i: int, x: Tensor) -> Tensor:
             if i in stack.summaries:
-                x, windows[i] = stack.layers[i](x, windows[i])
+                x, windows[i] = stack.layers[i](x, state.moving[i])
             else:
                 mine = self.attend.of(stack.places[i])
-                x, windows[i] = stack.layers[i](x, windows[i], words, keys[:, mine], values[:, mine], mask)
+                x, windows[i] = stack.layers[i](x, state.moving[i], words, keys[:, mine], values[:, mine], mask)
             return x
 
         _, top = stack(self.decoder_in(words), run)

@@ -1,0 +1,212 @@
+"""ConvS2S and DenseNMT against their equations, written out in NumPy float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk.models.conv import Conv, ConvConfig
+
+HALF = np.sqrt(0.5)
+SRC, TGT = [4, 7, 5, 8, 3], [2, 6, 9, 5]
+
+
+def make(**options: Any) -> Conv:
+    """Two layers a side of widths that differ, kernels odd and even; every weight away from where it starts."""
+    sizes: dict[str, Any] = {
+        "width": 6, "embedding": 4, "output_embedding": 5, "max_positions": 20,
+        "encoder": {"layers": 2, "widths": [6, 8], "kernels": [3, 2]}, "decoder": {"layers": 2, "widths": [8, 6], "kernels": [2, 3]},
+    }  # fmt: skip
+    for side in ("encoder", "decoder"):
+        sizes[side] = {**sizes[side], **options.pop(side, {})}
+    config = ConvConfig.model_validate({**sizes, **options})
+    torch.manual_seed(1)
+    model = Conv(config, 13, 11).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+class Equations:
+    """The papers' formulas over one sentence; ``p`` the parameters by name."""
+
+    def __init__(self, model: Conv, config: ConvConfig):
+        self.p = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+        self.config = config
+
+    def linear(self, name: str, x: Any) -> Any:
+        """w = g v / |v|, row by row (Salimans and Kingma 2016)."""
+        v, g = self.p[f"{name}.v"], self.p[f"{name}.g"]
+        w = np.array([g[i] * v[i] / np.sqrt((v[i] ** 2).sum()) for i in range(len(v))])
+        return x @ w.T + self.p[f"{name}.bias"]
+
+    def embed(self, side: str, ids: list[int]) -> Any:
+        words = self.linear(f"{side}.map", self.p[f"{side}.tokens.weight"][ids])
+        return words + self.p[f"{side}.positions.weight"][: len(ids)]
+
+    def glu_conv(self, name: str, x: Any, kernel: int, before: int) -> Any:
+        """Gehring et al. 2017, section 3.2: Y = W [x_i; ...; x_{i+k}] + b, v([A B]) = A * sigmoid(B)."""
+        made = []
+        for t in range(len(x)):
+            seen = [x[s] if 0 <= s < len(x) else np.zeros(x.shape[1]) for s in range(t - before, t - before + kernel)]
+            a, b = np.split(self.linear(f"{name}.conv", np.concatenate(seen)), 2)
+            made.append(a / (1 + np.exp(-b)))
+        return np.array(made)
+
+    def add(self, name: str, x: Any, y: Any) -> Any:
+        return ((self.linear(f"{name}.through", x) if f"{name}.through.v" in self.p else x) + y) * HALF
+
+    def attention(self, name: str, z: Any, target: Any, sources: list[Any], source: Any) -> Any:
+        """F summed over the sources: keys T_j h_j, values (T_j h_j + e_src) sqrt(1/2), the sum times sqrt(1/n) sqrt(S)."""
+        q = (self.linear(f"{name}.query", z) + target) * HALF
+        total = np.zeros_like(q)
+        for j, h in enumerate(sources):
+            k = self.linear(f"memory.{j}", h)
+            e = q @ k.T
+            a = np.exp(e) / np.exp(e).sum(1, keepdims=True)
+            total += a @ ((k + source) * HALF)
+        return self.linear(f"{name}.out", total / np.sqrt(len(sources)) * np.sqrt(len(source)))
+
+    def encoder(self, source: Any, dense: bool, summary: bool) -> list[Any]:
+        """h_0, h_1, h_2, or what stands since the summary behind layer 1."""
+        history, module = [self.linear("encoder_in", source)], 0
+        for i in range(2):
+            kernel = self.config.encoder.kernel(i)
+            before = (kernel - 1) // 2
+            x = np.concatenate(history, 1) if dense else history[-1]
+            y = self.glu_conv(f"encoder.layers.{module}", x, kernel, before)
+            history.append(y if dense else self.add(f"encoder.layers.{module}", x, y))
+            module += 1
+            if summary and i == 0:
+                x = np.concatenate(history, 1)
+                name = f"encoder.layers.{module}"
+                history = [(self.glu_conv(name, x, kernel, before) + self.linear(f"{name}.through", x)) * HALF]
+                module += 1
+        return history
+
+    def decoder(self, target: Any, sources: list[Any], source: Any, dense: bool, summary: bool) -> Any:
+        """Dense: z_{l+1} = H([a_l, z_l, ..., z_0]), each layer adds z and a; otherwise Gehring et al. 2017."""
+        history, module = [self.linear("decoder_in", target)], 0
+        for i in range(2):
+            kernel, name = self.config.decoder.kernel(i), f"decoder.layers.{module}"
+            x = np.concatenate(history, 1) if dense else history[-1]
+            z = self.glu_conv(name, x, kernel, kernel - 1)
+            a = self.attention(name, z, target, sources, source)
+            history.append(np.concatenate([z, a], 1) if dense else self.add(name, x, (z + a) * HALF))
+            module += 1
+            if summary and i == 0:
+                x, name = np.concatenate(history, 1), f"decoder.layers.{module}"
+                history = [(self.glu_conv(name, x, kernel, kernel - 1) + self.linear(f"{name}.through", x)) * HALF]
+                module += 1
+        return np.concatenate(history, 1) if dense else history[-1]
+
+    def logits(self, attend: str, dense: dict[str, bool], summary: bool) -> Any:
+        source, target = self.embed("source", SRC), self.embed("target", TGT)
+        history = self.encoder(source, dense["encoder"], summary)
+        concatenated = np.concatenate(history, 1)
+        top = concatenated if dense["encoder"] else history[-1]
+        sources = {"top": [top], "dense-concat": [concatenated], "dense-sum": history}[attend]
+        return self.linear("output", self.linear("out", self.decoder(target, sources, source, dense["decoder"], summary)))
+
+
+DENSE = {"connect": {"kind": "dense", "growth": 3}}
+SUMMED = {"connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1}}
+
+
+@pytest.mark.parametrize("attend", ["top", "dense-concat", "dense-sum"])
+@pytest.mark.parametrize("sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "summaries"], ids=str)
+def test_a_model_is_the_papers_equations(attend: str, sides: Any) -> None:
+    """BASE, DenseENC, DenseDEC, DenseAtt, DenseNMT-1 and -2 in small, without and with summary layers."""
+    summary = sides == "summaries"
+    sides = ("encoder", "decoder") if summary else sides
+    options = {side: dict(SUMMED if summary else DENSE) if side in sides else {} for side in ("encoder", "decoder")}
+    options["decoder"]["attend"] = attend
+    model = make(**options)
+    sizes = {"encoder": {"layers": 2, "kernels": [3, 2]}, "decoder": {"layers": 2, "kernels": [2, 3]}}
+    wanted = Equations(model, ConvConfig.model_validate(sizes)).logits(attend, {side: side in sides for side in options}, summary)
+    ids = torch.tensor([SRC])
+    found = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT])))
+    np.testing.assert_allclose(found[0].detach().numpy(), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_one_buffer_has_the_gradients_of_concatenation() -> None:
+    """Features written behind one another into one buffer, against torch.cat: values and gradients of every piece."""
+    from fusetk.models.connect import CONNECTIONS
+
+    connect: Any = CONNECTIONS["dense"](CONNECTIONS["dense"].Config(kind="dense"), "side.connect")  # type: ignore[call-arg]
+    pieces = [torch.randn(2, 3, width, requires_grad=True) for width in (4, 2, 3)]
+    for i, piece in enumerate(pieces):
+        connect.add(piece.shape[-1], first=i == 0)
+    readers = [torch.randn(width, 5) for width in (4, 6, 9)]
+    kept, plain, total, wanted = None, [], torch.zeros(()), torch.zeros(())
+    for piece, reader in zip(pieces, readers, strict=True):
+        kept = connect.keep(kept, piece.sin())
+        plain.append(piece.sin())
+        total = total + (connect(kept) @ reader).square().sum()
+        wanted = wanted + (torch.cat(plain, -1) @ reader).square().sum()
+    torch.testing.assert_close(total, wanted)
+    found = torch.autograd.grad(total, pieces)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, pieces))
+
+
+def test_gradients_that_reach_the_encoder_are_scaled() -> None:
+    """By 1 / (2 * attention layers); those of the embedding, which values are made of too, are not."""
+    ids = torch.tensor([SRC])
+    grads = []
+    for scale in (False, True):
+        model = make(scale_encoder_gradient=scale)
+        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
+        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, plain in grads[0].items():
+        deep = name.startswith(("encoder", "memory"))
+        if not name.startswith("source"):
+            torch.testing.assert_close(grads[1][name], plain / 4 if deep else plain)
+    assert (grads[1]["source.tokens.weight"][SRC].norm() > grads[0]["source.tokens.weight"][SRC].norm() / 4) and not torch.equal(
+        grads[1]["source.tokens.weight"], grads[0]["source.tokens.weight"]
+    )
+
+
+def test_weights_begin_as_in_the_paper() -> None:
+    """N(0, sqrt(4 (1 - dropout) / (k in))), N(0, sqrt((1 - dropout) / in)) and N(0, 0.1), lengths as they fall, biases zero."""
+    torch.manual_seed(2)
+    sizes = {"width": 128, "dropout": 0.2, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
+    model: Any = Conv(ConvConfig.model_validate(sizes), 400, 300)
+    conv = model.encoder.layers[0].conv
+    for found, std in (
+        (conv.v, (4 * 0.8 / (3 * 128)) ** 0.5), (model.encoder_in.v, (0.8 / 128) ** 0.5), (model.memory[0].v, (1 / 128) ** 0.5),
+        (model.output.v, (0.8 / 128) ** 0.5), (model.source.tokens.weight, 0.1), (model.source.positions.weight, 0.1),
+    ):  # fmt: skip
+        assert float(found.detach().std()) == pytest.approx(std, rel=0.05)
+    torch.testing.assert_close(conv.weight, conv.v)
+    assert not conv.bias.any() and not model.output.bias.any()
+
+
+def test_a_weight_without_gradients_follows_its_parameters() -> None:
+    model = make()
+    with torch.no_grad():
+        before = model.out.weight
+        assert model.out.weight is before
+        model.out.g.mul_(2)
+        torch.testing.assert_close(model.out.weight, 2 * before)
+
+
+def test_recomputing_layers_changes_no_gradient() -> None:
+    """``checkpoint`` on both sides, with dropout."""
+    ids = torch.tensor([SRC])
+    grads = []
+    for checkpoint in (False, True):
+        sides = {side: {"checkpoint": checkpoint, **DENSE} for side in ("encoder", "decoder")}
+        model = make(**sides).train()
+        torch.manual_seed(5)
+        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(("side", "key"), [("encoder", "widths"), ("decoder", "kernels"), ("decoder", "growth")])
+def test_lists_are_as_long_as_the_stack_is_deep(side: str, key: str) -> None:
+    wrong: dict[str, Any] = {"connect": {"kind": "dense", "growth": [3, 3, 3]}} if key == "growth" else {key: [3, 3, 3]}
+    with pytest.raises(ValueError, match="one number, or one for each layer"):
+        make(**{side: wrong})
