@@ -31,7 +31,7 @@ class LinearConfig(LayerFusionConfig):
 
 
 class Weights(nn.Module):
-    """sum_l w_l h_l with learned numbers w (Wang et al. 2019, Equation 6; "scalar mix" of Peters et al. 2018 when normalised)."""
+    """sum_l w_l h_l with learned numbers w (Wang et al. 2019; "scalar mix" of Peters et al. 2018 when normalised)."""
 
     def __init__(self, layers: int, normalize: Literal["none", "softmax"], name: str):
         super().__init__()

@@ -83,9 +83,9 @@ class LinearConfig(ConnectConfig):
     normalize: Literal["none", "softmax"] = "none"
     """The weights as they are, 1/n at first, or made to sum to 1."""
     norm_layers: bool = True
-    """Layer normalisation of every layer before it is weighted (Wang et al. 2019, Equation 6: for pre-norm layers)."""
+    """Layer normalisation of every layer before it is weighted (Wang et al. 2019, section 3, for pre-norm layers)."""
     norm: bool = False
-    """Layer normalisation of the combination (Wang et al. 2019, Equation 7: for post-norm layers)."""
+    """Layer normalisation of the combination (Wang et al. 2019, section 3, for post-norm layers)."""
 
 
 class Linear(Connection):

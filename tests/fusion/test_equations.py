@@ -210,7 +210,7 @@ def test_tree_of_eight(residual: str) -> None:
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
 @pytest.mark.parametrize("where", ["layers", "sum"])
 def test_dynamic_linear_combination(normalize: str, where: str) -> None:
-    """Wang et al. 2019, Equations 6 (pre-norm) and 7 (post-norm): what layer l reads, for every l."""
+    """Wang et al. 2019, section 3, pre-norm and post-norm: what layer l reads, for every l."""
     options = {"norm_layers": where == "layers", "norm": where == "sum", "normalize": normalize}
     config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
     connect: Any = CONNECTIONS["linear"](config, "decoder.connect")

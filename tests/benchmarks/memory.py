@@ -1,0 +1,55 @@
+"""Memory that a training batch of each config keeps for its gradients: python tests/benchmarks/memory.py CONFIG [CONFIG ...].
+
+Each config must be prepared. Counted is each storage once that autograd saves in the forward pass, parameters left out, for the
+first batch of the first epoch; no part of it depends on the machine's speed.
+"""
+
+from pathlib import Path
+
+import torch
+
+from turns import options  # isort: skip
+
+from fusetk import run
+from fusetk.data.batch import collate
+from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.sampler import batches
+from fusetk.machine import device_of
+from fusetk.recipe import load
+from fusetk.training.step import autocast, batch_loss
+
+
+def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int] | None, device: torch.device) -> tuple[int, int]:
+    """Target tokens of a batch, and bytes kept for its gradients."""
+    recipe = load(path, overrides)
+    data, stage = Path(recipe.data.folder), recipe.training.stages[0]
+    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / run.TEXT)
+    model = run.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
+    order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0)
+    batch = collate(corpus, order[0]).to(device)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast(device, precision):
+        loss = batch_loss(model, model, batch, recipe.training.label_smoothing)  # noqa: F841 - alive, so that nothing is freed
+    return len(batch.real), sum(storages.values())
+
+
+def main() -> None:
+    given = options(__doc__).parse_args()
+    device = device_of(given.device)
+    for config in given.configs:
+        for precision in given.precision:
+            tokens, size = saved(config, precision, given.overrides, given.vocabulary, device)
+            print(f"{config} {precision}: {size / 2**20:,.0f} MB for {tokens:,} target tokens, {size / tokens / 1024:,.1f} KB each")
+
+
+if __name__ == "__main__":
+    main()
