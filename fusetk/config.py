@@ -4,6 +4,7 @@ This file knows no section: ``fusetk.recipe`` says what a run's config holds, an
 class that it configures.
 """
 
+import copy
 import difflib
 import importlib
 import os
@@ -224,7 +225,7 @@ def _merge(base: Document, top: Document) -> None:
             if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
                 lay(old, value)
             else:
-                below[key] = value
+                below[key] = copy.deepcopy(value)  # or what an anchor names twice would change in both places
 
     lay(base.values, top.values)
     base.origins.update(top.origins)

@@ -151,3 +151,10 @@ def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
 
     (tmp_path / "a.yaml").write_text(config.dump(Named(name="12e6")))
     assert config.parse(config.load(tmp_path / "a.yaml"), Named).name == "12e6"
+
+
+def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
+    (tmp_path / "base.yaml").write_text("a: &both {size: 1}\nb: *both\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\na: {size: 2}\n")
+    assert config.load(tmp_path / "top.yaml").values == {"a": {"size": 2}, "b": {"size": 1}}
+    assert config.load(tmp_path / "base.yaml", ["b.size=3"]).values == {"a": {"size": 1}, "b": {"size": 3}}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from pydantic import Field, model_validator
@@ -19,7 +19,7 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES
+from fusetk.training.schedule import SCHEDULES, ConstantConfig, PlateauConfig, Schedule
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, update
 from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
@@ -34,11 +34,13 @@ class EndConfig(Config):
     """Optimiser steps of this stage."""
     patience: int | None = Field(None, ge=1)
     """Validations in a row without a new best."""
+    rate: float | None = Field(None, gt=0)
+    """The learning rate falls below this, as `schedule: plateau` makes it; a warm-up that begins below it is no fall."""
 
     @model_validator(mode="after")
     def _ends(self) -> "EndConfig":
-        if self.epochs is None and self.updates is None and self.patience is None:
-            raise ValueError("give epochs, updates or patience, or the stage never ends")
+        if self.epochs is None and self.updates is None and self.patience is None and self.rate is None:
+            raise ValueError("give epochs, updates, patience or rate, or the stage never ends")
         return self
 
 
@@ -57,6 +59,15 @@ class StageConfig(Config):
     """When the stage ends."""
     start: Literal["last", "best"] = "last"
     """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
+
+    @model_validator(mode="after")
+    def _rate_falls_to_the_end(self) -> "StageConfig":
+        schedule, floor = self.schedule, self.end.rate
+        if floor is not None and isinstance(schedule, ConstantConfig):
+            raise ValueError("end.rate needs a schedule whose rate falls, such as plateau; this one is constant")
+        if floor is not None and isinstance(schedule, PlateauConfig) and schedule.rate < floor:
+            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {floor} from the start")
+        return self
 
 
 class TrainingConfig(Config):
@@ -101,6 +112,7 @@ class Progress:
     best_update: int = 0
     stalled: int = 0  # validations since the best
     ranking: list[tuple[int, float]] = field(default_factory=list)  # (update, metric) of every validation
+    seen: dict[str, Any] = field(default_factory=dict)  # what the schedule made of the stage's validations
 
     def advance(self, updates_in_epoch: int) -> None:
         """Count one update."""
@@ -159,7 +171,7 @@ class Trainer:
         progress, seed = self.progress, self.config.seed
         if self.optimizer is None:
             self.optimizer = self._optimizer(stage)
-        schedule = find_kind(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
+        schedule = self._schedule(stage)
         self._restart_clock()
         if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
             self._between_updates()
@@ -168,7 +180,7 @@ class Trainer:
             updates = groups(order, stage.batch.accumulate)
             for indices in updates[progress.position :]:
                 torch.manual_seed(seed * 1_000_003 + progress.update)  # dropout: so a checkpoint needs no generator's state
-                rate = schedule.rate(progress.stage_update + 1)
+                rate = schedule.rate(progress.stage_update + 1, progress.seen)
                 ready = [collate(self.corpus, pairs).to(self.device) for pairs in indices]
                 sums = update(self.model, self.optimizer, ready, rate, self.config.label_smoothing, stage.clip, self.config.precision)
                 self._check(sums, indices)
@@ -204,10 +216,15 @@ class Trainer:
         built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())  # type: ignore[attr-defined]
         return built
 
+    def _schedule(self, stage: StageConfig) -> Schedule:
+        built: Schedule = find_kind(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
+        return built
+
     def _next_stage(self) -> None:
         progress = self.progress
         self.optimizer = None
         progress.stage, progress.stage_update, progress.stage_epoch, progress.stalled = progress.stage + 1, 0, 0, 0
+        progress.seen = {}
         if progress.position:  # each stage starts with a whole pass
             progress.epoch, progress.position = progress.epoch + 1, 0
         if self.config.stages[progress.stage].start == "best":
@@ -220,7 +237,16 @@ class Trainer:
             (end.epochs is not None and progress.stage_epoch >= end.epochs)
             or (end.updates is not None and progress.stage_update >= end.updates)
             or (end.patience is not None and progress.stalled >= end.patience)
+            or (end.rate is not None and self._fallen(stage, end.rate))
         )
+
+    def _fallen(self, stage: StageConfig, floor: float) -> bool:
+        """Whether the next update's rate is below ``floor``, and not on its way up."""
+        progress, schedule = self.progress, self._schedule(stage)
+        if not progress.stage_update:
+            return False
+        now, then = (schedule.rate(progress.stage_update + i, progress.seen) for i in (0, 1))
+        return then < floor and then <= now
 
     def _between_updates(self) -> None:
         progress, when = self.progress, self.config.validation
@@ -228,13 +254,14 @@ class Trainer:
         due = bool(when.every_updates and progress.update % when.every_updates == 0)
         due = due or bool(every_epochs and progress.position == 0 and progress.epoch % every_epochs == 0)
         if due:
-            self._validate()
+            self._validate(due=True)
         elif self.config.save_every and progress.update % self.config.save_every == 0:
             self._save({})
 
     # Validation and checkpoints
 
-    def _validate(self) -> None:
+    def _validate(self, due: bool = False) -> None:
+        """Judge and save. A schedule hears of validations that are ``due``, not of one that is there because the stage was to end."""
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
         try:
@@ -253,8 +280,20 @@ class Trainer:
         best = 0.0 if progress.best is None else progress.best
         verdict = "new best" if new_best else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
         self.log.line(f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {time.perf_counter() - begun:.0f} s")
+        if due:
+            self._tell_schedule(found[metric])
         self._save(found)
         self._restart_clock()
+
+    def _tell_schedule(self, value: float) -> None:
+        progress, stage = self.progress, self.config.stages[self.progress.stage]
+        schedule = self._schedule(stage)
+        before = schedule.rate(progress.stage_update + 1, progress.seen)
+        lower = self.config.validation.metric in LOWER_IS_BETTER
+        progress.seen = dict(schedule.judged(progress.seen, value, lower, progress.stage_epoch))
+        now = schedule.rate(progress.stage_update + 1, progress.seen)
+        if now != before:
+            self.log.line(f"learning rate {before:.3e} -> {now:.3e}")
 
     def _save(self, valid: dict[str, float], interrupted: bool = False) -> None:
         progress = self.progress

@@ -55,7 +55,15 @@ class AdamW:
 
 
 class NAG:
-    """v = mu v + g; w -= lr (g + mu v): Nesterov's momentum (Sutskever et al. 2013) as Torch's and fairseq's ``nag``."""
+    """v = mu v + g; w -= lr (g + mu v): Nesterov's momentum (Sutskever et al. 2013) as in Torch's SGD with ``nesterov``.
+
+    fairseq's ``nag`` keeps u = -lr v and writes, with c = lr / lr_before,
+
+        w += mu^2 c u - (1 + mu) lr g;  u = mu c u - lr g
+
+    which is the same for any rates above 0; only its weight decay is another one, w -= lr * decay * w beside the step. As v knows
+    nothing of the rate, it is all that a checkpoint must hold.
+    """
 
     Config = NAGConfig
 

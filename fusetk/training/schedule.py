@@ -1,8 +1,16 @@
-"""Learning rates as formulas of the update t = 1, 2, ... of a stage."""
+"""Learning rates as formulas of the update t = 1, 2, ... of a stage, and of what validation found in it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
 from fusetk.config import Kind
+
+Seen = Mapping[str, Any]
+"""What a schedule makes of the validations of its stage: plain values, {} at first, kept in the checkpoint."""
+NOTHING: Seen = {}
 
 
 class VaswaniConfig(Kind):
@@ -35,7 +43,41 @@ class ConstantConfig(Kind):
     """The rate."""
 
 
-class Vaswani:
+class PlateauConfig(Kind):
+    """One rate, cut when the validation metric gets worse."""
+
+    kind: str = "plateau"
+    rate: float = Field(gt=0)
+    """The rate at first."""
+    factor: float = Field(0.1, gt=0, lt=1)
+    """What each cut multiplies the rate by."""
+    rule: Literal["each-rise", "after-first-rise"] = "each-rise"
+    """Cut at each validation that is worse than the best before it, or after every epoch from the first such validation on."""
+    threshold: float = Field(0.0, ge=0, lt=1)
+    """By what part of the best a validation must be better than it, to be better at all; with 0 one that is just as good is worse."""
+    not_before_epoch: int = Field(0, ge=0)
+    """Epochs of the stage that must be over; until then, the best is what the last validation found."""
+
+
+class Schedule:
+    """A learning rate. Nothing is kept on it: what it makes of validations is a value."""
+
+    Config: type[Kind]
+
+    def __init__(self, config: Any, width: int):
+        """``width`` of the model, for schedules that go by it."""
+        raise NotImplementedError
+
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+        """The rate of an update, 1 the first of the stage."""
+        raise NotImplementedError
+
+    def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
+        """``seen`` after one more validation, which found ``value`` when ``epoch`` passes of the stage were over."""
+        return seen
+
+
+class Vaswani(Schedule):
     """lr = factor * D^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, Equation 3; MLRF section 4.1)."""
 
     Config = VaswaniConfig
@@ -43,11 +85,11 @@ class Vaswani:
     def __init__(self, config: VaswaniConfig, width: int):
         self.factor, self.warmup = config.factor * width**-0.5, config.warmup
 
-    def rate(self, update: int) -> float:
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
         return self.factor * min(update**-0.5, update * self.warmup**-1.5)
 
 
-class InverseSqrt:
+class InverseSqrt(Schedule):
     """lr = start + (peak - start) t / warmup up to the warm-up's end, then peak * sqrt(warmup / t) (fairseq)."""
 
     Config = InverseSqrtConfig
@@ -55,13 +97,13 @@ class InverseSqrt:
     def __init__(self, config: InverseSqrtConfig, width: int):
         self.peak, self.warmup, self.start = config.peak, config.warmup, config.start
 
-    def rate(self, update: int) -> float:
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
         if update < self.warmup:
             return self.start + (self.peak - self.start) * update / self.warmup
         return self.peak * (self.warmup / update) ** 0.5
 
 
-class Constant:
+class Constant(Schedule):
     """lr = rate."""
 
     Config = ConstantConfig
@@ -69,8 +111,42 @@ class Constant:
     def __init__(self, config: ConstantConfig, width: int):
         self.value = config.rate
 
-    def rate(self, update: int) -> float:
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
         return self.value
 
 
-SCHEDULES: dict[str, type] = {"vaswani": Vaswani, "inverse-sqrt": InverseSqrt, "constant": Constant}
+class Plateau(Schedule):
+    """lr = rate * factor^n after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
+
+    Rises are counted as in the authors' toolkit, fairseq for Lua: against the last validation that led to no cut, which is the best
+    one unless rises were let pass before `not_before_epoch`. NaN is a rise.
+    """
+
+    Config = PlateauConfig
+
+    def __init__(self, config: PlateauConfig, width: int):
+        self.config = config
+
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+        cuts: int = seen.get("cuts", 0)
+        return self.config.rate * self.config.factor**cuts
+
+    def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
+        best, since, cuts = seen.get("best"), seen.get("risen_since"), seen.get("cuts", 0)
+        risen, due = best is not None and not self._better(value, best, lower_is_better), epoch >= self.config.not_before_epoch
+        if risen and due and since is None:
+            since = epoch
+        if self.config.rule == "each-rise":
+            cuts += risen and due
+        elif since is not None:
+            cuts = 1 + epoch - since
+        if not (risen and due) and not math.isnan(value):
+            best = value
+        return {"cuts": cuts, "best": best, "risen_since": since, "rate": self.config.rate * self.config.factor**cuts}
+
+    def _better(self, value: float, best: float, lower_is_better: bool) -> bool:
+        margin = self.config.threshold * abs(best)
+        return value < best - margin if lower_is_better else value > best + margin
+
+
+SCHEDULES: dict[str, type] = {"vaswani": Vaswani, "inverse-sqrt": InverseSqrt, "constant": Constant, "plateau": Plateau}

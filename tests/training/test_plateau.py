@@ -1,0 +1,112 @@
+"""A rate that validation cuts, in training: resuming is exact, the floor ends a stage."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fusetk import run as runs
+from fusetk.data.prepare import prepare
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+
+# Whatever is not 3 % better is a rise.
+STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, schedule: {kind: plateau, rate: 0.25, threshold: 0.03%s}, clip: 0.1, "
+STAGE += "batch: {size: 400}, end: %s}"
+MORE = ["training.log_every=1", "training.keep_last=99"]
+
+
+def train(toy: Path, run: Path, end: str, options: str = "", *overrides: str) -> list[tuple[int, float]]:
+    """Train; returns the rate of each update."""
+    runs.train(load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["update"], line["lr"]) for line in lines if line["kind"] == "train"]
+
+
+def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
+    folder = run / "checkpoints" / checkpoint.name_of(update)
+    tensors = [(folder / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING)]
+    return tensors[0], tensors[1], checkpoint.read_state(folder)["progress"]["seen"]
+
+
+@pytest.mark.parametrize("options", ["", ", rule: after-first-rise"])
+def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(toy: Path, tmp_path: Path, options: str) -> None:
+    whole = tmp_path / "whole"
+    rates = train(toy, whole, "{updates: 48}", options)
+    cuts = [update for (_, before), (update, after) in itertools.pairwise(rates) if after != before]
+    assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the test sees no cut"
+    for before_it in (True, False):
+        kept = [p for p in checkpoint.whole(whole) if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)]
+        copy = tmp_path / f"copy{before_it}"
+        shutil.copytree(whole, copy, symlinks=True)
+        checkpoint.link(copy, "last", kept[-1] if before_it else kept[0])
+        assert train(toy, copy, "{updates: 48}", options) == rates
+        assert state(copy, 48) == state(whole, 48)
+
+
+def test_twice_as_long_is_as_long_twice(toy: Path, tmp_path: Path) -> None:
+    """The validation at the end of the first half, which the whole has not, does not count."""
+    rates = train(toy, tmp_path / "whole", "{updates: 44}")
+    assert len({rate for _, rate in rates}) > 1
+    train(toy, tmp_path / "halves", "{updates: 22}")
+    assert train(toy, tmp_path / "halves", "{updates: 44}") == rates
+    assert state(tmp_path / "halves", 44) == state(tmp_path / "whole", 44)
+
+
+def test_a_stage_ends_when_the_rate_falls_below_the_floor(toy: Path, tmp_path: Path) -> None:
+    steep = ", factor: 0.1, rule: after-first-rise"
+    every = "training.validation={every_epochs: 1}"
+    rates = train(toy, tmp_path, "{rate: 1e-4}", steep, every)
+    assert sorted({round(rate, 12) for _, rate in rates}, reverse=True) == [0.25, 0.025, 0.0025, 0.00025]
+    last = checkpoint.whole(tmp_path)[-1]
+    assert checkpoint.read_state(last)["progress"]["position"] == 0
+    assert checkpoint.read_state(last)["progress"]["seen"]["rate"] == pytest.approx(2.5e-5)
+    train(toy, tmp_path, "{rate: 1e-4}", steep, every)
+    assert "nothing to do: training ended" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_warm_up_below_the_floor_does_not_end_a_stage(toy: Path, tmp_path: Path) -> None:
+    overrides = ["training.stages.0.schedule={kind: inverse-sqrt, peak: 1e-2, warmup: 4}", "training.stages.0.end={rate: 7e-3}"]
+    runs.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
+    assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["update"] == 8  # 1e-2 sqrt(4/9) < 7e-3 <= 1e-2 sqrt(4/8)
+
+
+def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> None:
+    stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, batch: {size: 400}, end: {updates: 9}}"
+    runs.train(load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
+    assert (rates[1], rates[8], rates[9], rates[10]) == pytest.approx((0.1, 0.1, 0.01, 0.1))
+    assert "learning rate 1.000e-01 -> 1.000e-02" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end", "said"),
+    [
+        ("{kind: constant, rate: 1}", "{rate: 0.1}", r"end\.rate needs a schedule whose rate falls"),
+        ("{kind: plateau, rate: 0.01}", "{rate: 0.1}", r"0\.01 is below end\.rate 0\.1 from the start"),
+        ("{kind: plateau, rate: 1, factor: 1}", "{rate: 0.1}", "factor"),
+        ("{kind: plateau, rate: 1, rule: each}", "{rate: 0.1}", "each-rise"),
+        ("{kind: plateau}", "{rate: 0.1}", "rate: must be given"),
+        ("{kind: plateau, rate: 1}", "{}", "epochs, updates, patience or rate"),
+    ],
+)
+def test_what_would_never_end_or_begin_is_refused(toy: Path, schedule: str, end: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(toy, [f"training.stages=[{{optimizer: nag, schedule: {schedule}, end: {end}}}]"])
+
+
+def test_without_text_for_validation_training_is_refused(toy: Path, tmp_path: Path) -> None:
+    settings = [STAGE % ("", "{rate: 1e-4}"), f"data.folder={tmp_path / 'data'}"]
+    with pytest.raises(ConfigError, match=r"data\.valid is an empty list"):
+        prepare(load(toy, [*settings, "data.valid=[]"]).data)
+    for language in ("de", "en"):
+        (tmp_path / f"none.{language}").touch()
+    recipe = load(toy, [*settings, f"data.valid=[{tmp_path / 'none'}]"])
+    with pytest.raises(FusetkError, match="valid"):
+        prepare(recipe.data)
+        runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
