@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Layer fusion on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
+# Layer fusion, or dense models, on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-folder=$ROOT/recipes/multi30k/fusion
+group=fusion
 
 usage() {
     cat << END
@@ -14,9 +14,10 @@ DATA_DIR holds train, val and test_2016_flickr with the endings .de and .en, pla
 https://github.com/multi30k/dataset. Trains each system with each seed, averages its last checkpoints, translates, scores
 (tokenised, lowercased multi-bleu) and prints the table. Run again, it does only what is missing.
 
+  --group NAME         fusion (the default), or dense: DenseNMT beside the residual model of its size
   --seeds "N ..."      seeds (1)
-  --systems "NAME ..." files of $folder without .yaml (all)
-  --out DIR            where everything is written, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_fusion)
+  --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
+  --out DIR            where everything is written, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_GROUP)
   --average N          checkpoints to average (5)
   --jobs N             processes for the preparation (1)
   --any-data           go on when the text has not the lines of Multi30k
@@ -24,11 +25,12 @@ https://github.com/multi30k/dataset. Trains each system with each seed, averages
 END
 }
 
-data='' seeds=1 systems='' out=$ROOT/work/multi30k_fusion last=5 jobs=1 any_data=''
+data='' seeds=1 systems='' out='' last=5 jobs=1 any_data=''
 given=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --group) need_value "$1" $#; group=$2; shift 2 ;;
         --seeds) need_value "$1" $#; seeds=$2; shift 2 ;;
         --systems) need_value "$1" $#; systems=$2; shift 2 ;;
         --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
@@ -41,6 +43,9 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
+folder=$ROOT/recipes/multi30k/$group
+[[ $group =~ ^(fusion|dense)$ ]] || die "--group is fusion or dense, not $group"
+out=${out:-$ROOT/work/multi30k_$group}
 
 known=()
 for config in "$folder"/*.yaml; do
