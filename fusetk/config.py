@@ -35,8 +35,8 @@ C = TypeVar("C", bound=Config)
 # Plug-ins ------------------------------------------------------------------------------------------------------------
 
 
-def find_kind(kind: str, table: Mapping[str, type]) -> type:
-    """The class that ``kind`` names: a key of ``table``, or ``package.module:Name`` for code outside fusetk.
+def find_kind(kind: str, table: Mapping[str, type], base: type = object) -> Any:
+    """The class that ``kind`` names: a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside fusetk.
 
     Raises ValueError with the known names, or with the reason why an import failed.
     """
@@ -51,12 +51,15 @@ def find_kind(kind: str, table: Mapping[str, type]) -> type:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the outside module raises, its author wants to see it
         raise ValueError(f"{kind!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(getattr(found, "Config", type(None)), Config)):
-        raise ValueError(f"{kind!r} is no class with a Config (a subclass of fusetk.config.Config) of its own")
+    config = getattr(base, "Config", Kind)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{kind!r} is no subclass of {base.__module__}.{base.__name__}")
+    if not issubclass(getattr(found, "Config", type(None)), config):
+        raise ValueError(f"{kind!r} has no Config that is a subclass of {config.__module__}.{config.__name__}")
     return found
 
 
-def choice(table: Mapping[str, type], what: str) -> Any:
+def choice(table: Mapping[str, type], what: str, base: type = object) -> Any:
     """The type of a field that holds the ``Config`` of one of the classes in ``table``, chosen by its key ``kind``.
 
     ``fuse: average`` is short for ``fuse: {kind: average}``.
@@ -70,10 +73,10 @@ def choice(table: Mapping[str, type], what: str) -> Any:
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", {"what": what, "known": ", ".join(table)})
         try:
-            found = find_kind(value["kind"], table)
+            found = find_kind(value["kind"], table, base)
         except ValueError as error:
             raise PydanticCustomError("choice", "{what}: {error}", {"what": what, "error": str(error)}) from error
-        config: type[Config] = found.Config  # type: ignore[attr-defined]
+        config: type[Config] = found.Config
         try:
             return config.model_validate(value)
         except pydantic.ValidationError as error:  # carried out to `parse`, which puts the paths together

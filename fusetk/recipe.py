@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
 from fusetk.config import Config, Document, choice
 from fusetk.data.prepare import DataConfig
 from fusetk.decoding.config import SearchConfig
-from fusetk.models import MODELS
+from fusetk.models import MODELS, Seq2Seq
 from fusetk.training.loop import TrainingConfig
 
 
@@ -24,11 +24,11 @@ class PaperConfig(Config):
     """The system's name there; none in a config that only others extend."""
     line: int | None = None
     """Its place among the rows of the table."""
-    parameters: str | None = None
-    """Parameter count as printed, such as 10.97M."""
-    counted: str | None = None
+    parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
+    """Parameter count as printed, in millions, such as 10.97M."""
+    counted: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
     """What the system that is described there counts, where that is not what is printed."""
-    vocabulary: tuple[int, int] | None = None
+    vocabulary: tuple[PositiveInt, PositiveInt] | None = None
     """Source and target entries, special ones included, with which the count comes out."""
     bleu: float | dict[str, float] | None = None
     """BLEU as printed, of one test set or by name."""
@@ -41,7 +41,7 @@ class Recipe(Config):
 
     data: DataConfig
     """Text and its preparation."""
-    model: choice(MODELS, "a model")  # type: ignore[valid-type]
+    model: choice(MODELS, "a model", Seq2Seq)  # type: ignore[valid-type]
     """The backbone and its wiring."""
     training: TrainingConfig
     """Stages, validation, checkpoints."""

@@ -1,7 +1,7 @@
 """What a model shows of itself: named tensors recorded while it runs, nothing when nobody listens.
 
-A module calls ``trace.record("decoder.fuse.hop_weights", weights)``; whoever wants to see them runs the model inside
-``with trace.listen() as found:`` and reads ``found["decoder.fuse.hop_weights"]``, a list with one tensor for each call.
+A module calls ``trace.record("decoder.fuse.hops", weights)``; whoever wants to see them runs the model inside
+``with trace.listen() as found:`` and reads ``found["decoder.fuse.hops"]``, a list with one tensor for each call.
 Names are dotted: side, layer (``layer1`` is the lowest), what it is. Each thread listens for itself alone.
 """
 

@@ -19,7 +19,7 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @set_option
 @click.option("--src-vocab-size", type=click.IntRange(5), help="Source entries, special ones counted; the prepared data's by default.")
 @click.option("--tgt-vocab-size", type=click.IntRange(5), help="Target entries; as the source's where only one is given.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object with config, vocabulary, parameters (total), parts, and paper.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object with config, vocabulary, parameters and parts.")
 def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None, tgt_vocab_size: int | None, as_json: bool) -> None:
     """Print the resolved CONFIG and the parameters of its model, part by part.
 
@@ -38,7 +38,7 @@ def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None,
     theirs = sum(count_parameters(found, paper.vocabulary).values()) if paper and paper.vocabulary else None
     if as_json:
         document = {"config": found.model_dump(mode="json"), "vocabulary": sizes, "parameters": total, "parts": parts}
-        click.echo(json.dumps({**document, "paper": {"parameters": theirs}}, indent=1))
+        click.echo(json.dumps({**document, "parameters_at_paper_vocabulary": theirs}, indent=1))
         return
     click.echo(configs.dump(found))
     click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")
@@ -57,7 +57,7 @@ def _comparison(paper: "PaperConfig", count: int) -> str:
     if paper.vocabulary:
         text += f" with the paper's vocabulary of {paper.vocabulary[0]:,} and {paper.vocabulary[1]:,}"
     if paper.parameters and not agree(paper.parameters, count):
-        text += "; the printed number does not add up"
+        text += f"; what is printed does not add up, {paper.counted or 'another number'} does"
     return text
 
 

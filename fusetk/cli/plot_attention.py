@@ -1,23 +1,31 @@
 """``fusetk plot-attention``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from fusetk.cli.options import device_option
-from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
 from fusetk.plotting.figure import check_output
-from fusetk.plotting.heatmap import COLORS, heatmap
+from fusetk.plotting.panel import COLORS, Page, Panel
+from fusetk.plotting.save import check_one, save
+from fusetk.plotting.sentences import Reader, Sentence, Text, given, line_range, read
 
 if TYPE_CHECKING:
-    from fusetk.data.pipeline import Pipeline
+    from fusetk.plotting.attention import Words
     from fusetk.run import Loaded
 
-WHATS = {"cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention"}
-EXAMPLE = 'Example: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." --layer 3 --head all -o heads.pdf'
+ATTENTION = {"cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention"}
+FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
+WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
+CHUNK = 4000  # lines that are sorted and read together
+EXAMPLE = (
+    'Examples: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." --layer 3 --head all -o heads.pdf; '
+    "fusetk plot-attention -m runs/fused --what fuse -i raw/test.de -r raw/test.en --corpus -o layers.png"
+)
 
 
 class Head(click.ParamType):
@@ -33,93 +41,203 @@ class Head(click.ParamType):
         self.fail(f"{value!r} is neither a number nor mean nor all", param, ctx)
 
 
+class Lines(click.ParamType):
+    """A range of lines."""
+
+    name = "A-B"
+
+    def convert(self, value: str | range, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        if isinstance(value, range):
+            return value
+        try:
+            return line_range(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Asked(NamedTuple):
+    """What to draw of which text."""
+
+    what: str
+    layer: int | None
+    head: str | int | None
+    tokenized: bool
+    corpus: bool
+    output: Path
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    source_file: str | None
+    target_file: str | None
+    lines: range | None
+
+
 @click.command("plot-attention", epilog=EXAMPLE)
 @click.option(
     "-m", "--model", required=True, type=click.Path(path_type=Path), metavar="RUN",
     help="A run folder, of which the best checkpoint is taken, or a checkpoint.",
 )
-@click.option("-s", "--source", required=True, metavar="TEXT", help="The sentence to translate.")
-@click.option("-t", "--target", metavar="TEXT", help="Its translation. Without it, the one that beam search finds.")
+@click.option("-s", "--source", "sources", multiple=True, metavar="TEXT", help="A sentence to translate; again for another.")
+@click.option(
+    "-t", "--target", "targets", multiple=True, metavar="TEXT",
+    help="Its translation; one for each sentence, or none. Without it, the one that beam search finds.",
+)
+@click.option("-i", "--input", "source_file", metavar="FILE", help="Instead: sentences, one a line, plain or .gz; - is standard input.")
+@click.option("-r", "--target-file", metavar="FILE", help="Their translations, line by line.")
+@click.option("--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1.")
 @click.option(
     "--what", type=click.Choice(list(WHATS)), default="cross", show_default=True,
-    help="Attention of the decoder to the source, or of a side to itself; self is both sides.",
+    help="Attention of the decoder to the source, or of a side to itself; the layers that a side's fusion reads; or the weights of"
+    " `connect: linear`. self and fuse are both sides.",
 )
-@click.option("--layer", type=int, metavar="N", help="One layer, counted from 1. Without it, all.")
+@click.option("--layer", type=int, metavar="N", help="One layer with attention, counted from 1. Without it, all.")
 @click.option(
-    "--head", type=Head(), default="mean", show_default=True, help="One head, counted from 1; the mean over heads; or a panel for each.",
+    "--head", type=Head(), help="One head, counted from 1; the mean over heads (the default); or a panel for each (all)."
+    " In a fusion by attention, hops: by default all.",
 )
+@click.option("--corpus", is_flag=True, help="For fusions: the mean over all sentences, and by part of the sentence.")
 @click.option("--tokenized", is_flag=True, help="The text is prepared as the training text was, but for subwords.")
 @click.option(
     "--colors", type=click.Choice(list(COLORS)), default="blue", show_default=True,
-    help="Colours; grey is as in papers, white for 1 and black for 0.",
+    help="Colours; grey is as in papers, white for 1 and black for 0. Where there are numbers below 0: red above, blue below.",
 )
 @device_option
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="A picture, .png, .pdf or .svg, or the numbers, .npz or .json.",
+    help="A picture, .png, .pdf or .svg; a page to look around in, .html; or the numbers, .npz or .json.",
 )
-def command(
-    model: Path, source: str, target: str | None, what: str, layer: int | None, head: str | int,
-    tokenized: bool, colors: str, device: str, output: Path,
-) -> None:  # fmt: skip
-    """Draw the attention weights of one sentence and its translation.
+def command(model: Path, colors: str, device: str, **options: object) -> None:
+    """Draw the attention weights of a sentence and its translation, or what a layer fusion makes of its layers.
 
     The model reads the translation word by word (forced decoding), whether it was given or found. Columns are the words
     that are looked at, rows those that look; each row sums to 1. In cross-attention a row is the word that the decoder
     predicts there; in the decoder's self-attention it is the word that it has just read.
 
-    An .npz file holds each matrix under its name, such as decoder.layer1.cross or decoder.layer1.cross.head2, and its
-    words under that name with .x and .y.
+    Of a fusion, columns are the words that a side reads, in the decoder the begin mark first, and rows the layers, l0 the
+    word embedding, at the bottom. A fusion by attention has a panel for each hop, each column of which sums to 1. Of other
+    fusions the share of each layer is drawn: the length of the derivative by that layer times the layer (gradient times
+    input, before the closing norm), divided by the sum over layers; beside it its mean, and the learned weight of each
+    layer or the beta of each node, if the fusion has them. With --corpus the columns are the first position, the fifths of
+    what is between, and the last.
+
+    An .html file holds any number of sentences and needs no network: a slider and the arrow keys move between them, and
+    numbers show under the pointer. An .npz file holds each matrix under its name, such as decoder.layer1.cross.head2,
+    decoder.fuse.hop1 or decoder.fuse.contribution, its first row for the first label, and its labels under that name
+    with .x and .y; of several sentences, names begin with the number of the line, as in 7.decoder.fuse.hop1. A .json file
+    has the same names in a list, `panels`, and with several sentences their texts in `sentences`.
     """
-    check_output(output)
+    asked = Asked(**options)  # type: ignore[arg-type]
+    check(asked)
 
     from fusetk import run
-    from fusetk.plotting import attention
 
     loaded = run.load(model, device)
-    pipeline = loaded.pipeline
-    words = tokens(pipeline, "source", source, tokenized)
-    found = search(loaded, words) if target is None else tokens(pipeline, "target", target, tokenized)
-    if target is None:
-        click.echo(f"found: {pipeline.join(found)}", err=True)
-    ids = pipeline.source_vocab.encode(words), pipeline.target_vocab.encode(found)
-    _warn("source", words, ids[0])
-    _warn("target", found, ids[1])
-    shown = attention.panels(attention.record(loaded.model, *ids), attention.Words(words, found), what, layer, head)
     checkpoint = loaded.checkpoint.resolve()
-    x_label, y_label = ("source", "target") if what == "cross" else ("looked at", "looking")
-    heatmap(
-        shown, output, title=f"{WHATS[what]} of {checkpoint.parent.parent.name}, {checkpoint.name}",
-        x_label=x_label, y_label=y_label, bar_label="attention weight (a row sums to 1)", colors=colors,
-        columns=attention.columns(shown) if head == "all" else None,
-    )  # fmt: skip
+    title = f"{WHATS[asked.what]} of {checkpoint.parent.parent.name}, {checkpoint.name}"
+    if asked.what == "connect":
+        from fusetk.plotting import connect
+
+        pages = [Page(connect.panels(loaded.model))]
+    else:
+        reader = Reader(loaded.pipeline, asked.tokenized, loaded.model.max_positions, strict=bool(asked.sources))
+        sentences = reader(given(asked.sources, asked.targets) if asked.sources else texts(asked))
+        pages, more = means(loaded, asked, sentences, reader) if asked.corpus else each(loaded, asked, sentences, reader)
+        title += more
+        for note in reader.notes():
+            click.echo(note, err=True)
+    save(pages, asked.output, title=title, colors=colors, columns=columns(asked, pages[0].panels))
 
 
-def tokens(pipeline: "Pipeline", side: str, text: str, tokenized: bool) -> list[str]:
-    """A sentence as the model's tokens; raises DataError for one that is empty or more than one."""
-    text = text.rstrip("\n")
-    if "\n" in text:
-        raise DataError(f"the {side} text has more than one line; give one sentence")
-    found = pipeline.subwords(side, text if tokenized else pipeline.words(side, text))
-    if not found:
-        raise DataError(f"the {side} sentence is empty; give one with words")
-    return found
+def check(asked: Asked) -> None:
+    """Raise DataError for options that do not go together, before anything is loaded."""
+    check_output(asked.output, pages=True)
+    if asked.what == "connect":
+        if asked.corpus or asked.layer is not None or asked.head is not None:
+            raise DataError("learned weights are the same for every sentence and have no heads: leave out --corpus, --layer and --head")
+        return
+    if bool(asked.sources) == (asked.source_file is not None):
+        raise DataError("give sentences either on the command line (-s) or in a file (-i)")
+    if asked.sources and (asked.target_file is not None or asked.lines is not None):
+        raise DataError("-r and --lines go with a file of sentences (-i); give translations of single sentences with -t")
+    if asked.source_file is not None and asked.targets:
+        raise DataError("-t goes with -s; give the translations of a file with -r")
+    if asked.what in FUSION and asked.layer is not None:
+        raise DataError("a fusion is of all layers: leave out --layer")
+    if asked.what in ATTENTION and asked.corpus:
+        raise DataError(f"--corpus averages over words, and attention is to words of one sentence: it goes with --what {', '.join(FUSION)}")
+    if not asked.corpus:
+        check_one(len(asked.sources), asked.output)
 
 
-def search(loaded: "Loaded", source: Sequence[str]) -> list[str]:
-    """The tokens of the translation that the run's own search finds."""
-    import torch
+def texts(asked: Asked) -> Iterator[Text]:
+    """The lines of the file that was named."""
+    assert asked.source_file is not None
+    return read(asked.source_file, asked.target_file, asked.lines)
 
+
+def means(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader) -> tuple[list[Page], str]:
+    """One page for all sentences, and what the title says of them."""
+    from fusetk.plotting.corpus import Means
+    from fusetk.plotting.fusion import fusions
+
+    found = Means(loaded.model, fusions(loaded.model, asked.what))
+    while chunk := list(islice(sentences, CHUNK)):
+        found.add([(one.source_ids, one.target_ids) for one in translated(loaded, chunk, reader)])
+    if not found.sentences:
+        raise DataError(f"{asked.source_file} has no sentence to draw: every line is blank or too long")
+    count = f"{found.sentences:,} sentence{'s' if found.sentences > 1 else ''}"
+    return [Page(found.panels("all" if asked.head is None else asked.head))], f", mean over {count}"
+
+
+def each(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader) -> tuple[list[Page], str]:
+    """A page for each sentence."""
+    from fusetk.plotting.attention import Words
+
+    panels = painter(loaded, asked)
+    chosen = list(islice(sentences, 2))
+    if not chosen:
+        raise DataError(f"{asked.source_file} has no sentence to draw: every line is blank or too long")
+    check_one(len(chosen), asked.output)  # before all are read
+    pages = []
+    for one in translated(loaded, [*chosen, *sentences], reader):
+        words = Words(one.source, one.target or [])
+        pages.append(Page(panels(one, words), one.number, loaded.pipeline.join(words.source), loaded.pipeline.join(words.target)))
+        if asked.sources and not asked.targets:
+            click.echo(f"found: {pages[-1].target}", err=True)
+    return pages, ""
+
+
+def painter(loaded: "Loaded", asked: Asked) -> "Callable[[Sentence, Words], list[Panel]]":
+    """What makes the panels of a sentence."""
+    from fusetk.plotting import attention, fusion
+
+    model = loaded.model
+    if asked.what in FUSION:
+        chosen = fusion.fusions(model, asked.what)
+        hop = "all" if asked.head is None else asked.head
+        return lambda one, words: fusion.panels(fusion.fused(model, [(one.source_ids, one.target_ids)], chosen), words, hop)
+    head = "mean" if asked.head is None else asked.head
+    return lambda one, words: attention.panels(
+        attention.record(model, one.source_ids, one.target_ids), words, asked.what, asked.layer, head
+    )
+
+
+def columns(asked: Asked, panels: Sequence[Panel]) -> Sequence[int] | int | None:
+    """How the panels of a picture stand."""
+    from fusetk.plotting import attention, fusion
+
+    if asked.what in FUSION:
+        return fusion.rows(panels)
+    return attention.columns(panels) if asked.head == "all" else None
+
+
+def translated(loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader) -> Iterable[Sentence]:
+    """The sentences with the translations that the run's own search finds, where they have none."""
+    if all(one.target is not None for one in sentences):
+        return sentences
     from fusetk.data.vocab import EOS
-    from fusetk.decoding import beam
+    from fusetk.decoding.translate import Translator
 
-    device = next(loaded.model.parameters()).device
-    src = torch.tensor([[*loaded.pipeline.source_vocab.encode(source), EOS]], device=device)
-    best = beam.search([loaded.model], src, torch.ones_like(src, dtype=torch.bool), loaded.recipe.decoding)[0][0]
-    return loaded.pipeline.target_vocab.decode(best.ids)
-
-
-def _warn(side: str, words: Sequence[str], ids: Sequence[int]) -> None:
-    unknown = dict.fromkeys(word for word, i in zip(words, ids, strict=True) if i == UNK)
-    if unknown:
-        click.echo(f"warning: the model reads <unk> for what it does not know on the {side} side: {' '.join(unknown)}", err=True)
+    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
+    best = translator.translate_ids([[*one.source_ids, EOS] for one in sentences])
+    decode = loaded.pipeline.target_vocab.decode
+    return [reader.found(one, decode(hypotheses[0].ids)) for one, hypotheses in zip(sentences, best, strict=True)]

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
@@ -25,6 +25,12 @@ class AggregateConfig(LayerFusionConfig):
     """On what each of these networks returns (RTAL: "dropout [is] also employed")."""
     norm: bool = False
     """Layer normalisation of the result."""
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> "AggregateConfig":
+        if self.aggregation == "mean" and (self.hidden is not None or self.dropout):
+            raise ValueError("hidden and dropout are of networks, and aggregation: mean has none")
+        return self
 
 
 class Mean(nn.Module):

@@ -17,7 +17,7 @@ class AttentionConfig(LayerFusionConfig):
 
     kind: str = "attention"
     layer_embedding: bool = True
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides that both have it share it."""
+    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
     hops: int = Field(4, ge=1)
     """n_hop: independent distributions over the layers."""
     attention_hidden: int = Field(1024, ge=1)

@@ -43,9 +43,9 @@ class LayerFusionConfig(FusionConfig):
     """What all fusions of several layers can be told."""
 
     embedding: bool = True
-    """The word embedding is fused too, as layer 0 (MLRF Table 4)."""
+    """The word embedding is fused too, as layer 0 (MLRF Table 4); behind summaries of `connect: dense`, the last summary is."""
     layer_embedding: bool = False
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides that both have it share it."""
+    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
     norm: bool = True
     """Layer normalisation of the result (MLRF section 3.2)."""
 

@@ -16,7 +16,7 @@ class FFNConfig(LayerFusionConfig):
 
     kind: str = "ffn"
     layer_embedding: bool = True
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides that both have it share it."""
+    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
     hidden: int = Field(512, ge=1)
     """d_f: units of the hidden layer."""
     activation: Activation = "relu"

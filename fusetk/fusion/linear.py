@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
@@ -28,6 +28,14 @@ class LinearConfig(LayerFusionConfig):
     """Hidden units of that network; 4 times the width if not given."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """On what that network returns."""
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> "LinearConfig":
+        if self.weights == "matrix" and self.normalize != "none":
+            raise ValueError("normalize is of scalar weights; matrices have none")
+        if self.aggregation == "none" and (self.hidden is not None or self.dropout):
+            raise ValueError("hidden and dropout are of the network that aggregation: ewp-ffn has; here there is none")
+        return self
 
 
 class Weights(nn.Module):

@@ -14,6 +14,8 @@ class TreeConfig(AggregateConfig):
     """A binary tree over the highest layers."""
 
     kind: str = "tree"
+    embedding: bool = False
+    """The word embedding may be a leaf, where there are not enough layers. (As what stands below the leaves, it may be read either way.)"""
     leaves: int = Field(4, ge=2)
     """How many of the highest layers are aggregated, a power of two (RTAL: 4, of stacks of 4 and of 6 layers)."""
     residual: Literal["preceding", "none"] = "preceding"

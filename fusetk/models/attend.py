@@ -13,6 +13,7 @@ class Attend(nn.Module):
     """What the decoder attends to: some sources, made once a sentence, and which of them each layer reads."""
 
     Config: type[Kind] = Kind
+    reads_top = False  # what the encoder's stack hands on is attended to
 
     def __init__(self, config: Kind, widths: Sequence[int], top_width: int):
         """``widths`` of the encoder's history, the embedding's first, and of its fused top."""
@@ -35,6 +36,8 @@ class Attend(nn.Module):
 
 class Top(Attend):
     """Every decoder layer attends to what the encoder's stack hands on."""
+
+    reads_top = True
 
     @property
     def widths(self) -> Sequence[int]:

@@ -31,7 +31,7 @@ class Connection(nn.Module):
 
     It is told of the stack in the order in which the stack works: ``add`` for each output that will be read (the
     embedding first), ``reader`` for each reader. While the stack runs, ``keep`` collects the outputs and ``forward`` makes
-    of them what the next reader reads. What is kept is a value of the pass: nothing stays on the module.
+    of them what the next reader reads. What is kept belongs to the pass: nothing stays on the module.
     """
 
     Config: type[ConnectConfig] = ConnectConfig
@@ -51,7 +51,7 @@ class Connection(nn.Module):
         raise NotImplementedError
 
     def keep(self, kept: Any, output: Tensor) -> Any:
-        """``kept`` (None: nothing yet) and one more output (B, T, D): made once, not once a reader."""
+        """``kept`` (None: nothing yet) and one more output (B, T, D): made once, not once a reader. ``kept`` itself may be used up."""
         raise NotImplementedError
 
     def forward(self, kept: Any) -> Tensor:

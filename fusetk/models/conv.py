@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, build_attend
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_top, build_attend
 from fusetk.nn.attention import attend
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
@@ -23,7 +23,7 @@ class ConvEncoderConfig(StackConfig):
 
     widths: PositiveInt | list[PositiveInt] | None = None
     """Features of the layers, one number or one for each; the model's `width` if not given. `connect: dense` has its `growth`
-    instead, and of `widths` only the first, that of the embedding."""
+    instead: of `widths` it takes the first, for the embedding and for summaries, and the last, for a fusion."""
     kernels: PositiveInt | list[PositiveInt] = 3
     """Positions that a layer sees, one number or one for each."""
 
@@ -70,6 +70,11 @@ class ConvConfig(ModelConfig):
     scale_encoder_gradient: bool | None = None
     """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017, section 3.4). If not given: with
     `attend: top` alone, as in the authors' code of DenseNMT."""
+
+    @model_validator(mode="after")
+    def _sites_fit(self) -> "ConvConfig":
+        attends_to_top(self.encoder, self.decoder)
+        return self
 
 
 class Embedding(nn.Module):
@@ -178,6 +183,7 @@ class Conv(Seq2Seq):
             summary=lambda i, name, read: EncoderLayer(
                 read, source_widths[0], config.encoder.kernel(i), config.dropout, residual=True, always_map=True
             ),
+            hands_on=attends_to_top(config.encoder, config.decoder),
         )  # fmt: skip
         self.attend = build_attend(config.decoder, self.encoder)
         self.memory = nn.ModuleList(linear(width, config.width, 0.0) for width in self.attend.widths)

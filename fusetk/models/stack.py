@@ -19,26 +19,25 @@ class StackConfig(Config):
 
     layers: int = Field(ge=1)
     """Number of layers."""
-    connect: choice(CONNECTIONS, "a connection") = ConnectConfig(kind="last")  # type: ignore[valid-type]
+    connect: choice(CONNECTIONS, "a connection", Connection) = ConnectConfig(kind="last")  # type: ignore[valid-type]
     """What a layer reads from the layers below it."""
-    fuse: choice(FUSIONS, "a fusion") = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: choice(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
     """What the stack hands on; with `last` what one more layer would read."""
     checkpoint: bool = False
     """Compute each layer again in the backward pass, and keep only what it read: less memory, more time."""
 
     @model_validator(mode="after")
     def _depth_suits_the_sites(self) -> "StackConfig":
-        if isinstance(self.fuse, FusionConfig):
-            self.fuse.check(self.layers)
-        if isinstance(self.connect, ConnectConfig):
-            self.connect.check(self.layers)
+        self.connect.check(self.layers)
+        summaries = [i + 1 for i in range(self.layers) if self.connect.summary_after(i, self.layers)]
+        self.fuse.check(self.layers - max(summaries, default=0))
         return self
 
 
 class DecoderConfig(StackConfig):
     """The decoder's side."""
 
-    attend: choice(ATTENDS, "an attention to encoder layers") = Kind(kind="top")  # type: ignore[valid-type]
+    attend: choice(ATTENDS, "an attention to encoder layers", Attend) = Kind(kind="top")  # type: ignore[valid-type]
     """Which encoder layers a decoder layer attends to."""
 
 
@@ -53,20 +52,22 @@ class Stack(nn.Module):
 
     def __init__(
         self, config: StackConfig, widths: Sequence[int], name: str,
-        layer: Callable[[int, str, int, int, bool], Layer], summary: Callable[[int, str, int], Layer], other: "Stack | None" = None,
+        layer: Callable[[int, str, int, int, bool], Layer], summary: Callable[[int, str, int], Layer],
+        other: "Stack | None" = None, hands_on: bool = True,
     ):  # fmt: skip
         """``widths`` that the backbone gives the embedding and each layer; ``name`` is the side.
 
         ``layer(i, name, read, width, residual)`` makes layer i (0 is the lowest), which reads ``read`` features, is ``width``
         wide and, if ``residual``, adds what it reads; ``summary(i, name, read)`` makes one that sums up all features below, behind layer i.
-        ``other``, where it is built already, is the other side, whose layer embedding is shared.
+        ``other``, where it is built already, is the other side, whose layer embedding is shared. Unless it ``hands_on`` anything, only
+        the history is of use.
         """
         super().__init__()
         plan = config.connect
         self.layers = nn.ModuleList()
         self.summaries: set[int] = set()  # places in ``layers``
-        self.connect: Connection = find_kind(plan.kind, CONNECTIONS)(plan, f"{name}.connect")
-        self.plain = find_kind(config.fuse.kind, FUSIONS) is Last
+        self.connect: Connection = find_kind(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
+        self.hands_on, self.plain = hands_on, hands_on and find_kind(config.fuse.kind, FUSIONS, Fusion) is Last
         self.widths = [widths[0]]  # of the history
         self.connect.add(widths[0], first=True)
         for i in range(config.layers):
@@ -76,7 +77,7 @@ class Stack(nn.Module):
                 self.summaries.add(len(self.layers))
                 self._add(summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()), first=True, read=True)
         fused = [self.connect.reader()] if self.plain else self.widths
-        self.fuse: Fusion = find_kind(config.fuse.kind, FUSIONS)(config.fuse, fused, widths[-1], f"{name}.fuse")
+        self.fuse: Fusion = find_kind(config.fuse.kind, FUSIONS, Fusion)(config.fuse, fused, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
         self.places = {i: n for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)}  # module -> layer
         self.checkpoint = config.checkpoint
@@ -106,7 +107,18 @@ class Stack(nn.Module):
         return tuple(history), self.fuse([self.connect(kept)] if self.plain else history)
 
 
+def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
+    """Whether what the encoder's stack hands on is attended to; raises ValueError where a fusion would be of no use."""
+    reads = bool(find_kind(decoder.attend.kind, ATTENDS, Attend).reads_top)
+    if not reads and encoder.fuse.kind != "last":
+        raise ValueError(
+            f"decoder.attend: {decoder.attend.kind} reads the encoder's layers themselves, so encoder.fuse: {encoder.fuse.kind} would have "
+            "no reader: take one of them away"
+        )
+    return reads
+
+
 def build_attend(config: DecoderConfig, encoder: Stack) -> Attend:
     """What the decoder attends to."""
-    attend: Attend = find_kind(config.attend.kind, ATTENDS)(config.attend, encoder.widths, encoder.out_width)
+    attend: Attend = find_kind(config.attend.kind, ATTENDS, Attend)(config.attend, encoder.widths, encoder.out_width)
     return attend

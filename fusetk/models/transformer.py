@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, build_attend
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_top, build_attend
 from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
@@ -54,12 +54,17 @@ class TransformerConfig(ModelConfig):
     output_bias: bool = True
     """A bias for each word of the target vocabulary."""
     init: Literal["xavier", "mlrf"] = "xavier"
-    """Xavier uniform, as fairseq and tensor2tensor; or U(+-1/sqrt(fan_in)), as MLRF section 4.2 has it."""
+    """Xavier uniform, as fairseq; or U(+-1/sqrt(fan_in)), as MLRF section 4.2 has it."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "TransformerConfig":
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+    def _sites_fit(self) -> "TransformerConfig":
+        for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
+            for i in range(side.layers):
+                width = side.connect.width(i, self.width)
+                if width % self.heads:
+                    what = f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
+                    raise ValueError(f"{what} is no multiple of heads {self.heads}")
+        attends_to_top(self.encoder, self.decoder)
         return self
 
 
@@ -90,13 +95,11 @@ class TransformerLayer(Layer):
 
     def __init__(self, config: TransformerConfig, name: str, read: int, width: int):
         super().__init__()
-        if width % config.heads:
-            raise ConfigError(f"model: {name} is {width} wide, which is no multiple of {config.heads} heads: change growth, or heads")
         self.width = width
         self.read = nn.Identity() if read == width else nn.Linear(read, width)
         self.attention = SelfAttention(width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias)
         self.attention_residual = Residual(config, width)
-        self.ffn = FeedForward(width, config.ffn * width // config.width, width, config.activation, config.activation_dropout)
+        self.ffn = FeedForward(width, max(1, config.ffn * width // config.width), width, config.activation, config.activation_dropout)
         self.ffn_residual = Residual(config, width)
 
 
@@ -181,7 +184,7 @@ class Transformer(Seq2Seq):
         self.encoder = Stack(
             config.encoder, [width] * (config.encoder.layers + 1), "encoder",
             layer=lambda i, name, read, width, residual: EncoderLayer(config, name, read, width),
-            summary=lambda i, name, read: Summary(read, config.width),
+            summary=lambda i, name, read: Summary(read, config.width), hands_on=attends_to_top(config.encoder, config.decoder),
         )  # fmt: skip
         self.attend = build_attend(config.decoder, self.encoder)
         self.decoder = Stack(
@@ -189,8 +192,8 @@ class Transformer(Seq2Seq):
             layer=lambda i, name, read, width, residual: DecoderLayer(config, name, read, width, self._attended(i)),
             summary=lambda i, name, read: Summary(read, config.width), other=self.encoder,
         )  # fmt: skip
-        pre = config.norm == "pre"
-        self.encoder_norm = nn.LayerNorm(self.encoder.out_width) if pre else nn.Identity()
+        pre = config.norm == "pre"  # then what leaves a stack, or is attended to of its layers, was not normalised yet
+        self.source_norms = nn.ModuleList(nn.LayerNorm(found) if pre else nn.Identity() for found in self.attend.widths)
         self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
         self.to_output = nn.Identity() if self.decoder.out_width == width else nn.Linear(self.decoder.out_width, width)
         self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
@@ -209,10 +212,10 @@ class Transformer(Seq2Seq):
             return found
 
         history, top = stack(self.source(src), run)
-        return Memory(history, self.encoder_norm(top), src_mask)
+        return Memory(history, top, src_mask)
 
     def start(self, memory: Memory) -> State:
-        sources = self.attend.sources(memory)
+        sources = [norm(source) for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)]
         layers = [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
         keys_values = tuple(layer.cross.keys_values(sources[self.attend.of(i)]) for i, layer in enumerate(layers))
         empty = tuple(Cache(keys[:, :0, : 2 * layer.width], 0) for keys, layer in zip(keys_values, layers, strict=True))

@@ -14,18 +14,22 @@ class NormedLinear(nn.Module):
         self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
         self.g = nn.Parameter(self.v.detach().norm(dim=1))
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
-        self._made: tuple[tuple[int, int, int], Tensor] | None = None
+        self._made: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
-        """W (out, in). Without gradients it is made once for as long as v and g stay as they are."""
-        if torch.is_grad_enabled():
+        """W (out, in). In evaluation, without gradients, it is made once; training again forgets it."""
+        if self.training or torch.is_grad_enabled():
             return self._weight()
-        now = (self.v.data_ptr(), self.v._version, self.g._version)
         made = self._made
-        if made is None or made[0] != now:
-            made = self._made = now, self._weight()
-        return made[1]
+        if made is None:
+            made = self._made = self._weight()
+        return made
+
+    def train(self, mode: bool = True) -> "NormedLinear":
+        self._made = None
+        super().train(mode)
+        return self
 
     def _weight(self) -> Tensor:
         return self.v * (self.g / self.v.norm(dim=1))[:, None]

@@ -1,16 +1,18 @@
 """What a fusion makes of its layers: hops of attention over them, or the share of each in the result; and learned weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
 from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.fusion.last import Last
+from fusetk.fusion.linear import Linear
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import Words
 from fusetk.plotting.forced import Pairs, Pass, evaluating, forced
@@ -43,9 +45,10 @@ def fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
     found = {module.name.partition(".")[0]: module for module in model.modules() if isinstance(module, Fusion) and _several(module)}
     chosen = [found[side] for side in KINDS[what] if side in found]
     if not chosen:
-        sides = "neither side" if what == "fuse" else f"not the {KINDS[what][0]}"
-        others = f"; the {' and the '.join(found)} does" if found else ""
-        raise DataError(f"there is no fusion to draw: {sides} of this model fuses several layers{others}")
+        if what == "fuse":
+            raise DataError("there is no fusion to draw: neither side of this model fuses several layers")
+        others = f", its {next(iter(found))} does" if found else ""
+        raise DataError(f"there is no fusion to draw: the {KINDS[what][0]} of this model does not fuse several layers{others}")
     return chosen
 
 
@@ -67,12 +70,13 @@ def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fuse
 def _fused(fusion: Fusion, history: Sequence[Tensor], done: Pass, depth: int | None) -> Fused:
     side = fusion.name.partition(".")[0]
     hops = done.found.get(f"{fusion.name}.hops")
+    hops = None if hops is None or hops.ndim != 4 else hops  # a fusion of one's own may show what it likes
     weights = contributions(fusion, history).unsqueeze(-2) if hops is None else hops
     learned = {what: done.found.get(f"{fusion.name}.{what}") for what in ("weights", "betas")}
     return Fused(
         side, hops is not None, weights.float().cpu().numpy(), done.lengths[side],
         layer_names(len(history), depth)[-weights.shape[-1] :],
-        {what: values.float().cpu().numpy() for what, values in learned.items() if values is not None},
+        {what: values.float().cpu().numpy() for what, values in learned.items() if values is not None and values.ndim == 1},
     )  # fmt: skip
 
 
@@ -90,15 +94,15 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
 
     That of layer l goes by the length of the vector J_l h_l, J_l being the derivative of the fusion by layer l at this
     position, before the closing norm. For sum_l w_l h_l it is |w_l| times the length of h_l; where a fusion is no sum,
-    it says what the first-order change would be if layer l grew in proportion. The layer embedding belongs to h_l.
-    0 where nothing contributes.
+    it says what the first-order change would be if layer l grew in proportion. h_l is the layer as it is combined: with
+    its layer embedding, and normalised if ``linear`` normalises it, for what grows before a normalisation changes nothing
+    behind it. 0 where nothing contributes.
     """
     with torch.no_grad():
-        layers = fusion.layers(history) if isinstance(fusion, LayerFusion) else list(history)
-        phi = fusion.fuse if isinstance(fusion, LayerFusion) else fusion
+        layers, phi = _as_combined(fusion, history)
         found = []
         for i in range(len(layers)):
-            with forward_ad.dual_level():
+            with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
                 fed = [forward_ad.make_dual(layer, layer) if i == j else layer for j, layer in enumerate(layers)]
                 try:
                     change = forward_ad.unpack_dual(phi(fed)).tangent
@@ -108,6 +112,17 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
             found.append(layers[i].new_zeros(layers[i].shape[:-1]) if change is None else change.norm(dim=-1))
         lengths = torch.stack(found, -1)
         return lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
+
+
+def _as_combined(fusion: Fusion, history: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
+    """The layers that a fusion combines, and how, without its closing norm where that is known."""
+    if not isinstance(fusion, LayerFusion):
+        return list(history), fusion
+    layers = fusion.layers(history)
+    if not isinstance(fusion, Linear):
+        return layers, fusion.fuse
+    normed = [norm(layer) for norm, layer in zip(fusion.norm_layers, layers, strict=True)]
+    return normed, lambda fed: fusion.refine(fusion.combine(fed))
 
 
 # Panels --------------------------------------------------------------------------------------------------------------
@@ -154,7 +169,8 @@ def learned(one: Fused) -> list[Panel]:
     shown = []
     for what, values in one.learned.items():
         nodes = what == "betas"
-        rows = [*(f"n{i}" for i in range(1, len(values))), "root"] if nodes else one.layers[-len(values) :]
+        numbered = [str(i) for i in range(1, len(values) + 1)]
+        rows = [*(f"n{i}" for i in numbered[:-1]), "root"] if nodes else one.layers if len(values) == len(one.layers) else numbered
         title = f"{one.side} fusion, learned {'beta of each node' if nodes else 'weight of each layer'}"
         measure, axis = ("learned beta", "node") if nodes else ("learned weight", "layer")
         shown.append(Panel(f"{one.side}.fuse.{what}", title, values[:, None], [what.removesuffix("s")], rows, measure, ("", axis), True))
@@ -166,10 +182,11 @@ def rows(shown: Sequence[Panel]) -> list[int]:
     lengths: list[int] = []
     for side in dict.fromkeys(panel.name.partition(".")[0] for panel in shown):
         mine = [panel for panel in shown if panel.name.startswith(f"{side}.")]
-        hops = [panel for panel in mine if panel.measure == HOPS]
-        if hops:
-            widest = max(len(panel.x) for panel in hops)
-            lengths += share_out(len(hops), beside(len(hops), len(hops[0].y), widest))
-        if len(mine) > len(hops):
-            lengths.append(len(mine) - len(hops))
+        hops = [panel for panel in mine if ".fuse.hop" in panel.name and panel.axes[0] != "hop"]
+        if not hops:
+            lengths.append(len(mine))
+            continue
+        before = mine.index(hops[0])
+        block = share_out(len(hops), beside(len(hops), len(hops[0].y), len(hops[0].x)))
+        lengths += [length for length in (before, *block, len(mine) - before - len(hops)) if length]
     return lengths

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 FONT = 8.0  # points
 TITLE = 9.5
+HEADING = 12.0
 LINE = 0.16  # inches from one line of a title to the next
 GAP = 0.3  # inches between panels, with the first line of the title
-LEAST_BAR = 1.2  # inches that a colour bar needs
+LEAST_BAR = 1.4  # inches that a colour bar needs
 BAR_ROOM = 0.95  # of the colour bar, its numbers and the first line of its label
 PAD = 0.06  # between a label and its cells
 WIDEST = 36.0  # inches that a row of panels may take before the next row begins
@@ -27,19 +28,15 @@ EMPTY = "#efe6d3"  # a cell without a number: no colour of any map
 
 
 class _Plan(NamedTuple):
-    """Where things stand, in inches; the panels of a row share a height, those of a column a width."""
+    """Where things stand, in inches; the panels of a row share a height, rows of as many panels the columns."""
 
     rows: list[list[Panel]]
     cell: float
-    left: tuple[float, ...]  # room of row labels, by column
-    width: tuple[float, ...]  # of the widest matrix or title, by column
+    right: list[list[float]]  # where the cells of each panel begin, by row
+    width: float  # of the widest row
     above: tuple[float, ...]  # room of column labels, by row
     height: tuple[float, ...]  # of the highest matrix, by row
     below: tuple[float, ...]  # room of titles, by row
-
-    def right(self, column: int) -> float:
-        """Where a column's cells begin, from the left of the first."""
-        return sum(self.left[: column + 1]) + sum(self.width[:column]) + column * GAP
 
     def top(self, row: int) -> float:
         """How far below the labels of the first row those of ``row`` begin."""
@@ -61,23 +58,25 @@ def draw(panels: Sequence[Panel], *, title: str = "", colors: str = "blue", colu
     names = [text for panel in panels for text in (*panel.x, *panel.y, panel.title)]
     families = fonts({label(text, 200) for text in [*names, title, x_label, y_label, *measures]})
     plan = _plan(panels, families, columns)
-    head = (0.45 if title else 0.12) + (0.25 if x_label else 0.0)
     side = 0.3 if y_label else 0.1
     tall = _bar_height(plan, len(measures))
     texts = {measure: _wrap(measure, tall, FONT) for measure in measures}
     bar_room = BAR_ROOM + 0.14 * max(text.count("\n") for text in texts.values())
-    width = side + plan.right(len(plan.width) - 1) + plan.width[-1] + GAP + bar_room
+    width = side + plan.width + GAP + bar_room
+    heading = _wrap(label(title, 500), width - 0.4, HEADING) if title else ""
+    head = (0.45 + 0.2 * heading.count("\n") if title else 0.12) + (0.25 if x_label else 0.0)
     height = head + max(plan.top(len(plan.rows)), plan.above[0] + len(measures) * (tall + GAP))
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     images: dict[str, ScalarMappable] = {}
     for r, row in enumerate(plan.rows):
         for c, panel in enumerate(row):
-            at = side + plan.right(c), height - head - plan.top(r) - plan.above[r]
+            at = side + plan.right[r][c], height - head - plan.top(r) - plan.above[r]
             images[panel.measure] = _panel(figure, panel, at, measures[panel.measure], plan, families)
-    _write(figure, title, (0.5 * width, height - 0.2), families, size=TITLE + 2.5)
-    _write(figure, x_label, ((side + width - bar_room) / 2, height - head + 0.12), families)
-    _write(figure, y_label, (0.15, (height - head) / 2), families, rotation=90)
+    for i, line in enumerate(heading.split("\n")):
+        _write(figure, line, (0.5 * width, height - 0.2 - 0.2 * i), families, HEADING)
+    _write(figure, x_label, ((side + width - bar_room) / 2, height - head + 0.12), families, TITLE)
+    _write(figure, y_label, (0.15, (height - head) / 2), families, TITLE, rotation=90)
     for i, measure in enumerate(measures):
         low = height - head - plan.above[0] - (i + 1) * tall - i * GAP
         bar = figure.add_axes(((width - bar_room + 0.1) / width, low / height, 0.14 / width, tall / height))
@@ -101,7 +100,7 @@ def _panel(figure: "Figure", panel: Panel, at: tuple[float, float], scale: Scale
     return image
 
 
-def _write(figure: "Figure", text: str, place: tuple[float, float], families: list[str], size: float = TITLE, rotation: float = 0) -> None:
+def _write(figure: "Figure", text: str, place: tuple[float, float], families: list[str], size: float, rotation: float = 0) -> None:
     """A line of text around a place in inches."""
     width, height = figure.get_size_inches()
     figure.text(
@@ -141,19 +140,29 @@ def _plan(panels: Sequence[Panel], families: list[str], columns: int | Sequence[
         widest = max(lefts.values()) + max(widths.values())
         most = max(1, int(WIDEST // (widest + GAP)))
         columns = min(most, beside(len(panels), max(len(panel.y) for panel in panels), round(widest / cell) - 6))
+    fixed = isinstance(columns, int)
     lengths = share_out(len(panels), columns) if isinstance(columns, int) else list(columns)
     starts = np.cumsum([0, *lengths]).tolist()
     rows = [list(panels[start : start + length]) for start, length in zip(starts, lengths, strict=False)]
-    stacks = [[row[c] for row in rows if c < len(row)] for c in range(max(lengths))]
+    right = [_places(row, rows if fixed else [other for other in rows if len(other) == len(row)], rows, lefts, widths) for row in rows]
     return _Plan(
-        rows,
-        cell,
-        left=tuple(max(lefts[id(panel)] for panel in stack) for stack in stacks),
-        width=tuple(max(widths[id(panel)] for panel in stack) for stack in stacks),
+        rows, cell, [places[:-1] for places in right], max(places[-1] for places in right) - GAP,
         above=tuple(_widest([text for panel in row for text in panel.x], families) + 2 * PAD for row in rows),
         height=tuple(max(len(panel.y) for panel in row) * cell for row in rows),
         below=tuple(GAP + LINE * max(_title(panel, cell).count("\n") for panel in row) for row in rows),
-    )
+    )  # fmt: skip
+
+
+def _places(
+    row: list[Panel], aligned: list[list[Panel]], rows: list[list[Panel]], lefts: dict[int, float], widths: dict[int, float]
+) -> list[float]:
+    """Where the cells of each panel of a row begin, under one another in the ``aligned`` rows, and where the next would."""
+    places, end = [], 0.0
+    for c in range(len(row)):
+        left = [other[c] for other in (aligned if c else rows) if c < len(other)]
+        places.append(end + max(lefts[id(panel)] for panel in left))
+        end = places[-1] + max(widths[id(other[c])] for other in aligned if c < len(other)) + GAP
+    return [*places, end]
 
 
 def _width(panel: Panel, cell: float, families: list[str]) -> float:
@@ -167,8 +176,10 @@ def _title(panel: Panel, cell: float) -> str:
 
 
 def _wrap(text: str, inches: float, size: float) -> str:
-    """Text in lines of about so many inches."""
-    return "\n".join(textwrap.wrap(text, max(16, int(inches * 72 / (0.58 * size)))) or [""])
+    """Text in lines of about so many inches; what is in brackets begins a line rather than to be torn."""
+    room = max(16, int(inches * 72 / (0.58 * size)))
+    pieces = [text] if len(text) <= room else text.replace(" (", "\n(").split("\n")
+    return "\n".join(line for piece in pieces for line in textwrap.wrap(piece, room))
 
 
 def _bar_height(plan: _Plan, bars: int) -> float:

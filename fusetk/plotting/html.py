@@ -3,6 +3,7 @@
 import html
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
     """Write the pages, between which a slider moves, to ``path``. Raises DataError when it cannot be written."""
     text = render(pages, title, colors)
     if len(text) > LARGE:
-        log.warning("%s has %d MB, which may be slow to open; draw fewer sentences (--lines), layers or heads", path, len(text) // 1_000_000)
+        megabytes = len(text) // 1_000_000
+        log.warning("%s has %d MB, which may be slow to open; draw fewer sentences (--lines), layers or heads", path, megabytes)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -34,7 +36,8 @@ def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
     data = json.dumps(_data(pages, title, colors), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":  # </script> and <!-- would end or change the element, even inside of a string
         data = data.replace(character, f"\\u{ord(character):04x}")
-    return _TEMPLATE.replace("@title@", html.escape(title)).replace("@data@", data)
+    parts = {"title": html.escape(title), "data": data}
+    return re.sub("@(title|data)@", lambda match: parts[match[1]], _TEMPLATE)  # in one pass: what is put in is not searched
 
 
 def _data(pages: Sequence[Page], title: str, colors: str) -> dict[str, Any]:
@@ -88,7 +91,8 @@ dt { color: var(--faint); } dd { margin: 0; }
 #bars canvas { vertical-align: middle; margin: 0 .4rem; }
 #panels { display: flex; flex-wrap: wrap; gap: 1rem 1.6rem; align-items: flex-end; }
 figure { margin: 0; position: relative; max-width: 100%; overflow-x: auto; }
-figcaption { margin-top: .2rem; max-width: 34rem; }
+figcaption { margin-top: .2rem; }
+.break { flex-basis: 100%; }
 canvas { display: block; } #bars canvas { display: inline; }
 #tip { position: fixed; pointer-events: none; background: var(--back); border: 1px solid var(--faint); border-radius: 4px;
   padding: .3rem .6rem; box-shadow: 0 2px 8px #0005; max-width: 30rem; white-space: pre-line; overflow-wrap: anywhere; z-index: 2; }
@@ -146,16 +150,17 @@ function surface(canvas, width, height) {
 
 function panel(one, parent) {
   const figure = make("figure", undefined, parent), canvas = make("canvas", undefined, figure);
-  make("figcaption", one.title, figure);
+  const caption = make("figcaption", one.title, figure);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", one.title);
   const rows = one.y.length, columns = one.x.length, scale = data.scales[one.measure], style = getComputedStyle(document.body);
-  const cell = Math.max(3, Math.min(16, Math.floor(9000 / Math.max(rows, columns))));
+  const most = Math.max(rows, columns), cell = Math.max(3, Math.min(most > 30 ? 16 : 22, Math.floor(9000 / most)));
   const measure = canvas.getContext("2d");
   measure.font = FONT;
   const room = (words) => Math.max(0, ...words.map((word) => measure.measureText(short(word)).width)) + 2 * PAD;
   const left = room(one.y), top = room(one.x), beside = columns === 1 ? 60 : 0;
-  const pen = surface(canvas, left + columns * cell + beside + 1, top + rows * cell + 1);
+  const width = left + columns * cell + beside + 1, pen = surface(canvas, width, top + rows * cell + 1);
+  caption.style.maxWidth = Math.max(width, 220) + "px";
   const row = (i) => one.up ? rows - 1 - i : i;  // from the top
   for (let r = 0; r < rows; r++) {
     for (let c = 0; c < columns; c++) {
@@ -191,7 +196,8 @@ function panel(one, parent) {
     const c = Math.floor((event.clientX - box.left - left) / cell), r = Math.floor((event.clientY - box.top - top) / cell);
     if (c < 0 || r < 0 || c >= columns || r >= rows) return leave();
     tell(one, row(r), c, event);
-    Object.assign(mark.style, { left: left + c * cell + "px", top: top + r * cell + "px", width: cell + 1 + "px", height: cell + 1 + "px" });
+    const size = cell + 1 + "px";
+    Object.assign(mark.style, { left: left + c * cell + "px", top: top + r * cell + "px", width: size, height: size });
     figure.append(mark);
   };
   canvas.addEventListener("pointermove", hover);
@@ -204,8 +210,10 @@ function shown(value) {
 }
 
 function tell(one, r, c, event) {
-  const place = (axis, words, i) => (axis || "at") + ": " + words[i] + (words.length > 1 ? " (" + (i + 1) + ")" : "");
-  tip.textContent = [one.title, place(one.axes[0], one.x, c), place(one.axes[1], one.y, r), one.measure + ": " + shown(one.matrix[r][c])].join("\n");
+  const number = (axis, i) => /word|source|target|look/.test(axis) ? " (" + (i + 1) + ")" : "";  // words come again, layers do not
+  const place = (axis, words, i) => (axis || "at") + ": " + words[i] + number(axis, i);
+  const value = one.measure + ": " + shown(one.matrix[r][c]);
+  tip.textContent = [one.title, place(one.axes[0], one.x, c), place(one.axes[1], one.y, r), value].join("\n");
   tip.hidden = false;
   const right = event.clientX + 16 + tip.offsetWidth > window.innerWidth, low = event.clientY + 16 + tip.offsetHeight > window.innerHeight;
   tip.style.left = Math.max(0, right ? event.clientX - 12 - tip.offsetWidth : event.clientX + 16) + "px";
@@ -240,7 +248,13 @@ function show(i) {
   words.replaceChildren();
   for (const side of ["source", "target"]) if (page[side]) { make("dt", side, words); make("dd", page[side], words).dir = "auto"; }
   panels.replaceChildren();
-  for (const one of page.panels) panel(one, panels);
+  let before = "";
+  for (const one of page.panels) {
+    const group = /[.]head[0-9]+$/.test(one.name) ? one.name.replace(/[.]head[0-9]+$/, "") : one.name.split(".")[0];  // a layer, a side
+    if (before && group !== before) make("div", "", panels).className = "break";
+    before = group;
+    panel(one, panels);
+  }
 }
 
 find("h1").textContent = data.title;

@@ -77,7 +77,7 @@ class Reader:
     """Text to tokens and ids. Notes what it passes over and what the model does not know, for ``warn``."""
 
     def __init__(self, pipeline: Pipeline, tokenized: bool, positions: int | None, strict: bool):
-        """``positions`` that the model has; ``strict`` raises DataError for a sentence that is empty, and lets one pass that is too long."""
+        """``positions`` that the model has. ``strict`` passes over nothing: it raises DataError for a sentence that is empty."""
         self.pipeline, self.tokenized, self.positions, self.strict = pipeline, tokenized, positions, strict
         self.passed_over: dict[str, list[int]] = {"blank": [], "longer than the model's positions": []}
         self.unknown: dict[str, dict[str, None]] = {"source": {}, "target": {}}
@@ -124,7 +124,8 @@ class Reader:
         ]
         for reason, numbers in self.passed_over.items():
             if numbers:
-                found.append(f"passed over {len(numbers)} {reason}: line {_some([str(number) for number in numbers])}")
+                lines = _some([str(number) for number in numbers])
+                found.append(f"passed over {len(numbers)} line{'s' if len(numbers) > 1 else ''} ({reason}): {lines}")
         return found
 
 

@@ -213,7 +213,7 @@ class Trainer:
         raise Interrupted(f"{self.stop.signal} came: saved after update {self.progress.update}; the same command goes on from there")
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
-        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())  # type: ignore[attr-defined]
+        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())
         return built
 
     def _schedule(self, stage: StageConfig) -> Schedule:

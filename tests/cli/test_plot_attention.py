@@ -1,5 +1,7 @@
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,9 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS
 from fusetk.plotting import attention
 
+# torch scripts the forward derivative of its layer normalisation itself
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
 SOURCE = ["der", "mann", "привет", "$5", ",", "."]
 TARGET = ["the", "man", "hello", "."]
 
@@ -25,15 +30,34 @@ TARGET = ["the", "man", "hello", "."]
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run that needs no training: a random Transformer of 2 + 3 layers with 4 heads."""
     monkeypatch.chdir(tmp_path)
+    return load(monkeypatch, {"layers": 2}, {"layers": 3})
+
+
+def load(monkeypatch: pytest.MonkeyPatch, encoder: dict[str, Any], decoder: dict[str, Any]) -> Any:
     pipeline = Pipeline(Text([Lowercase(step="lowercase")], "de", "en"), {}, (Vocabulary(SOURCE), Vocabulary(TARGET)))
     kind = MODELS["transformer"]
-    settings = {"kind": "transformer", "width": 16, "heads": 4, "ffn": 16, "encoder": {"layers": 2}, "decoder": {"layers": 3}}
+    settings = {"kind": "transformer", "width": 16, "heads": 4, "ffn": 16, "encoder": encoder, "decoder": decoder}
+    settings |= {"positions": "learned", "max_positions": 20}
     torch.manual_seed(3)
     model = kind(kind.Config.model_validate(settings), len(pipeline.source_vocab), len(pipeline.target_vocab)).eval()
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
-    found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=tmp_path / "demo" / "checkpoints" / "update-0000010")
+    checkpoint = Path("demo/checkpoints/update-0000010")
+    found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
     monkeypatch.setattr("fusetk.run.load", lambda path, device: found)
     return found
+
+
+@pytest.fixture
+def fusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same with fusions and connections."""
+    monkeypatch.chdir(tmp_path)
+    linear = {"layers": 2, "fuse": {"kind": "linear"}, "connect": {"kind": "linear"}}
+    return load(monkeypatch, linear, {"layers": 3, "fuse": {"kind": "attention", "hops": 2}})
+
+
+def write(name: str, *lines: str) -> str:
+    Path(name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return name
 
 
 def run(*arguments: str, output: str = "a.json") -> Result:
@@ -86,7 +110,7 @@ def test_sides_layers_and_heads(loaded: Any) -> None:
 
 def test_with_all_heads_a_row_is_a_layer(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("fusetk.cli.plot_attention.heatmap", lambda *_, columns, **__: asked.append(columns))
+    monkeypatch.setattr("fusetk.cli.plot_attention.save", lambda *_, columns, **__: asked.append(columns))
     for head in ("all", "mean"):
         assert run("-s", "der", "-t", "the", "--head", head).exit_code == 0
     assert asked == [4, None]
@@ -98,13 +122,173 @@ def test_tokenized_text_is_taken_as_it_is(loaded: Any) -> None:
     assert "<unk>" in result.stderr and "source side: Der\n" in result.stderr
 
 
-@pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz"])
+@pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
 def test_pictures_and_numbers(loaded: Any, output: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         result = run("-s", "Привет , $5 .", "-t", "hello .", "--head", "all", "--colors", "grey", output=output)
     assert result.exit_code == 0, result.output
     assert Path(output).stat().st_size > 1000
     assert not caplog.records  # Cyrillic needs no further font
+
+
+# Fusions -------------------------------------------------------------------------------------------------------------
+
+TEXT = ["-s", "Der Mann .", "-t", "The man ."]
+HOPS = [f"decoder.fuse.hop{h}" for h in (1, 2)]
+SHARES = [f"encoder.fuse.{name}" for name in ("contribution", "contribution.mean", "weights")]
+
+
+def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
+    for what, names in (("fuse", SHARES + HOPS), ("encoder-fuse", SHARES), ("decoder-fuse", HOPS)):
+        result = run(*TEXT, "--what", what)
+        assert (result.exit_code, result.output) == (0, "")
+        found = panels()
+        assert list(found) == names
+        for name in set(names) - {"encoder.fuse.weights"}:
+            np.testing.assert_allclose(np.sum(found[name]["matrix"], axis=0), 1, rtol=1e-5)
+    assert found[HOPS[0]]["x"] == ["<s>", "the", "man", "."] and found[HOPS[0]]["y"] == ["l0", "l1", "l2", "l3"]
+    run(*TEXT, "--what", "fuse", "--head", "2")
+    assert list(panels()) == [*SHARES, HOPS[1]]
+    run(*TEXT, "--what", "decoder-fuse", "--head", "mean")
+    assert list(panels()) == ["decoder.fuse.hops"]
+
+
+def test_connections_need_no_sentence(fusing: Any) -> None:
+    for text in ([], TEXT):
+        result = run("--what", "connect", *text)
+        assert (result.exit_code, result.output) == (0, "")
+        assert list(panels()) == ["encoder.connect"]
+    matrix = panels()["encoder.connect"]["matrix"]
+    assert matrix[0] == [1.0, *[None] * (len(matrix[0]) - 1)]
+
+
+@pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
+@pytest.mark.parametrize("more", [[*TEXT, "--what", "fuse"], [*TEXT, "--what", "fuse", "--corpus"], ["--what", "connect"]], ids=str)
+def test_pictures_of_fusions(fusing: Any, more: list[str], output: str) -> None:
+    result = run(*more, output=output)
+    assert result.exit_code == 0, result.output
+    assert Path(output).stat().st_size > 500
+
+
+def test_sentences_of_a_file(fusing: Any) -> None:
+    write("a.de", "Der Mann", "", "der .", "mann " * 20, "Mann", "der")
+    write("a.en", "the man", "the", "the .", "man", "", "the")
+    result = run("-i", "a.de", "-r", "a.en", "--what", "fuse")
+    assert result.exit_code == 0, result.output
+    assert "passed over 2 lines (blank): 2 5\n" in result.stderr
+    assert "passed over 1 line (longer than the model's positions): 4\n" in result.stderr
+    assert list(panels()) == [f"{n}.{name}" for n in (1, 3, 6) for name in SHARES + HOPS]
+    third = panels()["3.decoder.fuse.hop1"]["matrix"]
+    sentences = json.loads(Path("a.json").read_text(encoding="utf-8"))["sentences"]
+    assert sentences[1] == {"number": 3, "source": "der .", "target": "the ."}
+    run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--lines", "3")
+    assert panels()["decoder.fuse.hop1"]["matrix"] == third
+    run("-i", "a.de", "-r", "a.en", "--lines", "2-3")
+    assert list(panels()) == [f"decoder.layer{n}.cross" for n in (1, 2, 3)]  # of one sentence no number
+    run("-s", "der mann", "-t", "the man", "-s", "der .", "-t", "the .", "--what", "fuse")
+    assert panels()["2.decoder.fuse.hop1"]["matrix"] == third
+    assert run("-i", "a.de", "-r", "a.en", output="a.html").exit_code == 0
+    with np.load(_npz("-i", "a.de", "-r", "a.en", "--what", "decoder-fuse")) as arrays:
+        np.testing.assert_allclose(arrays["3.decoder.fuse.hop1"], third)
+        assert arrays["6.decoder.fuse.hop2.x"].tolist() == ["<s>", "the"]
+
+
+def _npz(*arguments: str) -> str:
+    assert run(*arguments, output="b.npz").exit_code == 0
+    return "b.npz"
+
+
+def test_translations_are_found_for_a_file(fusing: Any) -> None:
+    write("a.de", "der mann", "der", "mann der .")
+    result = run("-i", "a.de", "--what", "decoder-fuse")
+    assert (result.exit_code, result.output) == (0, "")
+    many = panels()
+    run("-s", "der", "--what", "decoder-fuse")
+    for name, panel in panels().items():
+        assert many[f"2.{name}"]["x"] == panel["x"]
+        np.testing.assert_allclose(many[f"2.{name}"]["matrix"], panel["matrix"], rtol=1e-5)
+    piped = CliRunner().invoke(main, ["plot-attention", "-m", "x", "-o", "a.json", "-i", "-", "--what", "decoder-fuse"], input="der\n")
+    assert piped.exit_code == 0 and list(panels()) == HOPS
+
+
+def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("a.de", "der mann", "", "der", "mann der .")
+    write("a.en", "the man", "", "the", "man the hello .")
+    result = run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
+    assert result.exit_code == 0 and "passed over 1 line (blank): 2" in result.stderr
+    document, found = json.loads(Path("a.json").read_text(encoding="utf-8")), panels()
+    assert "mean over 3 sentences" in document["title"]
+    run("-i", "a.de", "-r", "a.en", "--what", "fuse")
+    hops = [np.array(panels()[f"{n}.decoder.fuse.hop2"]["matrix"]) for n in (1, 3, 4)]
+    mean = np.array(found["decoder.fuse.hops.mean"]["matrix"])[:, 1]
+    np.testing.assert_allclose(mean, np.concatenate(hops, 1).mean(1), rtol=1e-4)
+    monkeypatch.setattr("fusetk.cli.plot_attention.CHUNK", 2)
+    run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
+    for name, panel in panels().items():
+        np.testing.assert_allclose(np.array(panel["matrix"], float), np.array(found[name]["matrix"], float), rtol=1e-4)
+    assert run("-i", "a.de", "--what", "fuse", "--corpus", output="a.png").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["-s", "der", "--what", "fuse", "--layer", "1"], "leave out --layer"),
+        (["-s", "der", "--what", "fuse", "--head", "3"], "no hop 3: the decoder fusion has 2"),
+        (["-s", "der", "--what", "encoder-fuse", "--head", "1"], "no hops"),
+        (["--what", "connect", "--corpus"], "leave out --corpus"),
+        (["--what", "connect", "--head", "1"], "leave out --corpus, --layer and --head"),
+        (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
+        (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
+        (["-s", "der", "-r", "a.en"], "-r and --lines go with"),
+        (["-s", "der", "--lines", "1"], "-r and --lines go with"),
+        (["-i", "a.de", "-t", "the"], "-t goes with -s"),
+        (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
+        (["-i", "a.de", "--corpus"], "it goes with --what fuse, encoder-fuse, decoder-fuse"),
+        (["-i", "a.de", "--what", "self", "--corpus"], "attention is to words of one sentence"),
+        (["-i", "a.de", "-r", "short.en"], "a.de has 3 lines and short.en has 1"),
+        (["-i", "a.de", "-r", "short.en", "--lines", "1"], "a.de has 3 lines and short.en has 1"),
+        (["-i", "a.de", "--lines", "2-4"], "a.de has 3 lines; --lines asks for 4"),
+        (["-i", "a.de", "--lines", "3-2"], "neither a line nor a range"),
+        (["-i", "a.de", "--lines", "0-2"], "neither a line nor a range"),
+        (["-i", "none.de"], "none.de does not exist"),
+        (["-i", "-", "-r", "a.de"], "neither can be standard input"),
+        (["-i", "blank.de"], "blank.de has no sentence to draw"),
+        (["-i", "blank.de", "--what", "fuse", "--corpus"], "blank.de has no sentence to draw"),
+    ],
+)
+def test_mistakes_with_files_and_fusions(fusing: Any, arguments: list[str], said: str) -> None:
+    write("a.de", "der", "mann", "der mann")
+    write("short.en", "the")
+    write("blank.de", "", " ")
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert not Path("a.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["-i", "a.de"], ["-s", "der", "-s", "mann"], ["-i", "a.de", "--what", "fuse"]])
+def test_a_picture_is_of_one_sentence(fusing: Any, arguments: list[str]) -> None:
+    write("a.de", "der", "mann", "der mann")
+    result = run(*arguments, output="a.png")
+    assert result.exit_code == 2 and "HTML" in result.stderr and "--corpus" in result.stderr
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from fusetk.cli.main import main\n"
+        "assert CliRunner().invoke(main, ['plot-attention', '--help']).exit_code == 0\n"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_without_fusions(loaded: Any) -> None:
+    for more, said in ((["-s", "der", "--what", "fuse"], "neither side of this model fuses"), (["--what", "connect"], "no connections")):
+        result = run(*more)
+        assert result.exit_code == 2 and said in result.stderr and "found:" not in result.stderr
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

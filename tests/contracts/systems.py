@@ -83,6 +83,15 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
             found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
     both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
     found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
+    four = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
+    summed = {"layers": 3, "connect": {"kind": "dense", "growth": 6, "summary_every": 1}}
+    found["transformer, trees of four leaves"] = _system("transformer", encoder=four, decoder=four)
+    found["conv, summaries and fusions above them"] = _system(
+        "conv", encoder={**summed, "widths": 8, "fuse": "average"}, decoder={**summed, "kernels": 2, "fuse": {"kind": "ffn", "hidden": 6}}
+    )
+    found["transformer, pre-norm, dense attention to linear connections"] = _system(
+        "transformer", norm="pre", encoder={"connect": "linear"}, decoder={"connect": "linear", "attend": "dense-sum"}
+    )
     found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")
     return found
 

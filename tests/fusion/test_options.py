@@ -73,6 +73,35 @@ def test_leaves_are_a_power_of_two() -> None:
         FUSIONS["tree"].Config.model_validate({"kind": "tree", "leaves": 6})
 
 
+def test_layers_below_a_summary_are_no_leaves() -> None:
+    dense = {"kind": "dense", "growth": 8, "summary_every": 6}
+    with pytest.raises(ValueError, match="this one has 2"):
+        StackConfig.model_validate({"layers": 8, "connect": dense, "fuse": "tree"})
+
+
+def test_a_fusion_that_nobody_would_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="would have no reader"):
+        build("transformer", encoder={"fuse": "average"}, decoder={"attend": "dense-sum"})
+    with pytest.raises(ValueError, match="would have no reader"):
+        build("conv", encoder={"fuse": "average"}, decoder={"attend": "dense-concat"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("linear", {"weights": "matrix", "normalize": "softmax"}), ("linear", {"hidden": 5}), ("tree", {"aggregation": "mean", "dropout": 0.1})],
+)
+def test_options_without_effect_are_refused(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="none|there is none"):
+        FUSIONS[kind].Config.model_validate({"kind": kind, **options})
+
+
+@pytest.mark.parametrize("site", ["fuse", "connect"])
+def test_a_plug_in_of_another_site_is_refused_in_a_sentence(site: str) -> None:
+    other = {"fuse": "fusetk.models.connect:Dense", "connect": "fusetk.fusion.ffn:FFN"}[site]
+    with pytest.raises(ValueError, match="no subclass of"):
+        StackConfig.model_validate({"layers": 2, site: other})
+
+
 def test_one_layer_is_no_iteration() -> None:
     with pytest.raises(ValueError, match="two layers or more"):
         StackConfig.model_validate({"layers": 1, "fuse": "iterative"})

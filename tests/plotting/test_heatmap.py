@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.plotting.heatmap import COLORS, Panel, draw, heatmap
-
-OPTIONS = {"title": "a run", "x_label": "source", "y_label": "target", "bar_label": "weight", "colors": "blue"}
+from fusetk.plotting.heatmap import draw
+from fusetk.plotting.panel import COLORS, DIVERGING, Page, Panel, scales
+from fusetk.plotting.save import save
 
 
 def panel(rows: int, columns: int, name: str = "decoder.layer1.cross", seed: int = 1) -> Panel:
     weights = np.random.default_rng(seed).dirichlet(np.ones(columns), size=rows).astype(np.float32)
     title = f"encoder layer 1, self-attention, mean of 8 heads, panel {name}"
-    return Panel(name, title, weights, [f"Wort{i}" for i in range(columns)], [f"Äpfelg{i}" for i in range(rows)])
+    words = [f"Wort{i}" for i in range(columns)], [f"Äpfelg{i}" for i in range(rows)]
+    return Panel(name, title, weights, *words, "attention weight (a row sums to 1)", ("source", "target"))
 
 
 @pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(tmp_path: Path, ending: str, start: bytes) -> None:
     for name in ("a", "b"):
-        heatmap([panel(5, 7), panel(2, 3, "other")], tmp_path / f"{name}.{ending}", title="x")
+        save([Page([panel(5, 7), panel(2, 3, "other")])], tmp_path / f"{name}.{ending}", title="x")
     first = (tmp_path / f"a.{ending}").read_bytes()
     assert first.startswith(start)
     assert first == (tmp_path / f"b.{ending}").read_bytes()
@@ -28,23 +29,37 @@ def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(tmp_path:
 
 def test_numbers_come_back(tmp_path: Path) -> None:
     panels = [panel(4, 6), panel(3, 3, "encoder.layer2.self", seed=2)]
-    heatmap(panels, tmp_path / "a.npz", title="x")
-    heatmap(panels, tmp_path / "a.json", title="Größe")
+    save([Page(panels)], tmp_path / "a.npz", title="x")
+    save([Page(panels)], tmp_path / "a.json", title="Größe")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
         for one in panels:
             np.testing.assert_array_equal(arrays[one.name], one.matrix)
             assert arrays[f"{one.name}.x"].tolist() == one.x
             assert arrays[f"{one.name}.y"].tolist() == one.y
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert document["title"] == "Größe"
+    assert (document["title"], document["x_label"], document["y_label"]) == ("Größe", "source", "target")
     for one, found in zip(panels, document["panels"], strict=True):
         np.testing.assert_array_equal(np.array(found["matrix"], dtype=np.float32), one.matrix)
         assert (found["name"], found["x"], found["y"]) == (one.name, one.x, one.y)
 
 
+def test_of_several_sentences_the_names_are_numbered(tmp_path: Path) -> None:
+    pages = [Page([panel(2, 3, "a")], 4, "ein Satz", "a sentence"), Page([panel(3, 2, "a", 2)], 7, "noch einer", "another")]
+    save(pages, tmp_path / "a.npz")
+    save(pages, tmp_path / "a.json")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == {f"{number}.a{kind}" for number in (4, 7) for kind in ("", ".x", ".y")}
+        np.testing.assert_array_equal(arrays["7.a"], pages[1].panels[0].matrix)
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert document["sentences"][1] == {"number": 7, "source": "noch einer", "target": "another"}
+    assert [one["name"] for one in document["panels"]] == ["4.a", "7.a"]
+    with pytest.raises(DataError, match=r"several.*HTML.*--corpus"):
+        save(pages, tmp_path / "a.png")
+
+
 @pytest.mark.parametrize("rows, columns, count", [(60, 60, 3), (1, 1, 1), (4, 20, 4), (25, 3, 8)])
 def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, count: int) -> None:
-    figure = draw([panel(rows, columns, str(i)) for i in range(count)], columns=None, **OPTIONS)
+    figure = draw([panel(rows, columns, str(i)) for i in range(count)], title="a run")
     renderer = figure.canvas.get_renderer()
     boxes = [axes.get_tightbbox(renderer) for axes in figure.axes]
     for i, box in enumerate(boxes):
@@ -58,13 +73,13 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
 
 
 def test_columns_as_asked() -> None:
-    figure = draw([panel(3, 3, str(i)) for i in range(6)], columns=2, **OPTIONS)
+    figure = draw([panel(3, 3, str(i)) for i in range(6)], title="a run", columns=2)
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes[:6]}) == 2
 
 
 def test_words_are_not_formulas() -> None:
     words = ["$5", "$_{$", "\\frac", "_x"]
-    figure = draw([Panel("a", "$x$", np.eye(4), words, words)], columns=None, **{**OPTIONS, "title": "$_{$"})
+    figure = draw([Panel("a", "$x$", np.eye(4), words, words)], title="$_{$")
     figure.canvas.draw()  # matplotlib would raise on a formula that does not end
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == words
 
@@ -76,24 +91,68 @@ def test_more_weight_is_more_of_one_direction_in_brightness(tmp_path: Path, colo
     shades = matplotlib.colormaps[COLORS[colors][0]](np.linspace(0, 1, 20))[:, :3] @ (0.299, 0.587, 0.114)
     steps = np.diff(shades)
     assert (steps > 0).all() or (steps < 0).all()
-    heatmap([panel(2, 2)], tmp_path / "a.png", colors=colors)
+    save([Page([panel(2, 2)])], tmp_path / "a.png", colors=colors)
 
 
 def test_grey_is_white_at_one() -> None:
-    figure = draw([panel(3, 3)], columns=None, **{**OPTIONS, "colors": "grey"})
+    figure = draw([panel(3, 3)], colors="grey")
     [image] = figure.axes[0].images
     assert image.get_clim() == (0.0, 1.0)
     assert image.to_rgba(1.0)[:3] == pytest.approx((1, 1, 1), abs=0.01)
 
 
-def test_all_panels_share_one_scale() -> None:
-    panels = [panel(3, 3, "a"), Panel("b", "b", np.full((2, 2), 0.9), ["x", "y"], ["x", "y"])]
-    figure = draw(panels, columns=None, **OPTIONS)
-    assert {axes.images[0].get_clim() for axes in figure.axes[:2]} == {(0.0, 0.9)}
+def test_panels_of_one_measure_share_one_scale() -> None:
+    panels = [panel(3, 3, "a"), Panel("b", "b", np.full((2, 2), 0.9), ["x", "y"], ["x", "y"], panel(3, 3).measure)]
+    figure = draw([*panels, Panel("c", "c", np.full((2, 2), 7.0), ["x", "y"], ["x", "y"], "another")])
+    assert [axes.images[0].get_clim() for axes in figure.axes[:3]] == [(0.0, 0.9), (0.0, 0.9), (0.0, 7.0)]
+    assert len(figure.axes) == 3 + 2  # a colour bar for each measure
+
+
+@pytest.mark.parametrize("colors", COLORS)
+def test_no_number_is_outside_of_its_colours(colors: str) -> None:
+    def of(*values: float) -> Panel:
+        return Panel("a", "a", np.array([values]), ["x"] * len(values), ["y"])
+
+    assert scales([of(-0.5, 0.25)], colors)["weight"] == (DIVERGING, -0.5, 0.5)  # 0 is in the middle
+    assert scales([of(-0.5, 1.5, np.nan)], colors)["weight"] == (DIVERGING, -1.5, 1.5)
+    assert scales([of(0.0, 1.5)], colors)["weight"].high == 1.5  # not 1, which grey has for probabilities
+    assert scales([of(0.0, 0.0)], colors)["weight"].high == 1.0
+    assert scales([of(np.nan)], colors)["weight"].low == 0.0
+
+
+def test_the_first_row_may_stand_at_the_bottom() -> None:
+    up = Panel("a", "a", np.array([[1.0], [2.0]]), ["x"], ["low", "high"], up=True)
+    figure = draw([up, Panel("b", "b", up.matrix, up.x, up.y)])
+    places = []
+    for axes in figure.axes[:2]:
+        texts = {text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0 for text in axes.get_yticklabels()}
+        numbers = {text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0 for text in axes.texts}
+        places.append((texts["low"] < texts["high"], numbers["1"] < numbers["2"]))
+    assert places == [(True, True), (False, False)]
+
+
+def test_an_empty_cell_has_a_colour_of_its_own() -> None:
+    for colors in COLORS:
+        figure = draw([Panel("a", "a", np.array([[np.nan, 0.0, 1.0]]), ["x", "y", "z"], ["a"])], colors=colors)
+        [image] = figure.axes[0].images
+        empty, none, all_ = (tuple(image.to_rgba(np.ma.masked_invalid(np.array([[v]])))[0, 0]) for v in (np.nan, 0.0, 1.0))
+        assert len({empty, none, all_}) == 3
+
+
+def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
+    one = [panel(7, 1, "encoder.a"), panel(7, 40, "encoder.b"), panel(6, 1, "encoder.c")]
+    figure = draw([*one, *one, panel(3, 30), panel(3, 30)], title="a run", columns=[3, 3, 2])
+    boxes = [axes.get_tightbbox(figure.canvas.get_renderer()) for axes in figure.axes]
+    for i, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        for other in boxes[i + 1 :]:
+            assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
 
 
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 row"):
         Panel("a", "a", np.zeros((3, 2)), ["x", "y"], ["x", "y"])
     with pytest.raises(DataError, match="no folder"):
-        heatmap([panel(2, 2)], tmp_path / "nowhere" / "a.png")
+        save([Page([panel(2, 2)])], tmp_path / "nowhere" / "a.png")
+    with pytest.raises(DataError, match=r"\.html.*\.npz"):
+        save([Page([panel(2, 2)])], tmp_path / "a.jpg")

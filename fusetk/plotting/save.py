@@ -1,0 +1,38 @@
+"""Panels to a file: a picture, a page or numbers, as its name ends."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusetk.errors import DataError
+from fusetk.plotting.figure import NUMBERS, PAGES, PICTURES, check_output, save_numbers, save_picture
+from fusetk.plotting.heatmap import draw
+from fusetk.plotting.html import save_page
+from fusetk.plotting.panel import Page, arrays, document
+
+
+def save(
+    pages: Sequence[Page], path: Path, *, title: str = "", colors: str = "blue", columns: int | Sequence[int] | None = None
+) -> None:
+    """Write the pages; a picture has only one, whose panels stand as ``columns`` says (see ``heatmap.draw``).
+
+    An .npz file holds each matrix under its panel's name, and its labels under NAME.x and NAME.y; the names of several
+    pages begin with their number and a dot. Raises DataError when ``path`` cannot be written.
+    """
+    check_output(path, pages=True)
+    ending = path.suffix.lower()
+    if ending in NUMBERS:
+        save_numbers(path, arrays(pages), document(pages, title))
+    elif ending in PAGES:
+        save_page(pages, path, title, colors)
+    else:
+        check_one(len(pages), path)
+        save_picture(draw(pages[0].panels, title=title, colors=colors, columns=columns), path)
+
+
+def check_one(sentences: int, path: Path) -> None:
+    """Raise DataError for a picture of several sentences: call it before the work."""
+    if sentences > 1 and path.suffix.lower() in PICTURES:
+        raise DataError(
+            f"{path}: a picture shows one sentence, and there are several; choose one (--lines N), write HTML, in which a slider moves"
+            " between them (.html), or draw the average of a fusion (--corpus)"
+        )

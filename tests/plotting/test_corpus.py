@@ -1,0 +1,89 @@
+import random
+
+import numpy as np
+import pytest
+
+from fusetk.plotting import corpus
+from fusetk.plotting.corpus import PARTS, Means, batches, parts
+from fusetk.plotting.fusion import fused, fusions, rows
+from tests.plotting.models import SIZE, stack, transformer
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+choose = random.Random(3)
+PAIRS = [([choose.randrange(4, SIZE) for _ in range(choose.randint(1, 9))] for _ in range(2)) for _ in range(25)]
+PAIRS = [(source, target) for source, target in PAIRS]
+
+
+def test_parts_of_a_sentence() -> None:
+    lengths = np.arange(1, 40)
+    found = parts(lengths, 40)
+    for length, row in zip(lengths, found, strict=True):
+        assert (row[length:] == -1).all() and row[0] == 0 and (row[length - 1] == 6 or length == 1)
+        inner = row[1 : length - 1]
+        assert (np.diff(inner) >= 0).all() and ((inner >= 1) & (inner <= 5)).all()
+        counts = np.bincount(inner, minlength=6)[1:]
+        assert counts.sum() == max(0, length - 2) and counts.max() - counts.min() <= 1  # five equal ones
+    assert found[6, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert len(PARTS) == 7
+
+
+def test_batches_hold_every_pair_once_and_are_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "TOKENS", 60)
+    found = list(batches(PAIRS))
+    assert sorted(i for batch in found for i in batch) == list(range(len(PAIRS)))
+    for batch in found:
+        sides = [max(len(PAIRS[i][side]) + 1 for i in batch) for side in range(2)]
+        assert len(batch) == 1 or len(batch) * sum(sides) <= 60
+    assert 1 < len(found) < len(PAIRS)
+    assert list(batches([([4] * 100, [4])])) == [[0]]  # one that is too large is a batch of its own
+    assert not list(batches([]))
+
+
+@pytest.mark.parametrize("encoder, decoder", [("linear", "attention"), ("ffn", "tree")])
+def test_means_are_those_of_the_sentences_one_by_one(monkeypatch: pytest.MonkeyPatch, encoder: str, decoder: str) -> None:
+    model = transformer(stack(encoder, 4), stack(decoder, 4))
+    chosen = fusions(model)
+    monkeypatch.setattr(corpus, "TOKENS", 60)
+    means = Means(model, chosen)
+    means.add(PAIRS[:10])
+    means.add(PAIRS[10:])
+    assert means.sentences == len(PAIRS)
+    found = {panel.name: panel for panel in means.panels()}
+    positions: list[list[np.ndarray]] = [[], []]  # by side, (H, L) of every position
+    inside: list[list[int]] = [[], []]
+    for pair in PAIRS:
+        for side, one in enumerate(fused(model, [pair], chosen)):
+            positions[side] += list(one.weights[0])
+            inside[side] += parts(one.lengths, one.weights.shape[1])[0].tolist()
+    for side, name in enumerate(("encoder", "decoder")):
+        every, part = np.array(positions[side]), np.array(inside[side])
+        hops = f"{name}.fuse.hops.mean" in found
+        mean = found[f"{name}.fuse.{'hops' if hops else 'contribution'}.mean"]
+        np.testing.assert_allclose(mean.matrix, every.mean(0).T, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(mean.matrix.sum(0), 1, rtol=1e-5)
+        for h in range(every.shape[1]):
+            panel = found[f"{name}.fuse.hop{h + 1}.parts" if hops else f"{name}.fuse.contribution.parts"]
+            assert panel.x == PARTS and panel.y[0] in ("l0", "l1") and panel.up
+            expected = np.stack([every[part == i, h].mean(0) for i in range(len(PARTS))], 1)
+            np.testing.assert_allclose(panel.matrix, expected, rtol=1e-4, atol=1e-6)
+    assert sum(rows(list(found.values()))) == len(found)
+    assert ("encoder.fuse.weights" in found) == (encoder == "linear")
+
+
+def test_one_hop_or_their_mean() -> None:
+    model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}))
+    means = Means(model, fusions(model))
+    means.add(PAIRS[:3])
+    assert [panel.name for panel in means.panels(2)] == ["decoder.fuse.hops.mean", "decoder.fuse.hop2.parts"]
+    every = {panel.name: panel.matrix for panel in means.panels()}
+    [_, mean] = means.panels("mean")
+    np.testing.assert_allclose(mean.matrix, np.mean([every[f"decoder.fuse.hop{h}.parts"] for h in (1, 2, 3)], 0))
+
+
+def test_parts_that_no_sentence_has_are_empty() -> None:
+    model = transformer(stack("average"), stack("last"))
+    means = Means(model, fusions(model))
+    means.add([([4], [4])])  # with the end mark a first and a last position
+    panel = means.panels()[0]
+    assert np.isnan(panel.matrix).all(0).tolist() == [False, *[True] * 5, False]
