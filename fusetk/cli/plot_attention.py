@@ -85,9 +85,9 @@ class Asked(NamedTuple):
 @click.option("-r", "--target-file", metavar="FILE", help="Their translations, line by line.")
 @click.option("--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1.")
 @click.option(
-    "--what", type=click.Choice(list(WHATS)), default="cross", show_default=True,
-    help="Attention of the decoder to the source, or of a side to itself; the layers that a side's fusion reads; or the weights of"
-    " `connect: linear`. self and fuse are both sides.",
+    "--what", type=click.Choice(list(WHATS)), default="cross", show_default=True, metavar="KIND",
+    help="cross: attention of the decoder to the source; self, encoder-self, decoder-self: of both sides or one side to itself; fuse,"
+    " encoder-fuse, decoder-fuse: the layers that a fusion takes; connect: the weights of `connect: linear`.",
 )
 @click.option("--layer", type=int, metavar="N", help="One layer with attention, counted from 1. Without it, all.")
 @click.option(

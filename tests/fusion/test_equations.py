@@ -121,7 +121,8 @@ def test_linear(normalize: str, norm_layers: bool, aggregation: str) -> None:
             s = ffn(p, "refine.ffn", layer_norm(p, "refine.norm", s)) + s
         return layer_norm(p, "norm", s)
 
-    check(make("linear", normalize=normalize, norm_layers=norm_layers, aggregation=aggregation, hidden=7), equation)
+    hidden = {"hidden": 7} if aggregation == "ewp-ffn" else {}
+    check(make("linear", normalize=normalize, norm_layers=norm_layers, aggregation=aggregation, **hidden), equation)
 
 
 def test_linear_with_matrices() -> None:
@@ -144,6 +145,11 @@ def aggregate(p: dict[str, Any], kind: str, node: int, a: Any, b: Any) -> Any:
     return ffn(p, f"nodes.{node}.refine.ffn", layer_norm(p, f"nodes.{node}.refine.norm", s)) + s
 
 
+def hidden(kind: str) -> dict[str, Any]:
+    """Units of the networks, for aggregations that have some."""
+    return {} if kind == "mean" else {"hidden": 7}
+
+
 aggregations = pytest.mark.parametrize("kind", ["mean", "concat-ffn", "ewp-ffn"])
 
 
@@ -157,7 +163,7 @@ def test_iterative(kind: str, embedding: bool) -> None:
             n = aggregate(p, kind, i - 1, h[i], n)
         return n
 
-    check(make("iterative", aggregation=kind, embedding=embedding, hidden=7), equation)
+    check(make("iterative", aggregation=kind, embedding=embedding, **hidden(kind)), equation)
 
 
 @aggregations
@@ -174,13 +180,13 @@ def test_tree_of_four(kind: str, residual: str, embedding: bool) -> None:
             n2 = n2 + n1
         return aggregate(p, kind, 2, n1, n2)
 
-    check(make("tree", aggregation=kind, residual=residual, embedding=embedding, hidden=7), equation)
+    check(make("tree", aggregation=kind, residual=residual, embedding=embedding, **hidden(kind)), equation)
 
 
 @aggregations
 def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
     """Nothing stands below it, so the first node has nothing to add."""
-    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "aggregation": kind, "embedding": True, "hidden": 7})
+    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "aggregation": kind, "embedding": True, **hidden(kind)})
     fuse = FUSIONS["tree"](config, [D] * 4, D, "encoder.fuse").double()
     h = [layer[0, 0] for layer in history()[:4]]
     p, z = parameters(fuse), [layer.numpy() for layer in h]

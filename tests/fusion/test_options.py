@@ -87,12 +87,17 @@ def test_a_fusion_that_nobody_would_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [("linear", {"weights": "matrix", "normalize": "softmax"}), ("linear", {"hidden": 5}), ("tree", {"aggregation": "mean", "dropout": 0.1})],
+    "options",
+    [
+        {"kind": "linear", "weights": "matrix", "normalize": "softmax"},
+        {"kind": "linear", "hidden": 5},
+        {"kind": "tree", "aggregation": "mean", "dropout": 0.1},
+    ],
+    ids=str,
 )
-def test_options_without_effect_are_refused(kind: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="none|there is none"):
-        FUSIONS[kind].Config.model_validate({"kind": kind, **options})
+def test_options_without_effect_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="none"):
+        FUSIONS[options["kind"]].Config.model_validate(options)
 
 
 @pytest.mark.parametrize("site", ["fuse", "connect"])
