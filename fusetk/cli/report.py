@@ -58,10 +58,7 @@ class Row:
 
         if self.count is None or self.count.whose != "paper" or self.paper.parameters is None:
             return None
-        try:
-            return agree(self.paper.parameters, self.count.total)
-        except ValueError:  # not printed in millions
-            return None
+        return agree(self.paper.parameters, self.count.total)
 
 
 @dataclass
