@@ -132,7 +132,7 @@ def parse(document: Document, kind: type[C]) -> C:
     try:
         return kind.model_validate(document.values)
     except pydantic.ValidationError as error:
-        lines = [_sentence(document, *found) for found in _flatten(kind, error.errors())]
+        lines = list(dict.fromkeys(_sentence(document, *found) for found in _flatten(kind, error.errors())))
         head = "the config has an error" if len(lines) == 1 else f"the config has {len(lines)} errors"
         raise ConfigError(f"{head}:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
@@ -286,6 +286,10 @@ def elsewhere(name: str) -> str | None:
     return ELSEWHERE.get(name.lstrip("-").replace("-", "_"))
 
 
+# How the validator names its own steps and the plain members of a union, which are no keys.
+_MEMBER = re.compile(r"(function-|constrained-).*|.*\[.*\]|int|float|str|bool")
+
+
 def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Iterator[tuple[type[Config], Place, Any]]:
     """Each error with its full path; those inside a ``choice`` come with the config class that was chosen."""
     for error in errors:
@@ -296,7 +300,7 @@ def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Ite
 
 
 def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -> str:
-    place = tuple(part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    place = tuple(part for part in error["loc"] if not (isinstance(part, str) and _MEMBER.fullmatch(part)))
     classes, shown = _walk(kind, place[:-1])
     full = (*base, *shown, *place[-1:])
     name = ".".join(str(part) for part in full) or "(the whole file)"

@@ -34,8 +34,8 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
 case $pair in
-    en-de) config=$ROOT/recipes/multi30k/transformer_tiny_en_de.yaml ;;
-    de-en) config=$ROOT/recipes/multi30k/transformer_de_en.yaml ;;
+    en-de) config=$ROOT/recipes/multi30k/transformer_tiny_en_de.yaml last=10 ;;
+    de-en) config=$ROOT/recipes/multi30k/transformer_de_en.yaml last=5 ;;
     *) die "--pair is en-de or de-en, not $pair" ;;
 esac
 source=${pair%-*} target=${pair#*-}
@@ -69,7 +69,7 @@ say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
 say "translate and score (tokenised, lowercased)"
 test=$prepared/test.test_2016_flickr
-average "$run" 10
+average "$run" "$last"
 translate "$run/checkpoints/best" "$test.$source.txt" "$out/best.$pair.txt" --tokenized
 translate "$averaged" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
 for system in best "$(basename "$averaged")"; do

@@ -15,7 +15,7 @@ DIR takes the place of the folders in CONFIG's paths to text: where it reads raw
 .gz. A test set with several references has them as SET.en, SET.en1, SET.en2, ... Configs of one folder share prepared data.
 
   --raw DIR         the folder of the text
-  --out DIR         where everything is written (a folder in $ROOT/work, named as the folder of CONFIG)
+  --out DIR         where everything is written ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
   --seed N          training.seed (the config's)
   --average N       checkpoints to average (as many as the config keeps: training.keep_last)
   --metric NAME     score by this; repeatable. multi-bleu (the default) and multi-bleu-lc are of tokenised text, others, such as
@@ -38,7 +38,12 @@ while [ $# -gt 0 ]; do
         --metric) need_value "$1" $#; metrics+=("$2"); shift 2 ;;
         --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
         --prepare-only) prepare_only=yes; shift ;;
-        --set) need_value "$1" $#; given+=("$2"); shift 2 ;;
+        --set)
+            need_value "$1" $#
+            case $2 in
+                data.folder=* | data.train=* | data.valid=* | data.test=*) die "--set $2: where text lies is said by --raw, and where it goes by --out" ;;
+            esac
+            given+=("$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
         *) [ -z "$config" ] || die "one CONFIG is enough, $1 is too much"; config=$(absolute "$1"); shift ;;
     esac
@@ -51,8 +56,9 @@ done
 [ "${#metrics[@]}" -gt 0 ] || metrics=(multi-bleu)
 need_fusetk
 
-name=$(basename "$config" .yaml) group=$(basename "$(cd "$(dirname "$config")" && pwd)")
-out=${out:-$ROOT/work/$group}
+folder=$(cd "$(dirname "$config")" && pwd)
+name=$(basename "$config" .yaml) group=$(basename "$folder")
+out=${out:-$ROOT/work/$(basename "$(dirname "$folder")")_$group}
 prepared=$out/data.$group
 row=$ROOT/recipes/row.py
 
