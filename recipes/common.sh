@@ -72,3 +72,17 @@ translate() {
         mv "$output.part" "$output"
     fi
 }
+
+# check_multi30k DATA [ANY]: all sets of Multi30k are in DATA, on both sides, and whole; with ANY, of whatever length.
+check_multi30k() {
+    local from='get it from data/task1/raw of https://github.com/multi30k/dataset' set name file count
+    for set in train:29000 val:1014 test_2016_flickr:1000; do
+        for name in "${set%:*}.de" "${set%:*}.en"; do
+            file=$1/$name
+            [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $name.gz exists: $from"
+            [ -z "${2:-}" ] || continue
+            count=$(lines "$file") || die "$file.gz cannot be unpacked: $from"
+            [ "$count" -eq "${set#*:}" ] || die "$file has $count lines and should have ${set#*:}: $from"
+        done
+    done
+}

@@ -40,20 +40,7 @@ case $pair in
 esac
 source=${pair%-*} target=${pair#*-}
 
-# check NAME LINES: both sides of a set are there and whole.
-check() {
-    local language file count
-    for language in de en; do
-        file=$data/$1.$language
-        [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $1.$language.gz exists: get it from data/task1/raw of https://github.com/multi30k/dataset"
-        count=$(lines "$file") || die "$file.gz cannot be unpacked: get it again from https://github.com/multi30k/dataset"
-        [ "$count" -eq "$2" ] || die "$file has $count lines and should have $2: get it again from https://github.com/multi30k/dataset"
-    done
-}
-
-check train 29000
-check val 1014
-check test_2016_flickr 1000
+check_multi30k "$data"
 need_fusetk
 mkdir -p "$out"
 

@@ -62,21 +62,7 @@ for seed in "${seeds[@]}"; do
     [[ $seed =~ ^[0-9]+$ ]] || die "a seed is a whole number, not $seed"
 done
 
-# check NAME LINES: both sides of a set are there and whole.
-check() {
-    local language file count
-    for language in de en; do
-        file=$data/$1.$language
-        [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $1.$language.gz exists: get it from data/task1/raw of https://github.com/multi30k/dataset"
-        [ -z "$any_data" ] || continue
-        count=$(lines "$file") || die "$file.gz cannot be unpacked: get it again from https://github.com/multi30k/dataset"
-        [ "$count" -eq "$2" ] || die "$file has $count lines and should have $2: get it again, or go on with --any-data"
-    done
-}
-
-check train 29000
-check val 1014
-check test_2016_flickr 1000
+check_multi30k "$data" "$any_data"
 need_fusetk
 mkdir -p "$out"
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusetk import recipe, run
+from fusetk import run
 from fusetk.data.prepare import prepare
-from fusetk.recipe import Recipe
+from tests.rows import RECIPES, check_tables, load, rows
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 DENSE, MULTI30K = RECIPES / "densenmt", RECIPES / "multi30k" / "dense"
 GROUNDS = {DENSE / "base.yaml", *(DENSE / "systems").glob("*.yaml")}  # without data
 PATHS = [path for folder in (DENSE, MULTI30K) for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS]
@@ -28,17 +27,6 @@ TABLES = {
     "densenmt/wmt14_ende": {"DenseNMT Table 5": 2},
     "multi30k/dense": {"Multi30k De-En, convolutions, 4+4 layers": 3},
 }
-
-
-@cache
-def load(path: Path) -> Recipe:
-    return recipe.load(path)
-
-
-def rows(folder: str) -> dict[str, Recipe]:
-    """Configs of a folder that stand for a row, by the file's name."""
-    found = {path.stem: load(path) for path in PATHS if path.parent == RECIPES / folder}
-    return {name: one for name, one in found.items() if one.paper and one.paper.row}
 
 
 @cache
@@ -65,14 +53,7 @@ def test_no_folder_is_left_out():
 
 @pytest.mark.parametrize("folder", TABLES)
 def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
-    found: dict[str, list[tuple[int | None, str | None]]] = {}
-    for one in rows(folder).values():
-        assert one.paper
-        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
-    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
-        table: list(range(1, number + 1)) for table, number in TABLES[folder].items()
-    }
-    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+    check_tables(folder, TABLES[folder])
 
 
 def test_names_say_what_is_in_the_files():

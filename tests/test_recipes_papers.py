@@ -3,32 +3,20 @@
 import json
 import random
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from fusetk import recipe, run
+from fusetk import run
 from fusetk.cli.describe import agree
 from fusetk.recipe import Recipe
+from tests.rows import RECIPES, check_tables, load, rows
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ROOT / "recipes"
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
 GROUNDS = {RECIPES / "rtal" / name for name in ("base.yaml", "big.yaml")}  # without data
 PATHS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS]
-
-
-@cache
-def load(path: Path) -> Recipe:
-    return recipe.load(path)
-
-
-def rows(folder: str) -> dict[str, Recipe]:
-    """Configs of a folder that stand for a row, by the file's name."""
-    found = {path.stem: load(path) for path in PATHS if path.parent == RECIPES / folder}
-    return {name: one for name, one in found.items() if one.paper and one.paper.row}
 
 
 def count(found: Recipe, *sizes: int) -> int:
@@ -56,14 +44,7 @@ def test_every_config_is_valid_and_a_row_or_what_rows_extend(path):
 
 @pytest.mark.parametrize("folder", TABLES)
 def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
-    found: dict[str, list[tuple[int | None, str | None]]] = {}
-    for one in rows(folder).values():
-        assert one.paper
-        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
-    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
-        table: list(range(1, number + 1)) for table, number in TABLES[folder].items()
-    }
-    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+    check_tables(folder, TABLES[folder])
 
 
 def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():

@@ -172,8 +172,8 @@ class Conv(Seq2Seq):
     def __init__(self, config: ConvConfig, source_size: int, target_size: int):
         """Vocabulary sizes count the special tokens."""
         super().__init__()
-        sides = config.encoder, config.decoder
-        source_widths, target_widths = (side.all_widths(config.width) for side in sides)
+        source_widths, target_widths = (side.all_widths(config.width) for side in (config.encoder, config.decoder))
+        reads_top = attends_to_top(config.encoder, config.decoder)
         self.source, self.target = Embedding(config, source_size), Embedding(config, target_size)
         self.encoder_in = linear(config.width, source_widths[0], config.dropout)
         self.decoder_in = linear(config.width, target_widths[0], config.dropout)
@@ -183,7 +183,7 @@ class Conv(Seq2Seq):
             summary=lambda i, name, read: EncoderLayer(
                 read, source_widths[0], config.encoder.kernel(i), config.dropout, residual=True, always_map=True
             ),
-            hands_on=attends_to_top(config.encoder, config.decoder),
+            hands_on=reads_top,
         )  # fmt: skip
         self.attend = build_attend(config.decoder, self.encoder)
         self.memory = nn.ModuleList(linear(width, config.width, 0.0) for width in self.attend.widths)
@@ -199,9 +199,8 @@ class Conv(Seq2Seq):
         self.dropout = Dropout(config.dropout)
         self.output = linear(size, target_size, config.dropout)
         self.max_positions = config.max_positions
-        scale = config.scale_encoder_gradient
-        usual = config.decoder.attend.kind == "top"
-        self.encoder_gradient = 1 / (2 * config.decoder.layers) if (usual if scale is None else scale) else 1.0
+        scaled = reads_top if config.scale_encoder_gradient is None else config.scale_encoder_gradient
+        self.encoder_gradient = 1 / (2 * config.decoder.layers) if scaled else 1.0
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         words = self.source(src)

@@ -67,7 +67,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList()
         self.summaries: set[int] = set()  # places in ``layers``
         self.connect: Connection = find_kind(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
-        self.hands_on, self.plain = hands_on, hands_on and find_kind(config.fuse.kind, FUSIONS, Fusion) is Last
+        self.plain = hands_on and find_kind(config.fuse.kind, FUSIONS, Fusion) is Last  # what one more layer would read is handed on
         self.widths = [widths[0]]  # of the history
         self.connect.add(widths[0], first=True)
         for i in range(config.layers):

@@ -1,0 +1,32 @@
+"""Recipes that stand for rows of papers' tables, for the tests of each paper's."""
+
+from functools import cache
+from pathlib import Path
+
+from fusetk import recipe
+from fusetk.recipe import Recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+@cache
+def load(path: Path) -> Recipe:
+    return recipe.load(path)
+
+
+def rows(folder: str) -> dict[str, Recipe]:
+    """Configs of a folder that stand for a row, by the file's name."""
+    found = {path.stem: load(path) for path in sorted((RECIPES / folder).glob("*.yaml"))}
+    return {name: one for name, one in found.items() if one.paper and one.paper.row}
+
+
+def check_tables(folder: str, sizes: dict[str, int]) -> None:
+    """The rows of a folder make tables of these sizes; lines are 1, 2, ..., and no row stands twice."""
+    found: dict[str, list[tuple[int | None, str | None]]] = {}
+    for one in rows(folder).values():
+        assert one.paper
+        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
+    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
+        table: list(range(1, number + 1)) for table, number in sizes.items()
+    }
+    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
