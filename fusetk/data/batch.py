@@ -34,20 +34,25 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def gather(sentences: Sentences, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go."""
+def gather(sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go.
+
+    The longest is padded to a multiple of so many tokens, where that does not pass ``limit``.
+    """
     starts = np.asarray(sentences.offsets[indices])
     lengths = np.asarray(sentences.offsets[indices + 1]) - starts
-    columns = np.arange(int(lengths.max()))
+    longest = int(lengths.max())
+    padded = -(-longest // multiple) * multiple
+    columns = np.arange(padded if limit is None or padded <= limit else longest)
     mask = columns < lengths[:, None]
     ids = np.full(mask.shape, PAD, dtype=np.int64)
     ids[mask] = sentences.ids[(starts[:, None] + columns)[mask]]
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def collate(corpus: Corpus, indices: NDArray[np.int64]) -> Batch:
-    """The pairs ``indices`` of a corpus as a batch."""
-    src, src_mask = gather(corpus.source, indices)
-    tgt_out, tgt_mask = gather(corpus.target, indices)
+def collate(corpus: Corpus, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None) -> Batch:
+    """The pairs ``indices`` of a corpus as a batch; ``multiple`` and ``limit`` as in ``gather``."""
+    src, src_mask = gather(corpus.source, indices, multiple, limit)
+    tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
     tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(~tgt_mask, PAD)
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])

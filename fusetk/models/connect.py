@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusetk.config import Kind
 from fusetk.fusion.linear import Weights
+from fusetk.nn.precision import product_dtype
 
 
 class ConnectConfig(Kind):
@@ -175,9 +176,7 @@ class Dense(Connection):
 
     def keep(self, kept: Any, output: Tensor) -> Any:
         if kept is None:
-            device = output.device.type
-            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
-            kept = [output.new_empty(*output.shape[:-1], self.most, dtype=dtype)], None
+            kept = [output.new_empty(*output.shape[:-1], self.most, dtype=product_dtype(output))], None
         [buffer], read = kept
         return [buffer], _Append.apply([buffer], read, output)
 

@@ -155,11 +155,12 @@ class DecoderLayer(ConvLayer):
         """
         seen = torch.cat((window, x), 1)
         z = self.conv(seen)
-        q = ((self.query(z) + target) * HALF).view(len(mask), 1, -1, target.shape[-1])
         sources = keys.shape[1]
-        found = attend(q.expand(-1, sources, -1, -1), keys, values, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0)
-        scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None]
-        a = self.out((found.sum(1) * scale).view(target.shape))
+        q = ((self.query(z) + target) * HALF).view(len(mask), 1, -1, target.shape[-1])
+        k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
+        found = attend(q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources)
+        scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]
+        a = self.out((found * scale).view(target.shape))
         made = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
         return self.add(x, made), seen[:, x.shape[1] :]
 

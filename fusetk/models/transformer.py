@@ -124,7 +124,7 @@ class DecoderLayer(TransformerLayer):
         self.cross_residual = Residual(config, width)
 
     def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
-        """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, S, 2nD),
+        """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, n * S, 2D),
         mask (B, S) -> x (B * K, T, D) and the grown cache.
         """
         x = self.read(x)

@@ -9,23 +9,31 @@ from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.nn.cache import Cache
+from fusetk.nn.precision import product_dtype
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str, scale: float | None = None, sources: int = 1
+) -> Tensor:
     """softmax(q k^T scale) v, scale 1 / sqrt(d) if not given: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
 
     ``mask`` is True where a query may look, and broadcasts to (B, H, T, S). The weights are recorded under ``name``
     when somebody listens; otherwise torch's fused kernel is used and they never exist. (Its backward pass in bf16 on CPU
     takes eight times as long as the plain products, which are taken there.)
+
+    Of ``sources`` n > 1, the keys and values of one after the other, (B, H, n * S, d), each has a softmax of its own, and what
+    is found in them is summed: all in one product with the keys and one with the values. Recorded are (B, n * H, T, S).
     """
-    if not trace.wanted(name) and not (q.requires_grad and q.dtype == torch.bfloat16 and q.device.type == "cpu"):
+    bf16_on_cpu = q.requires_grad and q.device.type == "cpu" and product_dtype(q) == torch.bfloat16
+    if sources == 1 and not bf16_on_cpu and not trace.wanted(name):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)  # (B, H, T, S)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT  # (B, H, T, n * S)
+    scores = scores.unflatten(-1, (sources, -1))
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        scores = scores.masked_fill(~mask.unsqueeze(-2), -math.inf)
     weights = scores.softmax(-1)
-    trace.record(name, weights)
-    return F.dropout(weights, dropout) @ v
+    trace.record(name, weights.permute(0, 3, 1, 2, 4).flatten(1, 2))
+    return F.dropout(weights.flatten(-2), dropout) @ v
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -107,23 +115,19 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(width, width, bias)
 
     def keys_values(self, sources: Sequence[Tensor]) -> Tensor:
-        """n sources (B, S, D_j) -> the keys of all, then the values of all (B, S, 2 * n * D)."""
+        """n sources (B, S, D_j) -> the keys and values of one after the other (B, n * S, 2D)."""
         found = [project(source) for project, source in zip(self.project, sources, strict=True)]
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([half for halves in zip(*(both.chunk(2, dim=-1) for both in found), strict=True) for half in halves], -1)
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
-        """x (B * K, T, D), hypotheses of a sentence together; keys and values (B, S, 2 * n * D); mask (B, S) -> (B * K, T, D).
+        """x (B * K, T, D), hypotheses of a sentence together; keys and values (B, n * S, 2D); mask (B, S) -> (B * K, T, D).
 
         The K hypotheses of a sentence are K * T queries to its one copy of keys and values.
         """
         sources = len(self.project)
         q = split_heads(self.query(x).view(len(mask), -1, x.shape[-1]), self.heads)
+        k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
+        mixed = attend(q, k, v, mask[:, None, None, :], self.rate if self.training else 0.0, self.name, sources=sources)
         if sources > 1:
-            q = q.repeat(1, sources, 1, 1)  # (B, n * H, K * T, d)
-        k, v = (split_heads(t, sources * self.heads) for t in keys_values.chunk(2, dim=-1))
-        mixed = attend(q, k, v, mask[:, None, None, :], self.rate if self.training else 0.0, self.name)
-        if sources > 1:
-            mixed = mixed.unflatten(1, (sources, -1)).sum(1) * sources**-0.5
+            mixed = mixed * sources**-0.5
         return self.out(join_heads(mixed).view(x.shape))

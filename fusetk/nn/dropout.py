@@ -27,8 +27,9 @@ class Dropout(nn.Module):
     def _mask(self, x: Tensor) -> Tensor:
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         uniform = words.view(torch.int16)[: x.numel()].view(x.shape)  # in [-32768, 32767]
-        scale = torch.tensor(65536 / (65536 - self.steps), dtype=x.dtype)
-        return (uniform >= self.steps - 32768) * scale
+        kept = torch.empty(x.shape, dtype=x.dtype)
+        torch.ge(uniform, self.steps - 32768, out=kept)  # 0 or 1
+        return kept.mul_(65536 / (65536 - self.steps))
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -15,6 +15,7 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
 from fusetk.errors import FusetkError, Interrupted
+from fusetk.machine import length_multiple
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
@@ -172,6 +173,7 @@ class Trainer:
         if self.optimizer is None:
             self.optimizer = self._optimizer(stage)
         schedule = self._schedule(stage)
+        multiple = length_multiple(self.device, self.config.precision)
         self._restart_clock()
         if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
             self._between_updates()
@@ -181,7 +183,7 @@ class Trainer:
             for indices in updates[progress.position :]:
                 torch.manual_seed(seed * 1_000_003 + progress.update)  # dropout: so a checkpoint needs no generator's state
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
-                ready = [collate(self.corpus, pairs).to(self.device) for pairs in indices]
+                ready = [collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in indices]
                 sums = update(self.model, self.optimizer, ready, rate, self.config.label_smoothing, stage.clip, self.config.precision)
                 self._check(sums, indices)
                 progress.advance(len(updates))

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.output import Output
+from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
 
 PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor's cache
 PIECE_GPU = 1 << 27
+ROWS = 32  # of a piece, or a multiple, for bf16 on CPU, where each new shape of a product is compiled first
 
 
 class Loss(NamedTuple):
@@ -42,9 +44,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, learning: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        device = features.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-        with torch.autocast(device, enabled=False):
+        dtype = product_dtype(features)
+        with torch.autocast(features.device.type, enabled=False):
             return _forward(ctx, features, weight, bias, targets, smoothing, learning, dtype)
 
     @staticmethod
@@ -52,6 +53,15 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         found = ctx.found
         ctx.found = None
         return *(None if g is None else g.mul_(grad) for g in found), None, None, None
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, D) in another type; for bf16 on CPU with rows of zeros up to a multiple of ROWS."""
+    if x.device.type != "cpu" or dtype != torch.bfloat16 or len(x) % ROWS == 0:
+        return x.to(dtype)
+    found = x.new_zeros(len(x) + -len(x) % ROWS, x.shape[1], dtype=dtype)
+    found[: len(x)] = x
+    return found
 
 
 def _forward(
@@ -68,10 +78,12 @@ def _forward(
     grad_weight = torch.zeros_like(weight, dtype=torch.float32) if learning else None
     grad_bias = torch.zeros_like(bias, dtype=torch.float32) if learning and bias is not None else None
     rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
+    rows -= rows % ROWS if rows > ROWS else 0
     for start in range(0, len(targets), rows):
         h, y = features[start : start + rows], targets[start : start + rows]
-        low = h.to(dtype)
-        logits = low @ matrix.T if bias is None else torch.addmm(bias.to(dtype), low, matrix.T)  # (n, V)
+        low = _rounded(h, dtype)
+        logits = low @ matrix.T if bias is None else torch.addmm(bias.to(dtype), low, matrix.T)  # (n, V), and rows that are not wanted
+        logits = logits[: len(h)]
         right = logits.gather(1, y[:, None]).float()
         log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
         log_p_right = log_p.gather(1, y[:, None])
@@ -86,9 +98,9 @@ def _forward(
         if grad_bias is not None:
             grad_bias += p.sum(0)
         p.scatter_add_(1, y[:, None], p.new_full((len(y), 1), -gap))
-        low_p = p.to(dtype)
+        low_p = _rounded(p, dtype)
         grad_weight.addmm_(low_p.T, low) if dtype == torch.float32 else grad_weight.add_(low_p.T @ low)
-        grad_features[start : start + rows] = (low_p @ matrix).sub_(other * column_sum.to(dtype))
+        grad_features[start : start + rows] = (low_p @ matrix)[: len(h)].sub_(other * column_sum.to(dtype))
     if grad_features is not None and grad_weight is not None:
         grad_weight -= other * features.sum(0, dtype=torch.float32)
         if grad_bias is not None:

@@ -15,7 +15,7 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
-from fusetk.machine import device_of
+from fusetk.machine import device_of, length_multiple
 from fusetk.recipe import load
 from fusetk.training.step import autocast, batch_loss
 
@@ -27,7 +27,7 @@ def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int]
     corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / run.TEXT)
     model = run.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
     order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0)
-    batch = collate(corpus, order[0]).to(device)
+    batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, int] = {}
 

@@ -16,7 +16,7 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
-from fusetk.machine import device_of
+from fusetk.machine import device_of, length_multiple
 from fusetk.recipe import load
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.step import update
@@ -38,7 +38,7 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
         for start in range(0, len(order) - given.updates + 1, given.updates):
             begun, tokens = time.perf_counter(), 0
             for indices in order[start : start + given.updates]:
-                batch = collate(corpus, indices).to(device)
+                batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
                 tokens += update(model, optimizer, [batch], 1e-4, recipe.training.label_smoothing, stage.clip, precision).tokens
             if device.type == "cuda":
                 torch.cuda.synchronize()
