@@ -143,7 +143,7 @@ def convolution(width: int, out: int) -> int:
 def ends(size: int, first: int, top: int) -> int:
     """Words and positions of both sides, their ways into the stacks, and from the top to the words."""
     mapped = 2 * linear(size, E) if size != E else 0
-    words = V[0] * size + V[1] * size + mapped + 2 * 1024 * E
+    words = V[0] * size + V[1] * size + mapped + 2 * 1024 * size
     return words + 2 * linear(E, first) + linear(top, size) + linear(size, V[1])
 
 
@@ -175,9 +175,9 @@ def dense_4l(kind: str, size: int) -> int:
 
 
 def dense_8l(kind: str, size: int) -> int:
-    """Six layers, a summary, two layers."""
-    stacks = sum(dense_side(192, [96] * 6, n) + dense_side(192, [96] * 2, n) for n in (1, 2)) + 8 * attention(96)
-    summaries = sum(convolution(192 + n * 6 * 96, 192) + linear(192 + n * 6 * 96, 192) for n in (1, 2))
+    """Five layers, a sixth that sums them up, two layers."""
+    stacks = sum(dense_side(192, [96] * 5, n) + dense_side(192, [96] * 2, n) for n in (1, 2)) + 7 * attention(96) + attention(192)
+    summaries = sum(convolution(192 + n * 5 * 96, 192) + linear(192 + n * 5 * 96, 192) for n in (1, 2))
     return ends(size, 192, 192 + 2 * 2 * 96) + stacks + summaries + memory(kind, [192, 96, 96])
 
 
@@ -203,15 +203,15 @@ def test_parameters_are_what_the_systems_have_by_their_description():
 
 
 def test_systems_of_four_layers_have_about_as_many_parameters():
-    """As the paper says, within 3 %; with eight layers, its dense systems are a fifth larger than BASE-8L here."""
+    """As the paper says, within 3 %; with eight layers, its dense systems are an eighth larger than BASE-8L here."""
     sizes = [number for name, number in EXPECTED.items() if name.startswith("table2_")]
     assert max(sizes) / min(sizes) < 1.03
-    assert 1.15 < EXPECTED["densenmt_8l_2_e256"] / EXPECTED["base_8l_e256"] < 1.2
+    assert 1.1 < EXPECTED["densenmt_8l_2_e256"] / EXPECTED["base_8l_e256"] < 1.13
 
 
 def test_densenmt_en_de_has_about_a_fifth_less_than_convs2s():
     ours, theirs = (count(DENSE / "wmt14_ende" / f"{name}.yaml", 42_000, 42_000) for name in ("densenmt_en_de_15", "convs2s_en_de_15"))
-    assert 0.75 < ours / theirs < 0.8
+    assert 0.79 < ours / theirs < 0.81
 
 
 # Text to a score -----------------------------------------------------------------------------------------------------

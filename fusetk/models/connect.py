@@ -18,13 +18,15 @@ class ConnectConfig(Kind):
     def check(self, layers: int) -> None:
         """Raise ValueError, in a sentence for the user, when a stack of ``layers`` layers cannot be wired so."""
 
-    def width(self, layer: int, usual: int) -> int:
-        """How wide layer ``layer`` (0 is the lowest) is, in a backbone in which it is usually ``usual`` wide."""
+    def width(self, layer: int, layers: int, usual: int) -> int:
+        """How wide layer ``layer`` (0 is the lowest) of so many is, in a backbone in which it is usually ``usual`` wide."""
         return usual
 
-    def summary_after(self, layer: int, layers: int) -> bool:
-        """Whether all that is below is summed up behind layer ``layer`` of so many, and not seen by the layers above."""
-        return False
+    def summary(self, layer: int, layers: int) -> Literal["no", "in-place", "added"]:
+        """Whether layer ``layer`` of so many sums up all that is below, or a layer that is added behind it does: what is below is not
+        seen by the layers above.
+        """
+        return "no"
 
 
 class Connection(nn.Module):
@@ -136,21 +138,27 @@ class DenseConfig(ConnectConfig):
 
     kind: str = "dense"
     growth: PositiveInt | list[PositiveInt] = 128
-    """Features that a layer adds; one number, or one for each layer. A decoder layer of the `conv` backbone adds twice as many:
-    what it convolves and what it attends to."""
+    """Features that a layer adds; one number, or one for each layer (that of a summary is not used). A decoder layer of the `conv`
+    backbone adds twice as many: what it convolves and what it attends to."""
     summary_every: int | None = Field(None, ge=1)
-    """Behind every so many layers, but not the last, all features are summed up in a layer of full width, and the layers above it
+    """Every so many layers, but not at the end, all features are summed up in a layer of full width, and the layers above it
     look back no further (DenseNMT: none with 4 layers, 6 with 8 layers)."""
+    summary_layer: Literal["in-place", "added"] = "in-place"
+    """A summary is every so-many-th layer itself, with all that such a layer does, as in the authors' code, or a simpler layer that
+    is added behind it, as the text can be read."""
 
     def check(self, layers: int) -> None:
         if isinstance(self.growth, list) and len(self.growth) != layers:
             raise ValueError(f"growth names {len(self.growth)} widths for a stack of {layers} layers: one number, or one for each layer")
 
-    def width(self, layer: int, usual: int) -> int:
+    def width(self, layer: int, layers: int, usual: int) -> int:
+        if self.summary(layer, layers) == "in-place":
+            return usual
         return self.growth if isinstance(self.growth, int) else self.growth[layer]
 
-    def summary_after(self, layer: int, layers: int) -> bool:
-        return self.summary_every is not None and layer + 1 < layers and (layer + 1) % self.summary_every == 0
+    def summary(self, layer: int, layers: int) -> Literal["no", "in-place", "added"]:
+        here = self.summary_every is not None and layer + 1 < layers and (layer + 1) % self.summary_every == 0
+        return self.summary_layer if here else "no"
 
 
 class Dense(Connection):

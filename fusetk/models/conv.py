@@ -23,7 +23,8 @@ class ConvEncoderConfig(StackConfig):
 
     widths: PositiveInt | list[PositiveInt] | None = None
     """Features of the layers, one number or one for each; the model's `width` if not given. `connect: dense` has its `growth`
-    instead: of `widths` it takes the first, for the embedding and for summaries, and the last, for a fusion."""
+    instead: of `widths` it takes the first, for the embedding and for summaries that are added, those of layers that are summaries,
+    and the last, for a fusion."""
     kernels: PositiveInt | list[PositiveInt] = 3
     """Positions that a layer sees, one number or one for each."""
 
@@ -54,9 +55,9 @@ class ConvConfig(ModelConfig):
 
     kind: str = "conv"
     width: int = Field(512, ge=1)
-    """Features of embeddings with positions, and of attention."""
+    """Features of what is read of words, and of attention."""
     embedding: int | None = Field(None, ge=1)
-    """Features of the word embeddings proper, mapped to `width` where that is another number; as `width` if not given."""
+    """Features of word and position embeddings, mapped to `width` where that is another number; as `width` if not given."""
     output_embedding: int | None = Field(None, ge=1)
     """Features of what is compared with the words at the end; as `embedding` if not given."""
     encoder: ConvEncoderConfig = ConvEncoderConfig(layers=4)
@@ -78,7 +79,7 @@ class ConvConfig(ModelConfig):
 
 
 class Embedding(nn.Module):
-    """Words, mapped to the width where theirs is another, plus learned positions, with dropout."""
+    """Words plus learned positions, mapped to the width where theirs is another, with dropout."""
 
     def __init__(self, config: ConvConfig, vocabulary: int):
         super().__init__()
@@ -86,13 +87,13 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, size)
         nn.init.normal_(self.tokens.weight, std=0.1)
         self.map = nn.Identity() if size == config.width else linear(size, config.width, 0.0)
-        self.positions = Learned(config.width, config.max_positions)
+        self.positions = Learned(size, config.max_positions)
         nn.init.normal_(self.positions.weight, std=0.1)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, E)."""
-        return self.dropout(self.map(self.tokens(ids)) + self.positions(start, ids.shape[1]))
+        return self.dropout(self.map(self.tokens(ids) + self.positions(start, ids.shape[1])))
 
 
 def linear(width: int, out: int, dropout: float) -> NormedLinear:

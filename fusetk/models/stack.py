@@ -29,7 +29,7 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_the_sites(self) -> "StackConfig":
         self.connect.check(self.layers)
-        summaries = [i + 1 for i in range(self.layers) if self.connect.summary_after(i, self.layers)]
+        summaries = [i + 1 for i in range(self.layers) if self.connect.summary(i, self.layers) != "no"]
         self.fuse.check(self.layers - max(summaries, default=0))
         return self
 
@@ -58,22 +58,25 @@ class Stack(nn.Module):
         """``widths`` that the backbone gives the embedding and each layer; ``name`` is the side.
 
         ``layer(i, name, read, width, residual)`` makes layer i (0 is the lowest), which reads ``read`` features, is ``width``
-        wide and, if ``residual``, adds what it reads; ``summary(i, name, read)`` makes one that sums up all features below, behind layer i.
+        wide and, if ``residual``, adds what it reads; ``summary(i, name, read)`` makes a summary that is added behind layer i.
         ``other``, where it is built already, is the other side, whose layer embedding is shared. Unless it ``hands_on`` anything, only
         the history is of use.
         """
         super().__init__()
         plan = config.connect
         self.layers = nn.ModuleList()
-        self.summaries: set[int] = set()  # places in ``layers``
+        self.summaries: set[int] = set()  # places in ``layers`` of the summaries that were added
+        self.ends: set[int] = set()  # and of all behind which the layers above do not look back
         self.connect: Connection = find_kind(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
         self.plain = hands_on and find_kind(config.fuse.kind, FUSIONS, Fusion) is Last  # what one more layer would read is handed on
         self.widths = [widths[0]]  # of the history
         self.connect.add(widths[0], first=True)
         for i in range(config.layers):
-            made = layer(i, f"{name}.layer{i + 1}", self.connect.reader(), plan.width(i, widths[i + 1]), self.connect.residual)
-            self._add(made, first=False, read=self.plain or i + 1 < config.layers)
-            if plan.summary_after(i, config.layers):
+            sums = plan.summary(i, config.layers)
+            residual = self.connect.residual or sums == "in-place"
+            made = layer(i, f"{name}.layer{i + 1}", self.connect.reader(), plan.width(i, config.layers, widths[i + 1]), residual)
+            self._add(made, first=sums == "in-place", read=self.plain or i + 1 < config.layers)
+            if sums == "added":
                 self.summaries.add(len(self.layers))
                 self._add(summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()), first=True, read=True)
         fused = [self.connect.reader()] if self.plain else self.widths
@@ -85,6 +88,8 @@ class Stack(nn.Module):
             share_layer_embedding(other.fuse, self.fuse)
 
     def _add(self, layer: Layer, first: bool, read: bool) -> None:
+        if first:
+            self.ends.add(len(self.layers))
         self.layers.append(layer)
         self.widths = [*([] if first else self.widths), layer.width]
         if read:
@@ -99,7 +104,7 @@ class Stack(nn.Module):
         for i in range(len(self.layers)):
             read = self.connect(kept)
             out = checkpoint(run, i, read, use_reentrant=False) if self.checkpoint and self.training else run(i, read)
-            if i in self.summaries:
+            if i in self.ends:
                 history, kept = [], None
             history.append(out)
             if self.plain or i + 1 < len(self.layers):

@@ -60,7 +60,7 @@ class TransformerConfig(ModelConfig):
     def _sites_fit(self) -> "TransformerConfig":
         for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
             for i in range(side.layers):
-                width = side.connect.width(i, self.width)
+                width = side.connect.width(i, side.layers, self.width)
                 if width % self.heads:
                     what = f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
                     raise ValueError(f"{what} is no multiple of heads {self.heads}")

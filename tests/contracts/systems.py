@@ -29,7 +29,7 @@ FUSES: dict[str, list[dict[str, Any]]] = {
 }
 CONNECTS: dict[str, list[dict[str, Any]]] = {
     "linear": [{}, {"normalize": "softmax", "norm_layers": False, "norm": True}],
-    "dense": [{"growth": 6}, {"growth": [6, 10], "summary_every": 1}],
+    "dense": [{"growth": 6}, {"growth": [6, 10], "summary_every": 1}, {"growth": 6, "summary_every": 1, "summary_layer": "added"}],
 }
 
 
@@ -84,7 +84,7 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
     both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
     found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
     four = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
-    summed = {"layers": 3, "connect": {"kind": "dense", "growth": 6, "summary_every": 1}}
+    summed = {"layers": 3, "connect": {"kind": "dense", "growth": 6, "summary_every": 1, "summary_layer": "added"}}
     found["transformer, trees of four leaves"] = _system("transformer", encoder=four, decoder=four)
     found["conv, summaries and fusions above them"] = _system(
         "conv", encoder={**summed, "widths": 8, "fuse": "average"}, decoder={**summed, "kernels": 2, "fuse": {"kind": "ffn", "hidden": 6}}

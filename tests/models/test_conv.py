@@ -44,8 +44,7 @@ class Equations:
         return x @ w.T + self.p[f"{name}.bias"]
 
     def embed(self, side: str, ids: list[int]) -> Any:
-        words = self.linear(f"{side}.map", self.p[f"{side}.tokens.weight"][ids])
-        return words + self.p[f"{side}.positions.weight"][: len(ids)]
+        return self.linear(f"{side}.map", self.p[f"{side}.tokens.weight"][ids] + self.p[f"{side}.positions.weight"][: len(ids)])
 
     def glu_conv(self, name: str, x: Any, kernel: int, before: int) -> Any:
         """Gehring et al. 2017, section 3.2: Y = W [x_i; ...; x_{i+k}] + b, v([A B]) = A * sigmoid(B)."""
@@ -70,24 +69,26 @@ class Equations:
             total += a @ ((k + source) * HALF)
         return self.linear(f"{name}.out", total / np.sqrt(len(sources)) * np.sqrt(len(source)))
 
-    def encoder(self, source: Any, dense: bool, summary: bool) -> list[Any]:
-        """h_0, h_1, h_2, or what stands since the summary behind layer 1."""
+    def encoder(self, source: Any, dense: bool, summary: str) -> list[Any]:
+        """h_0, h_1, h_2, or what stands since the summary, which is layer 1 or stands behind it."""
         history, module = [self.linear("encoder_in", source)], 0
         for i in range(2):
             kernel = self.config.encoder.kernel(i)
             before = (kernel - 1) // 2
             x = np.concatenate(history, 1) if dense else history[-1]
             y = self.glu_conv(f"encoder.layers.{module}", x, kernel, before)
-            history.append(y if dense else self.add(f"encoder.layers.{module}", x, y))
+            sums = summary == "in-place" and i == 0
+            history.append(y if dense and not sums else self.add(f"encoder.layers.{module}", x, y))
+            history = history[-1:] if sums else history
             module += 1
-            if summary and i == 0:
+            if summary == "added" and i == 0:
                 x = np.concatenate(history, 1)
                 name = f"encoder.layers.{module}"
                 history = [(self.glu_conv(name, x, kernel, before) + self.linear(f"{name}.through", x)) * HALF]
                 module += 1
         return history
 
-    def decoder(self, target: Any, sources: list[Any], source: Any, dense: bool, summary: bool) -> Any:
+    def decoder(self, target: Any, sources: list[Any], source: Any, dense: bool, summary: str) -> Any:
         """Dense: z_{l+1} = H([a_l, z_l, ..., z_0]), each layer adds z and a; otherwise Gehring et al. 2017."""
         history, module = [self.linear("decoder_in", target)], 0
         for i in range(2):
@@ -95,15 +96,17 @@ class Equations:
             x = np.concatenate(history, 1) if dense else history[-1]
             z = self.glu_conv(name, x, kernel, kernel - 1)
             a = self.attention(name, z, target, sources, source)
-            history.append(np.concatenate([z, a], 1) if dense else self.add(name, x, (z + a) * HALF))
+            sums = summary == "in-place" and i == 0
+            history.append(np.concatenate([z, a], 1) if dense and not sums else self.add(name, x, (z + a) * HALF))
+            history = history[-1:] if sums else history
             module += 1
-            if summary and i == 0:
+            if summary == "added" and i == 0:
                 x, name = np.concatenate(history, 1), f"decoder.layers.{module}"
                 history = [(self.glu_conv(name, x, kernel, kernel - 1) + self.linear(f"{name}.through", x)) * HALF]
                 module += 1
         return np.concatenate(history, 1) if dense else history[-1]
 
-    def logits(self, attend: str, dense: dict[str, bool], summary: bool) -> Any:
+    def logits(self, attend: str, dense: dict[str, bool], summary: str) -> Any:
         source, target = self.embed("source", SRC), self.embed("target", TGT)
         history = self.encoder(source, dense["encoder"], summary)
         concatenated = np.concatenate(history, 1)
@@ -113,16 +116,16 @@ class Equations:
 
 
 DENSE = {"connect": {"kind": "dense", "growth": 3}}
-SUMMED = {"connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1}}
 
 
 @pytest.mark.parametrize("attend", ["top", "dense-concat", "dense-sum"])
-@pytest.mark.parametrize("sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "summaries"], ids=str)
+@pytest.mark.parametrize("sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "added", "in-place"], ids=str)
 def test_a_model_is_the_papers_equations(attend: str, sides: Any) -> None:
     """BASE, DenseENC, DenseDEC, DenseAtt, DenseNMT-1 and -2 in small, without and with summary layers."""
-    summary = sides == "summaries"
+    summary = sides if isinstance(sides, str) else ""
+    summed = {"connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1, "summary_layer": summary}}
     sides = ("encoder", "decoder") if summary else sides
-    options = {side: dict(SUMMED if summary else DENSE) if side in sides else {} for side in ("encoder", "decoder")}
+    options = {side: dict(summed if summary else DENSE) if side in sides else {} for side in ("encoder", "decoder")}
     options["decoder"]["attend"] = attend
     model = make(**options)
     sizes = {"encoder": {"layers": 2, "kernels": [3, 2]}, "decoder": {"layers": 2, "kernels": [2, 3]}}
