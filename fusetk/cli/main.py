@@ -17,6 +17,7 @@ COMMANDS = {
     "average": "Average checkpoints of a run.",
     "decode": "Translate text.",
     "score": "BLEU, chrF and TER of translations.",
+    "compare": "Show where the translations of two runs differ.",
     "report": "The paper's table beside what runs measured.",
     "plot-attention": "Draw the attention of a translation.",
     "plot-curves": "Draw the training curves of runs.",

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from fusetk.plotting.attention import Words
     from fusetk.run import Loaded
 
-ATTENTION = {"cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention"}
+ATTENTION = {
+    "cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention",
+    "mixed": "mixed attention",
+}  # fmt: skip
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
 WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
 CHUNK = 4000  # lines that are sorted and read together
 EXAMPLE = (
     'Examples: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." --layer 3 --head all -o heads.pdf; '
+    "fusetk plot-attention -m runs/coordinated -i raw/test.de --lines 7 --what mixed --layer 1 --head all --step slept -o step.png; "
     "fusetk plot-attention -m runs/fused --what fuse -i raw/test.de -r raw/test.en --corpus -o layers.png"
 )
 
@@ -39,6 +43,15 @@ class Head(click.ParamType):
         if value.isascii() and value.isdigit():
             return int(value)
         self.fail(f"{value!r} is neither a number nor mean nor all", param, ctx)
+
+
+class Step(click.ParamType):
+    """A number from 1, or a word."""
+
+    name = "WORD|N"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
 class Lines(click.ParamType):
@@ -61,6 +74,7 @@ class Asked(NamedTuple):
     what: str
     layer: int | None
     head: str | int | None
+    step: str | int | None
     tokenized: bool
     corpus: bool
     output: Path
@@ -86,13 +100,18 @@ class Asked(NamedTuple):
 @click.option("--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1.")
 @click.option(
     "--what", type=click.Choice(list(WHATS)), default="cross", show_default=True, metavar="KIND",
-    help="cross: attention of the decoder to the source; self, encoder-self, decoder-self: of both sides or one side to itself; fuse,"
-    " encoder-fuse, decoder-fuse: the layers that a fusion takes; connect: the weights of `connect: linear`.",
+    help="cross: attention of the decoder to the source; self, encoder-self, decoder-self: of both sides or one side to itself; mixed: of"
+    " the decoder to source and target in one softmax, in coordinated models; fuse, encoder-fuse, decoder-fuse: the layers that a fusion"
+    " takes; connect: the weights of `connect: linear`.",
 )
 @click.option("--layer", type=int, metavar="N", help="One layer with attention, counted from 1. Without it, all.")
 @click.option(
     "--head", type=Head(), help="One head, counted from 1; the mean over heads (the default); or a panel for each (all)."
     " In a fusion by attention, hops: by default all.",
+)
+@click.option(
+    "--step", type=Step(), help="Only the step at which the decoder predicts token N of the translation, counted from 1, or WORD, a whole"
+    " word, for the first time. With --head all, rows are the heads.",
 )
 @click.option("--corpus", is_flag=True, help="For fusions: the mean over all sentences, and by part of the sentence.")
 @click.option("--tokenized", is_flag=True, help="The text is prepared as the training text was, but for subwords.")
@@ -110,7 +129,12 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
 
     The model reads the translation word by word (forced decoding), whether it was given or found. Columns are the words
     that are looked at, rows those that look; each row sums to 1. In cross-attention a row is the word that the decoder
-    predicts there; in the decoder's self-attention it is the word that it has just read.
+    predicts there; in the decoder's self-attention it is the word that it has just read. In mixed attention a row is the
+    word that is predicted; columns are the source and, behind a line, the words of the target that the decoder reads, the
+    begin mark first.
+
+    With --step there is one row, the word that is predicted at that step, or with --head all a row for each head. Columns
+    end at the last word that the decoder has read there. Of `--what self` only the decoder has steps.
 
     Of a fusion, columns are the words that a side reads, in the decoder the begin mark first, and rows the layers, l0 the
     word embedding, at the bottom. A fusion by attention has a panel for each hop, each column of which sums to 1. Of other
@@ -151,8 +175,8 @@ def check(asked: Asked) -> None:
     """Raise DataError for options that do not go together, before anything is loaded."""
     check_output(asked.output, pages=True)
     if asked.what == "connect":
-        if asked.corpus or asked.layer is not None or asked.head is not None:
-            raise DataError("learned weights are the same for every sentence and have no heads: leave out --corpus, --layer and --head")
+        if asked.corpus or asked.layer is not None or asked.head is not None or asked.step is not None:
+            raise DataError("learned weights are the same for every sentence: leave out --corpus, --layer, --head and --step")
         return
     if bool(asked.sources) == (asked.source_file is not None):
         raise DataError("give sentences either on the command line (-s) or in a file (-i)")
@@ -164,6 +188,8 @@ def check(asked: Asked) -> None:
         raise DataError("a fusion is of all layers: leave out --layer")
     if asked.what in ATTENTION and asked.corpus:
         raise DataError(f"--corpus averages over words, and attention is to words of one sentence: it goes with --what {', '.join(FUSION)}")
+    if asked.step is not None and (asked.what in FUSION or asked.what == "encoder-self"):
+        raise DataError("--step is a step of the decoder's attention: it goes with --what cross, self, decoder-self, mixed")
     if not asked.corpus:
         check_one(len(asked.sources), asked.output)
 
@@ -217,7 +243,7 @@ def painter(loaded: "Loaded", asked: Asked) -> "Callable[[Sentence, Words], list
         return lambda one, words: fusion.panels(fusion.fused(model, [(one.source_ids, one.target_ids)], chosen), words, hop)
     head = "mean" if asked.head is None else asked.head
     return lambda one, words: attention.panels(
-        attention.record(model, one.source_ids, one.target_ids), words, asked.what, asked.layer, head
+        attention.record(model, one.source_ids, one.target_ids), words, asked.what, asked.layer, head, asked.step
     )
 
 
@@ -227,7 +253,7 @@ def columns(asked: Asked, panels: Sequence[Panel]) -> Sequence[int] | int | None
 
     if asked.what in FUSION:
         return fusion.rows(panels)
-    return attention.columns(panels) if asked.head == "all" else None
+    return attention.columns(panels) if asked.head == "all" and asked.step is None else None
 
 
 def translated(loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader) -> Iterable[Sentence]:

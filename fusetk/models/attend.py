@@ -14,6 +14,7 @@ class Attend(nn.Module):
 
     Config: type[Kind] = Kind
     reads_top = False  # what the encoder's stack hands on is attended to
+    layer_by_layer = False  # each decoder layer attends to the encoder layer of its own height
 
     def __init__(self, config: Kind, widths: Sequence[int], top_width: int):
         """``widths`` of the encoder's history, the embedding's first, and of its fused top."""
@@ -69,4 +70,20 @@ class DenseSum(Attend):
         return memory.history
 
 
-ATTENDS: dict[str, type[Attend]] = {"top": Top, "dense-concat": DenseConcat, "dense-sum": DenseSum}
+class Layerwise(Attend):
+    """Decoder layer i attends to encoder layer i (He et al. 2018, section 3; here by an attention of its own)."""
+
+    layer_by_layer = True
+
+    @property
+    def widths(self) -> Sequence[int]:
+        return self.history_widths[1:]
+
+    def sources(self, memory: Memory) -> Sequence[Tensor]:
+        return memory.history[1:]
+
+    def of(self, layer: int) -> slice:
+        return slice(layer, layer + 1)
+
+
+ATTENDS: dict[str, type[Attend]] = {"top": Top, "layerwise": Layerwise, "dense-concat": DenseConcat, "dense-sum": DenseSum}

@@ -22,6 +22,7 @@ class Memory(NamedTuple):
     top: Tensor  # (B, S, D): the fused output
     mask: Tensor  # (B, S)
     embedded: Tensor | None = None  # (B, S, E): words and positions as they were, where the decoder wants them
+    attended: tuple[Tensor, ...] = ()  # each (B, S, ...): what each decoder layer attends to, where the encoder's layers made it
 
 
 class State(NamedTuple):

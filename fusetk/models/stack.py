@@ -95,15 +95,20 @@ class Stack(nn.Module):
         if read:
             self.connect.add(layer.width, first)
 
-    def forward(self, embedded: Tensor, run: Callable[[int, Tensor], Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+    def forward(
+        self, embedded: Tensor, run: Callable[[int, Tensor], Tensor], hands_on: bool = True
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """``run(i, x)`` is the output of ``layers[i]`` for its input x. Returns the history and the fused top.
 
-        The history begins with the embedding, or with the last summary.
+        The history begins with the embedding, or with the last summary. Unless it ``hands_on`` anything, what the highest layer
+        returns is dropped, and the top is the output below.
         """
         history, kept = [embedded], self.connect.keep(None, embedded)
         for i in range(len(self.layers)):
             read = self.connect(kept)
             out = checkpoint(run, i, read, use_reentrant=False) if self.checkpoint and self.training else run(i, read)
+            if not hands_on and i + 1 == len(self.layers):
+                return tuple(history), history[-1]
             if i in self.ends:
                 history, kept = [], None
             history.append(out)
@@ -113,8 +118,17 @@ class Stack(nn.Module):
 
 
 def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
-    """Whether what the encoder's stack hands on is attended to; raises ValueError where a fusion would be of no use."""
-    reads = bool(find_kind(decoder.attend.kind, ATTENDS, Attend).reads_top)
+    """Whether what the encoder's stack hands on is attended to; raises ValueError where the sides do not fit each other."""
+    attend = find_kind(decoder.attend.kind, ATTENDS, Attend)
+    if attend.layer_by_layer:
+        if encoder.layers != decoder.layers:
+            raise ValueError(
+                f"decoder.attend: {decoder.attend.kind} needs as many encoder as decoder layers, "
+                f"here are {encoder.layers} and {decoder.layers}"
+            )
+        if any(encoder.connect.summary(i, encoder.layers) != "no" for i in range(encoder.layers)):
+            raise ValueError(f"decoder.attend: {decoder.attend.kind} needs every encoder layer, and encoder.connect sums some of them up")
+    reads = bool(attend.reads_top)
     if not reads and encoder.fuse.kind != "last":
         raise ValueError(
             f"decoder.attend: {decoder.attend.kind} reads the encoder's layers themselves, so encoder.fuse: {encoder.fuse.kind} would have "

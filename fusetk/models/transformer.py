@@ -19,23 +19,18 @@ from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned, Sinusoidal
 
 
-class TransformerConfig(ModelConfig):
-    """Sizes and choices of a Transformer."""
+class BlockConfig(ModelConfig):
+    """Sizes and choices of the Transformer's layers."""
 
-    kind: str = "transformer"
     heads: int = Field(8, ge=1)
     """Attention heads; `width` is a multiple."""
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
-    encoder: StackConfig = StackConfig(layers=6)
-    """Depth and wiring of the source's side."""
-    decoder: DecoderConfig = DecoderConfig(layers=6)
-    """Depth and wiring of the target's side."""
     norm: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the original), or before each sub-layer and once at the end."""
     activation: Activation = "relu"
     """Of the feed-forward layers."""
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
     """Sines and cosines, for sentences of any length (Vaswani et al. 2017); or a learned vector each (Gehring et al. 2017)."""
     max_positions: int = Field(1024, ge=1)
     """Longest sentence with learned positions, in tokens, the end mark counted."""
@@ -56,14 +51,31 @@ class TransformerConfig(ModelConfig):
     init: Literal["xavier", "mlrf"] = "xavier"
     """Xavier uniform, as fairseq; or U(+-1/sqrt(fan_in)), as MLRF section 4.2 has it."""
 
+    def check_heads(self, name: str, side: StackConfig) -> None:
+        """Raise ValueError where a layer of a side cannot be split into heads."""
+        for i in range(side.layers):
+            width = side.connect.width(i, side.layers, self.width)
+            if width % self.heads:
+                what = f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
+                raise ValueError(f"{what} is no multiple of heads {self.heads}")
+
+
+class TransformerConfig(BlockConfig):
+    """Sizes and choices of a Transformer."""
+
+    kind: str = "transformer"
+    encoder: StackConfig = StackConfig(layers=6)
+    """Depth and wiring of the source's side."""
+    decoder: DecoderConfig = DecoderConfig(layers=6)
+    """Depth and wiring of the target's side."""
+    context_gate: Literal["none", "scalar", "vector"] = "none"
+    """Weigh what attention to the source and what self-attention found by a gate, one number a position or one for each feature
+    (Tu et al. 2017)."""
+
     @model_validator(mode="after")
     def _sites_fit(self) -> "TransformerConfig":
-        for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
-            for i in range(side.layers):
-                width = side.connect.width(i, side.layers, self.width)
-                if width % self.heads:
-                    what = f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
-                    raise ValueError(f"{what} is no multiple of heads {self.heads}")
+        self.check_heads("encoder", self.encoder)
+        self.check_heads("decoder", self.decoder)
         attends_to_top(self.encoder, self.decoder)
         return self
 
@@ -71,7 +83,7 @@ class TransformerConfig(ModelConfig):
 class Residual(nn.Module):
     """LayerNorm(x + f(x)), or with ``pre`` norm x + f(LayerNorm(x)); dropout on what f returns."""
 
-    def __init__(self, config: TransformerConfig, width: int):
+    def __init__(self, config: BlockConfig, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.dropout = Dropout(config.dropout)
@@ -93,7 +105,7 @@ class TransformerLayer(Layer):
     The feed-forward layer has as many hidden units for each feature as in a layer of the usual width.
     """
 
-    def __init__(self, config: TransformerConfig, name: str, read: int, width: int):
+    def __init__(self, config: BlockConfig, name: str, read: int, width: int):
         super().__init__()
         self.width = width
         self.read = nn.Identity() if read == width else nn.Linear(read, width)
@@ -101,6 +113,21 @@ class TransformerLayer(Layer):
         self.attention_residual = Residual(config, width)
         self.ffn = FeedForward(width, max(1, config.ffn * width // config.width), width, config.activation, config.activation_dropout)
         self.ffn_residual = Residual(config, width)
+
+
+class ContextGate(nn.Module):
+    """(1 - g) t + g s with g = sigmoid(W_t t + W_s s + b), t what self-attention found and s what attention to the source found
+    (Tu et al. 2017, brought to the Transformer by He et al. 2018, section 5.4; ours is that both are taken before the residual sum).
+    """
+
+    def __init__(self, width: int, gates: int):
+        """``gates`` is 1, or the width."""
+        super().__init__()
+        self.map = nn.Linear(2 * width, gates)
+
+    def forward(self, target: Tensor, source: Tensor) -> Tensor:
+        """(..., D), (..., D) -> (..., D)."""
+        return torch.lerp(target, source, torch.sigmoid(self.map(torch.cat((target, source), -1))))
 
 
 class EncoderLayer(TransformerLayer):
@@ -122,6 +149,8 @@ class DecoderLayer(TransformerLayer):
         super().__init__(config, name, read, width)
         self.cross = CrossAttention(width, memory_widths, config.heads, config.attention_dropout, f"{name}.cross", config.attention_bias)
         self.cross_residual = Residual(config, width)
+        gates = {"none": 0, "scalar": 1, "vector": width}[config.context_gate]
+        self.gate = ContextGate(width, gates) if gates else None
 
     def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
         """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, n * S, 2D),
@@ -132,7 +161,8 @@ class DecoderLayer(TransformerLayer):
         y, cache = self.attention.step(residual.before(x), cache, seen)
         x = residual.after(x, y)
         residual = self.cross_residual
-        x = residual.after(x, self.cross(residual.before(x), keys_values, mask))
+        found = self.cross(residual.before(x), keys_values, mask)
+        x = residual.after(x, found if self.gate is None else self.gate(y, found))
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x))), cache
 
@@ -151,18 +181,42 @@ class Summary(Layer):
 
 
 class Embedding(nn.Module):
-    """Token embeddings times sqrt(D), plus positions, with dropout."""
+    """Token embeddings times sqrt(D), plus positions, plus a vector for the language, with dropout."""
 
-    def __init__(self, config: TransformerConfig, vocabulary: int, tied: nn.Embedding | None = None):
+    def __init__(self, config: BlockConfig, vocabulary: int, tied: nn.Embedding | None = None, language: bool = False):
+        """``tied`` are tokens that are shared; ``language``: a learned vector is added at every position."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
-        self.positions = Sinusoidal(config.width) if config.positions == "sinusoidal" else Learned(config.width, config.max_positions)
+        self.positions: Sinusoidal | Learned | None = None
+        if config.positions != "none":
+            learned = config.positions == "learned"
+            self.positions = Learned(config.width, config.max_positions) if learned else Sinusoidal(config.width)
+        self.language = nn.Embedding(1, config.width) if language else None
         self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.scale = config.width**0.5
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D)."""
-        return self.dropout(self.tokens(ids) * self.scale + self.positions(start, ids.shape[1]))
+        found = self.tokens(ids) * self.scale
+        if self.positions is not None:
+            found = found + self.positions(start, ids.shape[1])
+        if self.language is not None:
+            found = found + self.language.weight
+        return self.dropout(found)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sentence, in tokens; None: no limit."""
+        return None if self.positions is None else self.positions.max_positions
+
+
+def check_tying(config: BlockConfig, source_size: int, target_size: int) -> None:
+    """Raise ConfigError when the sizes of the vocabularies forbid the tying that is asked for."""
+    if config.tie == "all" and source_size != target_size:
+        raise ConfigError(
+            f"model.tie: all needs one vocabulary for both sides, there are {source_size} source and {target_size} target "
+            "entries: set data.vocabulary.joint, or tie: target"
+        )
 
 
 class Transformer(Seq2Seq):
@@ -173,11 +227,7 @@ class Transformer(Seq2Seq):
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
         super().__init__()
-        if config.tie == "all" and source_size != target_size:
-            raise ConfigError(
-                f"model.tie: all needs one vocabulary for both sides, there are {source_size} source and {target_size} target "
-                "entries: set data.vocabulary.joint, or tie: target"
-            )
+        check_tying(config, source_size, target_size)
         width = config.width
         self.source = Embedding(config, source_size)
         self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
@@ -197,7 +247,7 @@ class Transformer(Seq2Seq):
         self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
         self.to_output = nn.Identity() if self.decoder.out_width == width else nn.Linear(self.decoder.out_width, width)
         self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
-        self.max_positions = self.source.positions.max_positions
+        self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
     def _attended(self, layer: int) -> Sequence[int]:

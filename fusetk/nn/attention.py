@@ -82,22 +82,36 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, D), mask broadcast to (B, H, T, T) -> (B, T, D)."""
-        q, k, v = self.project(x).chunk(3, dim=-1)
-        return self._mix(q, k, v, mask)
+        return self.source(x, mask, self.name)[0]
 
-    def step(self, x: Tensor, cache: Cache, mask: Tensor | None) -> tuple[Tensor, Cache]:
+    def source(self, x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+        """The same, recorded under ``name``, and the keys and values (B, T, 2D), for others to attend to."""
+        q, keys_values = self.project(x).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
+        return self._mix(q, keys_values, mask, name), keys_values
+
+    def step(self, x: Tensor, cache: Cache, mask: Tensor | None, name: str | None = None) -> tuple[Tensor, Cache]:
         """x (B * K, T, D), the keys and values of earlier tokens in n slots (B, n, 2D), and which of the slots, and of
         the K * T new ones, a position sees (B, 1, K * T, n + K * T), None for all. Returns (B * K, T, D) and the cache, grown.
         """
         sentences = len(cache.buffer)
         q, new = self.project(x).view(sentences, -1, 3 * x.shape[-1]).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
         cache = cache.append(new)
-        k, v = cache.read().chunk(2, dim=-1)
-        return self._mix(q, k, v, mask).view(x.shape), cache
+        return self._mix(q, cache.read(), mask, name or self.name).view(x.shape), cache
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (split_heads(t, self.heads) for t in (q, k, v))
-        return self.out(join_heads(attend(q, k, v, mask, self.rate if self.training else 0.0, self.name)))
+    def keys_values(self, x: Tensor) -> Tensor:
+        """Keys and values alone, (B, S, D) -> (B, S, 2D)."""
+        bias = self.project.bias
+        return F.linear(x, self.project.weight[x.shape[-1] :], None if bias is None else bias[x.shape[-1] :])
+
+    def across(self, x: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
+        """Attention of x (B * K, T, D) to other positions, (B, S, 2D), by the same maps."""
+        bias = self.project.bias
+        q = F.linear(x, self.project.weight[: x.shape[-1]], None if bias is None else bias[: x.shape[-1]])
+        return self._mix(q.view(len(keys_values), -1, x.shape[-1]), keys_values, mask, name).view(x.shape)
+
+    def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
+        q, k, v = (split_heads(t, self.heads) for t in (q, *keys_values.chunk(2, dim=-1)))
+        return self.out(join_heads(attend(q, k, v, mask, self.rate if self.training else 0.0, name)))
 
 
 class CrossAttention(nn.Module):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,8 @@ class Cache:
         """This cache with ``new`` (B, m, D) behind it."""
         if not self.length:
             return Cache(new, new.shape[1])
+        if new.requires_grad:  # training reads a whole sentence at once: there is no next step
+            return Cache(torch.cat((self.read(), new), 1), self.length + new.shape[1])
         end = self.length + new.shape[1]
         buffer, filled = self.buffer, self.filled
         if filled[0] != self.length or end > buffer.shape[1]:

@@ -25,6 +25,7 @@ PAD = 0.06  # between a label and its cells
 WIDEST = 36.0  # inches that a row of panels may take before the next row begins
 NUMBER = 0.5  # inches of a number beside its cell
 EMPTY = "#efe6d3"  # a cell without a number: no colour of any map
+CUT = "#e8710a"  # the line between columns of two kinds: seen on every map
 
 
 class _Plan(NamedTuple):
@@ -118,6 +119,8 @@ def _label(axes: "Axes", panel: Panel, families: list[str], plan: _Plan) -> None
     fine: dict[str, Any] = {"color": "0.5", "alpha": 0.25, "linewidth": 0.3}  # lines that lead the eye from a cell to its words
     axes.hlines(np.arange(0.5, bottom), -0.5, right, **fine)
     axes.vlines(np.arange(0.5, right), -0.5, bottom, **fine)
+    if panel.cut:  # up to the labels
+        axes.axvline(panel.cut - 0.5, 0, 1 + PAD / (plan.cell * len(panel.y)), color=CUT, linewidth=1.6, clip_on=False)
     for side in axes.spines.values():
         side.set_linewidth(0.5)
         side.set_color("0.6")

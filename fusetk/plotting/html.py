@@ -175,6 +175,10 @@ function panel(one, parent) {
   for (let c = 0; c <= columns; c++) { pen.moveTo(left + c * cell, top); pen.lineTo(left + c * cell, top + rows * cell); }
   for (let r = 0; r <= rows; r++) { pen.moveTo(left, top + r * cell); pen.lineTo(left + columns * cell, top + r * cell); }
   pen.stroke();
+  if (one.cut) {
+    pen.fillStyle = "#e8710a";
+    pen.fillRect(left + one.cut * cell - 1, top - PAD, 2, rows * cell + PAD);
+  }
   pen.fillStyle = style.getPropertyValue("--text");
   const step = Math.ceil(11 / cell);  // of the labels, where cells are lower than a line
   pen.textAlign = "right";
@@ -211,9 +215,10 @@ function shown(value) {
 
 function tell(one, r, c, event) {
   const number = (axis, i) => /word|source|target|look/.test(axis) ? " (" + (i + 1) + ")" : "";  // words come again, layers do not
-  const place = (axis, words, i) => (axis || "at") + ": " + words[i] + number(axis, i);
-  const value = one.measure + ": " + shown(one.matrix[r][c]);
-  tip.textContent = [one.title, place(one.axes[0], one.x, c), place(one.axes[1], one.y, r), value].join("\n");
+  const place = (axis, words, i, start) => (axis || "at") + ": " + words[i] + number(axis, i - start);
+  const value = one.measure + ": " + shown(one.matrix[r][c]), second = one.cut && c >= one.cut;
+  const kind = one.cut ? one.axes[0].split(" | ")[second ? 1 : 0] : one.axes[0];
+  tip.textContent = [one.title, place(kind, one.x, c, second ? one.cut : 0), place(one.axes[1], one.y, r, 0), value].join("\n");
   tip.hidden = false;
   const right = event.clientX + 16 + tip.offsetWidth > window.innerWidth, low = event.clientY + 16 + tip.offsetHeight > window.innerHeight;
   tip.style.left = Math.max(0, right ? event.clientX - 12 - tip.offsetWidth : event.clientX + 16) + "px";

@@ -27,6 +27,7 @@ class Panel:
     measure: str = "weight"  # what the numbers are; panels of one measure share their colours and a colour bar
     axes: tuple[str, str] = ("", "")  # what the columns and what the rows are
     up: bool = False  # the first row stands at the bottom
+    cut: int = 0  # columns before a dividing line, where they are of two kinds; 0: all are of one
 
     def __post_init__(self) -> None:
         if self.matrix.shape != (len(self.y), len(self.x)):
@@ -96,7 +97,7 @@ def numbers(panel: Panel) -> dict[str, Any]:
     """A panel for JSON, without its name."""
     return {
         "title": panel.title, "measure": panel.measure, "axes": list(panel.axes), "x": list(panel.x), "y": list(panel.y),
-        "matrix": [finite(row) for row in panel.matrix],
+        "matrix": [finite(row) for row in panel.matrix], **({"cut": panel.cut} if panel.cut else {}),
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ SOURCE_SIZE, TARGET_SIZE = 11, 9
 # Options without which a kind cannot be built.
 SIZES: dict[str, dict[str, Any]] = {
     "transformer": {"width": 16, "heads": 2, "ffn": 24, "encoder": {"layers": 2}, "decoder": {"layers": 2}},
+    "coordinated": {"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}},
     "conv": {"width": 10, "encoder": {"layers": 2, "widths": [8, 12]}, "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]}},
 }
 
@@ -33,17 +34,33 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+# Table 3 of layer-wise coordination, and what goes with it.
+COORDINATED: dict[str, dict[str, Any]] = {
+    "weights of their own": {"share_weights": False},
+    "two sub-layers": {"mixed_attention": False},
+    "two sub-layers with maps of their own": {"mixed_attention": False, "cross_weights": "own"},
+    "nothing shared": {"share_weights": False, "mixed_attention": False, "cross_weights": "own", "scale": 1.5},
+    "no language embedding, learned positions": {"language_embedding": False, "positions": "learned", "attention_bias": False},
+    "recomputed": {"stack": {"checkpoint": True, "connect": "linear"}},
+}
+
+
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The configs of a kind to test."""
     return [{"kind": kind, **options} for options in table.get(kind, [{}])]
+
+
+def sides(kind: str) -> list[str]:
+    """The keys of a backbone's stacks, the source's first."""
+    return [key for key in ("encoder", "decoder", "stack") if key in SIZES[kind]]
 
 
 def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2Seq:
     """A model with weights scaled up, so that a wrong cache or a wrong row shows in the output; in evaluation mode."""
     sizes = SIZES[kind]
     merged = {**sizes, **options, "kind": kind}
-    for side in ("encoder", "decoder"):
-        merged[side] = {**sizes.get(side, {}), **options.get(side, {})}
+    for side in sides(kind):
+        merged[side] = {**sizes[side], **options.get(side, {})}
     model = MODELS[kind].Config.model_validate(merged)
     torch.manual_seed(seed)
     built = MODELS[kind](model, SOURCE_SIZE, TARGET_SIZE)
@@ -73,12 +90,13 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
         for site, kinds, table in (("connect", CONNECTIONS, CONNECTS), ("fuse", FUSIONS, FUSES)):
             for name in kinds:
                 for n, option in enumerate(variants(name, table)):
+                    *source, target = sides(kind)
                     if n == 0 or kind == "transformer":
-                        found[f"{kind}, decoder {site} {_name(option)}"] = _system(kind, decoder={site: option})
-                    if n == 0 and (site == "connect" or kind == "transformer"):
+                        found[f"{kind}, {target} {site} {_name(option)}"] = _system(kind, **{target: {site: option}})
+                    if source and n == 0 and (site == "connect" or kind == "transformer"):
                         found[f"{kind}, encoder {site} {_name(option)}"] = _system(kind, encoder={site: option})
-        for attend in ATTENDS:
-            dense = {"connect": {"kind": "dense", "growth": 6, "summary_every": 1}}
+        for attend in ATTENDS if "decoder" in sides(kind) else ():
+            dense = {"connect": {"kind": "dense", "growth": 6, "summary_every": None if attend == "layerwise" else 1}}
             found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
             found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
     both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
@@ -93,6 +111,17 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
         "transformer", norm="pre", encoder={"connect": "linear"}, decoder={"connect": "linear", "attend": "dense-sum"}
     )
     found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")
+    for gate in ("scalar", "vector"):
+        found[f"transformer, context gate {gate}"] = _system("transformer", context_gate=gate, scale=1.5)  # a gate of larger weights is shut
+    found["transformer, pre-norm, attend layerwise"] = _system("transformer", norm="pre", decoder={"attend": "layerwise"})
+    for name, options in COORDINATED.items():
+        for norm in ("post", "pre"):
+            found[f"coordinated, {norm}-norm, {name}"] = _system("coordinated", norm=norm, **options)
+    summed["fuse"] = {"kind": "ffn", "hidden": 6}
+    for share in (True, False):
+        found[f"coordinated, summaries, a fusion above them, weights shared: {share}"] = _system(
+            "coordinated", share_weights=share, stack=summed
+        )
     return found
 
 
