@@ -1,7 +1,8 @@
 """IWSLT14 German-English from its archive to raw text, and the fingerprint of what `fusetk prep` made of it.
 
 `python iwslt14.py fetch FOLDER` downloads de-en.tgz; `... extract de-en.tgz FOLDER` writes FOLDER/{train,dev2010,...}.{de,en};
-`... check PREPARED` compares the manifest of prepared data with the figures of public logs.
+`... check PREPARED` compares the manifest of prepared data with the figures of public logs. `... text FILE OUT` is for other
+languages: it writes the text of one file of their archives, train.tags.* or *.xml.
 The rules are those by which the public split was made (Ranzato et al. 2016, MIXER), so they are kept even where one would
 do otherwise today: entities in the XML stay as they are, 72 misaligned segments of TEDX.dev2012 too.
 """
@@ -39,6 +40,7 @@ FINGERPRINT = {
 SUPPLY = f"get it from {URL} and give it with --archive"
 
 DROPPED = re.compile("<url>|<talkid>|<keywords>")
+DROPPED_OTHERS = re.compile(r"</?(url|talkid|keywords|speaker|reviewer|translator|doc)\b")  # as public scripts for other languages do
 STRIPPED = re.compile("</?title>|</?description>")
 SEGMENT = re.compile(r'<seg id="[0-9]+">\s*(.*?)\s*</seg>')
 
@@ -105,21 +107,41 @@ def lines(text: str) -> list[str]:
     return cut[:-1] if cut[-1] == "" else cut
 
 
-def training_text(text: str) -> list[str]:
+def training_text(text: str, dropped: re.Pattern[str] = DROPPED) -> list[str]:
     """Lines of a ``train.tags`` file: those of talk addresses and keywords dropped, the tags of titles and descriptions stripped."""
-    return [STRIPPED.sub("", line).strip(" \r") for line in lines(text) if not DROPPED.search(line)]
+    return [STRIPPED.sub("", line).strip(" \r") for line in lines(text) if not dropped.search(line)]
 
 
-def segments(text: str) -> list[str]:
+def segments(text: str, advice: str = SUPPLY) -> list[str]:
     """The text of each ``<seg id=...>`` of an XML file, typographic apostrophes made plain; raises DataError for one that is not whole."""
     found = []
     for number, line in enumerate(lines(text), 1):
         if "<seg id" in line:
             match = SEGMENT.search(line)
             if not match:
-                raise DataError(f"line {number} of a test set is no whole <seg> element: {line.strip()[:60]!r}; {SUPPLY}")
+                raise DataError(f"line {number} of a test set is no whole <seg> element: {line.strip()[:60]!r}; {advice}")
             found.append(match[1].replace("\u2019", "'"))
     return found
+
+
+def write(path: Path, text: Iterable[str]) -> None:
+    """Lines to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8", newline="\n")
+
+
+def plain(file: Path, out: Path) -> int:
+    """Write the text of one file of an archive of other languages; returns its lines. Raises DataError for a file that has none."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): give a file of an unpacked archive of WIT3") from None
+    advice = f"unpack {file.name} again"
+    found = segments(text, advice) if file.suffix == ".xml" else training_text(text, DROPPED_OTHERS)
+    if not found:
+        raise DataError(f"{file} has no text: give train.tags.* or *.xml of an archive of WIT3")
+    write(out, found)
+    return len(found)
 
 
 def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, int]:
@@ -137,9 +159,8 @@ def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, in
         if german != expected and not any_data:
             raise DataError(f"{archive}: {name} has {german:,} segments, the published set {expected:,}; use other data with --any-data")
         counts[name] = german
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in text), encoding="utf-8", newline="\n")
+        write(folder / name, text)
     return counts
 
 
@@ -201,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     one = commands.add_parser("extract", help="the archive to raw text")
     one.add_argument("archive", type=Path)
     two = commands.add_parser("check", help="compare prepared data with the public figures")
+    three = commands.add_parser("text", help="one file of the archive of other languages to raw text")
+    three.add_argument("file", type=Path)
+    three.add_argument("out", type=Path)
     for command in (zero, one, two):
         command.add_argument("folder", type=Path)
     for command in (one, two):
@@ -209,6 +233,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.command == "fetch":
             print(fetch(given.folder / "de-en.tgz"))
+            return 0
+        if given.command == "text":
+            print(f"{given.out}: {plain(given.file, given.out):,} lines", file=sys.stderr)
             return 0
         if given.command == "extract":
             for name, count in extract(given.archive, given.folder, given.any_data).items():

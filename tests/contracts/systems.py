@@ -112,7 +112,7 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
     )
     found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")
     for gate in ("scalar", "vector"):
-        found[f"transformer, context gate {gate}"] = _system("transformer", context_gate=gate, scale=1.5)  # a gate of larger weights is shut
+        found[f"transformer, context gate {gate}"] = _system("transformer", context_gate=gate, scale=1.5)  # more would shut it
     found["transformer, pre-norm, attend layerwise"] = _system("transformer", norm="pre", decoder={"attend": "layerwise"})
     for name, options in COORDINATED.items():
         for norm in ("post", "pre"):

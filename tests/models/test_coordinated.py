@@ -1,0 +1,255 @@
+"""Layer-wise coordination against its equations in NumPy float64, and what it must not see."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk import trace
+from fusetk.models.coordinated import Coordinated, CoordinatedConfig
+from fusetk.models.transformer import Transformer, TransformerConfig
+from fusetk.nn.positions import sinusoids
+
+SRC, TGT = [4, 7, 5, 3], [2, 6, 9, 5, 8]
+WIDTH, HEADS = 8, 2
+
+
+def make(kind: str = "coordinated", **options: Any) -> Any:
+    """Three layers in float64, every weight away from where it starts."""
+    depth: dict[str, Any] = {"stack": {"layers": 3}} if kind == "coordinated" else {side: {"layers": 2} for side in ("encoder", "decoder")}
+    for key in depth:
+        depth[key] = {**depth[key], **options.pop(key, {})}
+    Config, Model = (CoordinatedConfig, Coordinated) if kind == "coordinated" else (TransformerConfig, Transformer)
+    config = Config.model_validate({"kind": kind, "width": WIDTH, "heads": HEADS, "ffn": 12, **depth, **options})
+    torch.manual_seed(1)
+    model: Any = Model(config, 13, 11).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def logits(model: Any, src: list[int] = SRC, tgt: list[int] = TGT) -> Any:
+    ids = torch.tensor([src])
+    with torch.no_grad():
+        return model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt])))[0].numpy()
+
+
+class Equations:
+    """The paper's model over one sentence, source and target side by side; ``p`` the parameters by name."""
+
+    def __init__(self, model: Any, norm: str, mixed: bool, shared: bool, own: bool):
+        self.p = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+        self.pre, self.mixed, self.shared, self.own = norm == "pre", mixed, shared, own
+
+    def linear(self, name: str, x: Any) -> Any:
+        return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
+
+    def norm(self, name: str, x: Any) -> Any:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * self.p[f"{name}.norm.weight"] + self.p[f"{name}.norm.bias"]
+
+    def sublayer(self, name: str, x: Any, function: Any) -> Any:
+        return x + function(self.norm(name, x)) if self.pre else self.norm(name, x + function(x))
+
+    def before(self, name: str, x: Any) -> Any:
+        return self.norm(name, x) if self.pre else x
+
+    @staticmethod
+    def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        """softmax(q k^T / sqrt(d) + M) v, head by head."""
+        found = []
+        for rows in np.split(np.arange(WIDTH), HEADS):
+            scores = q[:, rows] @ k[:, rows].T / np.sqrt(len(rows)) + np.where(mask, 0.0, -np.inf)
+            weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+            found.append(weights @ v[:, rows])
+        return np.concatenate(found, 1)
+
+    def qkv(self, name: str, x: Any) -> Any:
+        return np.split(self.linear(f"{name}.attention.project", x), 3, 1)
+
+    def ffn(self, name: str, x: Any) -> Any:
+        return self.linear(f"{name}.ffn.out", np.maximum(self.linear(f"{name}.ffn.hidden", x), 0))
+
+    def keys_values(self, name: str, x: Any) -> Any:
+        """Of a source layer, for the target."""
+        if self.own:
+            layer = name.rpartition(".")[2]
+            return np.split(self.linear(f"stack.layers.{layer}.cross.project.0", self.before(f"{name}.attention_residual", x)), 2, 1)
+        return self.qkv(name, self.before(f"{name}.attention_residual", x))[1:]
+
+    def source_layer(self, name: str, x: Any) -> Any:
+        def attend(y: Any) -> Any:
+            q, k, v = self.qkv(name, y)
+            return self.linear(f"{name}.attention.out", self.attention(q, k, v, np.ones((len(y), len(y)), bool)))
+
+        x = self.sublayer(f"{name}.attention_residual", x, attend)
+        return self.sublayer(f"{name}.ffn_residual", x, lambda y: self.ffn(name, y))
+
+    def target_layer(self, name: str, x: Any, keys: Any, values: Any) -> Any:
+        causal, n = np.tri(len(x), dtype=bool), len(keys)
+
+        def mixed(y: Any) -> Any:
+            """Equation 3: M(i, j) = 0 where j < n or j <= i + n."""
+            q, k, v = self.qkv(name, y)
+            mask = np.array([[j < n or j <= i + n for j in range(n + len(y))] for i in range(len(y))])
+            return self.linear(f"{name}.attention.out", self.attention(q, np.concatenate([keys, k]), np.concatenate([values, v]), mask))
+
+        def alone(y: Any) -> Any:
+            q, k, v = self.qkv(name, y)
+            return self.linear(f"{name}.attention.out", self.attention(q, k, v, causal))
+
+        def cross(y: Any) -> Any:
+            q = self.linear(f"{name}.cross.query", y) if self.own else self.qkv(name, y)[0]
+            found = self.attention(q, keys, values, np.ones((len(y), n), bool))
+            return self.linear(f"{name}.cross.out" if self.own else f"{name}.attention.out", found)
+
+        x = self.sublayer(f"{name}.attention_residual", x, mixed if self.mixed else alone)
+        if not self.mixed:
+            x = self.sublayer(f"{name}.cross_residual", x, cross)
+        return self.sublayer(f"{name}.ffn_residual", x, lambda y: self.ffn(name, y))
+
+    def embed(self, side: str, ids: list[int]) -> Any:
+        words = self.p[f"{side}.tokens.weight"][ids] * np.sqrt(WIDTH) + sinusoids(len(ids), WIDTH).double().numpy()
+        return words + self.p[f"{side}.language.weight"]
+
+    def logits(self) -> Any:
+        x, z = self.embed("source", SRC), self.embed("target", TGT)
+        for i in range(3):
+            name = f"stack.layers.{i}"
+            source = name if self.shared else f"source_stack.layers.{i}"
+            if i == 2 and not self.shared and not self.own:  # of the highest source layer there are keys and values alone
+                above = self.norm(source, x) if self.pre else x
+                keys, values = np.split(self.linear(f"{source}.project", above), 2, 1)
+            elif i == 2 and not self.shared:
+                above = self.norm(source, x) if self.pre else x
+                keys, values = np.split(self.linear(f"{name}.cross.project.0", above), 2, 1)
+            else:
+                keys, values = self.keys_values(source, x)
+            z = self.target_layer(name, z, keys, values)
+            x = self.source_layer(source, x) if i < 2 else x
+        top = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)
+        top = top * self.p["norm.weight"] + self.p["norm.bias"] if self.pre else z
+        return top @ self.p["output.weight"].T + self.p["output.bias"]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("attention", ["mixed", "two with the same maps", "two"])
+def test_a_model_is_the_papers_equations(norm: str, shared: bool, attention: str) -> None:
+    mixed, own = attention == "mixed", attention == "two"
+    model = make(norm=norm, share_weights=shared, mixed_attention=mixed, cross_weights="own" if own else "shared")
+    found = logits(model)
+    np.testing.assert_allclose(found, Equations(model, norm, mixed, shared, own).logits(), rtol=1e-9, atol=1e-10)
+
+
+def test_mixed_attention_is_one_softmax_over_source_and_target() -> None:
+    model, ids = make(), torch.tensor([SRC])
+    with trace.listen("*") as found:
+        model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
+    assert sorted(found) == [f"decoder.layer{i}.mixed" for i in (1, 2, 3)] + [f"encoder.layer{i}.self" for i in (1, 2)]
+    [weights] = found["decoder.layer2.mixed"]
+    assert weights.shape == (1, HEADS, len(TGT), len(SRC) + len(TGT))
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert not weights[..., len(SRC) :].triu(1).any() and weights[..., : len(SRC)].all()
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_target_word_sees_no_later_one_and_the_source_none(mixed: bool) -> None:
+    model = make(mixed_attention=mixed)
+    before, after = logits(model), logits(model, tgt=[*TGT[:3], 7, *TGT[4:]])
+    np.testing.assert_array_equal(after[:3], before[:3])
+    assert (after[3:] != before[3:]).any(1).all()
+    ids = torch.tensor([SRC])
+    memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+    copies = [kept.clone() for kept in memory.attended]
+    model.decode(torch.tensor([TGT]), model.start(memory))
+    assert all(torch.equal(kept, copy) for kept, copy in zip(memory.attended, copies, strict=True))
+
+
+def test_positions_of_the_target_begin_again_and_can_be_left_out() -> None:
+    """Without positions and without mask, the source is a set: its order is of no matter."""
+    shuffled = [SRC[i] for i in (2, 0, 3, 1)]
+    assert np.abs(logits(make(), shuffled) - logits(make())).max() > 1e-3
+    np.testing.assert_allclose(logits(make(positions="none"), shuffled), logits(make(positions="none")), rtol=1e-9)
+
+
+def test_without_language_embedding_a_word_is_the_same_on_both_sides() -> None:
+    for language in (True, False):
+        model = make(language_embedding=language)
+        model.target.tokens = model.source.tokens
+        ids = torch.tensor([[4, 5]])
+        assert torch.equal(model.source(ids), model.target(ids)) is not language
+
+
+def test_recomputing_layers_changes_no_gradient() -> None:
+    ids, grads = torch.tensor([SRC]), []
+    for checkpoint in (False, True):
+        model = make(stack={"checkpoint": checkpoint, "connect": "linear"}).train()
+        torch.manual_seed(5)
+        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*grads)
+
+
+def formula(layers: int, vocabulary: int, width: int, ffn: int) -> int:
+    """One matrix of words; of a layer four maps of attention, two of the feed-forward network and two norms; a vector for each language."""
+    layer = 4 * (width * width + width) + 2 * width * ffn + ffn + width + 2 * 2 * width
+    return vocabulary * width + 2 * width + layers * layer
+
+
+@pytest.mark.parametrize("layers", [10, 14, 18, 22])
+def test_parameters_are_the_formula(layers: int) -> None:
+    sizes = {"width": 256, "heads": 4, "ffn": 1024, "stack": {"layers": layers}, "tie": "all", "output_bias": False}
+    with torch.device("meta"):
+        model = Coordinated(CoordinatedConfig.model_validate(sizes), 31_000, 31_000)
+    assert sum(p.numel() for p in model.parameters()) == formula(layers, 31_000, 256, 1024)
+
+
+def test_own_cross_weights_want_two_sublayers() -> None:
+    with pytest.raises(ValueError, match="no use with mixed_attention: true"):
+        make(cross_weights="own")
+
+
+# On the Transformer ----------------------------------------------------------------------------------------------------
+
+
+def test_layer_by_layer_attention_reads_the_layer_of_its_own_height() -> None:
+    """What the encoder's highest layer makes reaches the decoder's highest layer alone."""
+    model, ids = make("transformer", decoder={"attend": "layerwise"}), torch.tensor([SRC])
+    layers: list[Any] = [layer.cross for layer in model.decoder.layers]
+    read: list[Any] = []
+    for cross in layers:
+        cross.keys_values = lambda sources, keep=cross.keys_values: (read.append(sources), keep(sources))[1]
+    memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+    model.start(memory)
+    assert [len(sources) for sources in read] == [1, 1]
+    assert torch.equal(read[0][0], memory.history[1]) and torch.equal(read[1][0], memory.history[2])
+
+
+def test_layer_by_layer_attention_wants_stacks_of_one_depth() -> None:
+    with pytest.raises(ValueError, match="as many encoder as decoder layers, here are 2 and 3"):
+        make("transformer", decoder={"attend": "layerwise", "layers": 3})
+    summed = {"connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
+    with pytest.raises(ValueError, match="sums some of them up"):
+        make("transformer", encoder=summed, decoder={"attend": "layerwise"})
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("scalar", 1), ("vector", WIDTH)])
+def test_a_context_gate_weighs_source_against_target(kind: str, gates: int) -> None:
+    gate = make("transformer", context_gate=kind).decoder.layers[0].gate
+    t, s = np.random.default_rng(1).normal(size=(2, 5, WIDTH))
+    weight, bias = gate.map.weight.detach().numpy(), gate.map.bias.detach().numpy()
+    assert weight.shape == (gates, 2 * WIDTH)
+    g = 1 / (1 + np.exp(-(t @ weight[:, :WIDTH].T + s @ weight[:, WIDTH:].T + bias)))
+    found = gate(torch.tensor(t), torch.tensor(s)).detach().numpy()
+    np.testing.assert_allclose(found, (1 - g) * t + g * s, rtol=1e-12)
+
+
+def test_an_open_context_gate_is_the_plain_transformer() -> None:
+    gated, plain = make("transformer", context_gate="scalar"), make("transformer")
+    plain.load_state_dict({name: value for name, value in gated.state_dict().items() if ".gate." not in name})
+    for layer in gated.decoder.layers:
+        torch.nn.init.constant_(layer.gate.map.bias, 1e3)
+    np.testing.assert_allclose(logits(gated), logits(plain), rtol=1e-9)

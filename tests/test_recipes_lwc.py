@@ -1,0 +1,386 @@
+"""Rows of the tables of layer-wise coordination as configs: complete, alike in training, with the parameters that the paper prints."""
+
+import importlib.util
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusetk import run
+from fusetk.cli.describe import agree
+from fusetk.data.prepare import Manifest, prepare
+from fusetk.recipe import Recipe
+from tests.rows import RECIPES, load
+
+LWC = RECIPES / "lwc"
+TABLES = {
+    "lwc/iwslt14_deen": {"LWC Table 1, De-En": 2, "LWC Table 3, De-En": 5, "LWC Table 4, De-En": 8, "LWC section 5.4, De-En": 1},
+    "lwc/iwslt14_roen": {"LWC Table 1, Ro-En": 2},
+    "lwc/iwslt14_esen": {"LWC Table 1, Es-En": 2},
+    "lwc/wmt16_enro": {"LWC Table 2, En-Ro": 2},
+    "lwc/wmt14_ende": {"LWC Table 2, En-De": 4},
+}
+DEEN = "lwc/iwslt14_deen"
+GROUNDS = {"base", "big"}  # without a system, so not whole
+PATHS = [path for folder in TABLES for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
+V = 31_370
+
+spec = importlib.util.spec_from_file_location("iwslt14", RECIPES / "data" / "iwslt14.py")
+assert spec and spec.loader
+iwslt14 = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(iwslt14)
+
+
+def rows(folder: str) -> dict[str, Recipe]:
+    """Rows of a folder, by the file's name."""
+    return {path.stem: load(path) for path in PATHS if path.parent == RECIPES / folder}
+
+
+def count(found: Recipe, size: int = V) -> int:
+    with torch.device("meta"):
+        model = run.build(found, size, size)
+    return sum(p.numel() for p in model.parameters())
+
+
+def printed(folder: str, name: str) -> float:
+    paper = rows(folder)[name].paper
+    assert paper and isinstance(paper.bleu, float)
+    return paper.bleu
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_config_is_a_row_that_can_be_built(path):
+    found = load(path)
+    assert found.paper and found.paper.row and found.paper.bleu
+    assert count(found, 500) > 7_000_000
+
+
+def test_no_folder_is_left_out():
+    assert {path.parent for path in LWC.glob("*/*.yaml")} == {LWC / "systems", *(RECIPES / folder for folder in TABLES)}
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+    found: dict[str, list[tuple[int | None, str | None]]] = {}
+    for one in rows(folder).values():
+        assert one.paper
+        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
+    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
+        table: list(range(1, number + 1)) for table, number in TABLES[folder].items()
+    }
+    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+
+
+def test_names_say_what_is_in_the_files():
+    for folder in TABLES:
+        for name, one in rows(folder).items():
+            row = str(one.paper and one.paper.row)
+            transformer = row.startswith(("Transformer", "Baseline"))
+            assert one.model.kind == ("transformer" if transformer else "coordinated")
+            if not name.startswith("table3"):
+                assert transformer == ("transformer" in name or name == "context_gate")
+
+
+def test_depths_are_the_papers():
+    found = rows(DEEN)
+    for name, one in found.items():
+        system, _, depth = name.removeprefix("table4_").partition("_")
+        if name.startswith("table4"):
+            layers = int(depth.removesuffix("l"))
+            sides = [one.model.stack] if system == "coordinated" else [one.model.encoder, one.model.decoder]
+            assert all(side.layers == layers for side in sides) and str(one.paper and one.paper.row).endswith(f", {layers} layers")
+    assert [found[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [34.32, 35.07, 35.31, 35.05]  # type: ignore[union-attr]
+    assert [found[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [32.78, 32.86, 32.72, 32.67]  # type: ignore[union-attr]
+
+
+def test_rows_of_a_second_table_repeat_those_of_the_first():
+    found = rows(DEEN)
+    for again, first in (
+        ("table3_our_model", "coordinated"),
+        ("table4_coordinated_14l", "coordinated"),
+        ("table4_transformer_6l", "transformer"),
+    ):
+        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(exclude={"paper"})
+        assert printed(DEEN, again) == printed(DEEN, first)
+
+
+def test_printed_differences_are_those_of_the_printed_scores():
+    for name, difference in (
+        ("table3_wo_weight_sharing", 1.11),
+        ("table3_wo_mixed_attention", 1.30),
+        ("table3_wo_language_embedding", 2.27),
+        ("table3_wo_position_embedding", 16.61),
+        ("transformer", 2.21),
+    ):
+        assert printed(DEEN, "coordinated") - printed(DEEN, name) == pytest.approx(difference)
+    assert printed(DEEN, "table3_wo_weight_sharing") - printed(DEEN, "context_gate") == pytest.approx(0.94)
+    for folder, difference in (("lwc/iwslt14_roen", 1.08), ("lwc/iwslt14_esen", 1.93), ("lwc/wmt16_enro", 1.73)):
+        assert printed(folder, "coordinated") - printed(folder, "transformer") == pytest.approx(difference)
+    assert printed("lwc/wmt14_ende", "base_coordinated") - printed("lwc/wmt14_ende", "base_transformer") == pytest.approx(1.03)
+    assert printed("lwc/wmt14_ende", "big_coordinated") == 29.01
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def test_ablations_take_one_thing_away():
+    ours = rows(DEEN)["coordinated"].model.model_dump()
+    assert (ours["share_weights"], ours["mixed_attention"], ours["language_embedding"]) == (True, True, True)
+    assert (ours["positions"], ours["stack"]["layers"]) == ("sinusoidal", 14)
+    for name, change in (
+        ("wo_weight_sharing", {"share_weights": False, "stack": {**ours["stack"], "layers": 7}}),
+        ("wo_mixed_attention", {"mixed_attention": False}),
+        ("wo_language_embedding", {"language_embedding": False}),
+        ("wo_position_embedding", {"positions": "none"}),
+    ):
+        assert rows(DEEN)[f"table3_{name}"].model.model_dump() == {**ours, **change}
+    transformer, gate = rows(DEEN)["transformer"].model, rows(DEEN)["context_gate"].model
+    assert gate == transformer.model_copy(update={"context_gate": "scalar"}) and transformer.context_gate == "none"
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+    small, ende = "iwslt14" in folder, folder.endswith("ende")
+    found = list(rows(folder).values())
+    for one in found:
+        model, (stage,) = one.model, one.training.stages
+        sizes = {256: (1024, 4, 0.1), 512: (2048, 8, 0.1), 1024: (4096, 16, 0.3)}
+        assert (model.ffn, model.heads, model.dropout) == sizes[model.width]
+        assert model.width == 256 if small else model.width == 1024 or ende
+        assert (model.tie, model.norm, model.attention_bias, model.output_bias) == ("all", "pre", False, False)
+        adam = stage.optimizer
+        assert (adam.kind, tuple(adam.betas), adam.eps, stage.schedule.kind) == ("adam", (0.9, 0.98), 1e-9, "vaswani")
+        assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate) == (4096, "tokens", 1 if small else 8)
+        assert stage.end.patience and one.training.label_smoothing == 0.1
+        search = one.decoding
+        assert (search.beam, search.normalize, search.penalty) == ((4, 0.6) if ende else (6, 1.1)) + ("gnmt",)
+        alike = next(first for first in found if first.model.width == model.width)
+        assert (one.training, one.data) == (alike.training, alike.data)
+
+
+def names(prefixes: object) -> list[str]:
+    assert isinstance(prefixes, list)
+    return [Path(prefix).name for prefix in prefixes]
+
+
+def test_text_is_the_papers():
+    data = {folder.removeprefix("lwc/"): next(iter(rows(folder).values())).data for folder in TABLES}
+    kinds = {name: [step.step for step in one.steps] for name, one in data.items()}
+    for one in data.values():
+        assert one.bpe and one.bpe.joint and one.vocabulary.joint
+    assert {name: one.bpe.merges for name, one in data.items() if one.bpe} == {
+        "iwslt14_deen": 31_000, "iwslt14_roen": 39_000, "iwslt14_esen": 34_000, "wmt16_enro": 36_000, "wmt14_ende": 40_000
+    }  # fmt: skip
+    assert [name for name, steps in kinds.items() if "lowercase" in steps] == ["iwslt14_deen"]
+    assert names(data["iwslt14_deen"].test["test"]) == ["dev2010", "tst2010", "tst2011", "tst2012"]
+    for name in ("iwslt14_roen", "iwslt14_esen"):
+        assert names(data[name].valid) == ["dev2010", "tst2010", "tst2011", "tst2012"] and list(data[name].test) == ["tst2014"]
+    assert names(data["wmt16_enro"].valid) == ["newsdev2016"] and list(data["wmt16_enro"].test) == ["newstest2016"]
+    assert kinds["wmt16_enro"] == ["normalize-punctuation", "tokenize", "filter", "truecase"]
+    assert names(data["wmt14_ende"].valid) == ["newstest2012", "newstest2013"] and list(data["wmt14_ende"].test) == ["newstest2014"]
+    assert kinds["wmt14_ende"] == ["filter"]
+
+
+# Parameters ----------------------------------------------------------------------------------------------------------
+
+
+def norm(d: int) -> int:
+    return 2 * d
+
+
+def attention(d: int) -> int:
+    """Queries, keys, values, output; no biases."""
+    return 4 * d * d
+
+
+def ffn(d: int, hidden: int) -> int:
+    return d * hidden + hidden + hidden * d + d
+
+
+def layer(d: int, hidden: int) -> int:
+    return attention(d) + ffn(d, hidden) + 2 * norm(d)
+
+
+def coordinated(d: int, hidden: int, layers: int = 14) -> int:
+    """One matrix for all words, a vector for each language, a norm at the end."""
+    return layers * layer(d, hidden) + norm(d) + 2 * d + V * d
+
+
+def transformer(d: int, hidden: int, layers: int = 6) -> int:
+    return layers * (2 * layer(d, hidden) + attention(d) + norm(d)) + 2 * norm(d) + V * d
+
+
+D, H = 256, 1024
+UNREAD = layer(D, H) - norm(D) - 2 * D * D  # of the source's highest layer all but its norm, keys and values
+SMALL = {"transformer": transformer(D, H), "coordinated": coordinated(D, H)}
+EXPECTED = {
+    "lwc/iwslt14_deen": {
+        **SMALL,
+        "table3_our_model": coordinated(D, H),
+        "table3_wo_weight_sharing": coordinated(D, H) - UNREAD,
+        "table3_wo_mixed_attention": coordinated(D, H) + 14 * norm(D),
+        "table3_wo_language_embedding": coordinated(D, H) - 2 * D,
+        "table3_wo_position_embedding": coordinated(D, H),
+        **{f"table4_coordinated_{layers}l": coordinated(D, H, layers) for layers in (10, 14, 18, 22)},
+        **{f"table4_transformer_{layers}l": transformer(D, H, layers) for layers in (4, 6, 8, 10)},
+        "context_gate": transformer(D, H) + 6 * (2 * D + 1),
+    },
+    "lwc/iwslt14_roen": SMALL,  # here and below the vocabulary is not printed to the entry; with that of German-English
+    "lwc/iwslt14_esen": SMALL,
+    "lwc/wmt16_enro": {"transformer": transformer(1024, 4096), "coordinated": coordinated(1024, 4096)},
+    "lwc/wmt14_ende": {
+        f"{size}_{name}": system(d, 4 * d)
+        for size, d in (("base", 512), ("big", 1024))
+        for name, system in (("transformer", transformer), ("coordinated", coordinated))
+    },
+}
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_parameters_are_what_the_systems_have_by_their_description(folder):
+    assert {name: count(one) for name, one in rows(folder).items()} == EXPECTED[folder]
+
+
+def test_parameters_are_what_the_paper_prints():
+    papers = {name: one.paper for name, one in rows(DEEN).items() if one.paper and one.paper.parameters}
+    assert len(papers) == 6 and all(paper.vocabulary == (V, V) for paper in papers.values())
+    for name, paper in papers.items():
+        total = EXPECTED[DEEN][name]
+        assert f"{total / 1e6:.2f}M" == (paper.counted or paper.parameters), name
+        assert agree(paper.parameters or "", total) == (paper.counted is None) and (paper.counted is None or paper.note)
+    assert {name for name, paper in papers.items() if paper.counted} == {"table3_wo_weight_sharing", "table3_wo_mixed_attention"}
+    assert agree("19.07M", EXPECTED[DEEN]["table3_wo_weight_sharing"] + UNREAD) and UNREAD == 657_152
+
+
+def test_gates_for_each_feature_or_maps_for_each_attention_do_not_fit_the_printed_counts():
+    assert not agree("19.08M", transformer(D, H) + 6 * (2 * D * D + D))
+    assert not agree("19.07M", coordinated(D, H) + 14 * (norm(D) + attention(D)))
+
+
+@pytest.mark.parametrize("d", [256, 512, 1024])
+def test_14_layers_have_about_as_many_parameters_as_6_and_6(d):
+    assert coordinated(d, 4 * d) - transformer(d, 4 * d) == 6 * d
+    assert coordinated(d, 2 * d) - V * d < 0.95 * (transformer(d, 2 * d) - V * d) < 0.7 * (transformer(d, 4 * d) - V * d)
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+WORDS = {
+    "de": "das Haus ist alt und der Hund schläft heute".split(),
+    "en": "the house is old and the dog sleeps today".split(),
+    "ro": "casa este veche și câinele doarme astăzi în țară".split(),
+    "es": "la casa es vieja y el perro duerme hoy".split(),
+}
+
+
+def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    choose = random.Random(name)
+    chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
+    for language in languages:
+        text = "".join("Well, " + " ".join(WORDS[language][i] for i in line) + ".\n" for line in chosen)
+        (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+
+
+def prepared(tmp_path: Path, folder: str) -> Manifest:
+    """Made-up text of each file that a row reads, prepared as it says."""
+    data = next(iter(rows(folder).values())).data
+    assert data.bpe and isinstance(data.valid, list)
+    for prefix in {*data.train, *data.valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
+        write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
+    changes = {
+        "folder": str(tmp_path / "prepared"),
+        "train": [str(tmp_path / Path(p).name) for p in data.train],
+        "valid": [str(tmp_path / Path(p).name) for p in data.valid],
+        "test": {name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()},
+        "bpe": data.bpe.model_copy(update={"merges": 30}),
+    }
+    return prepare(data.model_copy(update=changes))
+
+
+@pytest.mark.parametrize(("folder", "pairs", "first"), [
+    ("iwslt14_roen", (40, 160, 40), "Well"), ("iwslt14_esen", (40, 160, 40), "Well"), ("wmt16_enro", (120, 40, 40), "well"),
+    ("wmt14_ende", (40, 80, 40), "Well,"),
+])  # fmt: skip
+def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
+    if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
+        monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
+        monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
+    found = prepared(tmp_path, f"lwc/{folder}")
+    splits = found.splits
+    assert tuple(splits[name]["pairs_out"] for name in ("train", "valid", *(name for name in splits if name.startswith("test")))) == pairs
+    target = found.data["languages"]["target"]
+    (path,) = found.folder.glob(f"test.*.{target}.txt")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 40 and all(line.split()[0] == first for line in lines)
+    if folder == "wmt16_enro":
+        assert any("țară" in line and "și" in line for line in lines)  # its letters stay
+
+
+def test_text_of_one_file_of_an_archive(tmp_path, capsys):
+    tags = "<url>http://x</url>\n<speaker>A</speaker>\n<title>Titlu</title>\nUn rând. \n<reviewer href=x>B</reviewer>\n"
+    (tmp_path / "train.tags.ro-en.ro").write_text(tags, encoding="utf-8")
+    xml = '<doc>\n<seg id="1"> Nu\u2019i aici. </seg>\n<seg id="2">Da.</seg>\n</doc>\n'
+    (tmp_path / "IWSLT14.TED.tst2014.ro-en.ro.xml").write_text(xml, encoding="utf-8")
+    for name, out in (("train.tags.ro-en.ro", "train.ro"), ("IWSLT14.TED.tst2014.ro-en.ro.xml", "tst2014.ro")):
+        assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "raw" / out)]) == 0
+    assert (tmp_path / "raw" / "train.ro").read_text(encoding="utf-8") == "Titlu\nUn rând.\n"
+    assert (tmp_path / "raw" / "tst2014.ro").read_text(encoding="utf-8") == "Nu'i aici.\nDa.\n"
+    assert "tst2014.ro: 2 lines" in capsys.readouterr().err
+    (tmp_path / "bad.xml").write_text('<seg id="1">half\n', encoding="utf-8")
+    (tmp_path / "none.xml").write_text("<doc>\n", encoding="utf-8")
+    for name, said in (("bad.xml", "unpack bad.xml again"), ("none.xml", "has no text"), ("away.xml", "cannot be read")):
+        assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "out.ro")]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "out.ro").exists()
+
+
+# Text to a score -----------------------------------------------------------------------------------------------------
+
+
+def scores(tmp_path: Path, config: str, *options: str, layers: list[str]) -> dict[tuple[str, str], dict[str, object]]:
+    """A row at a size of nothing, from made-up text to its scores: by checkpoint and metric."""
+    path = LWC / config
+    data = load(path).data
+    valid = data.valid if isinstance(data.valid, list) else []
+    for prefix in {*data.train, *valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
+        write(tmp_path / "raw", Path(prefix).name, 120 if prefix in data.train else 3, (data.source, data.target))
+    settings = ["model.width=16", "model.heads=2", "model.ffn=16", "data.bpe.merges=30", *layers]
+    settings += ["training.stages.0.end={updates: 2}", "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
+    given = [word for setting in settings for word in ("--set", setting)]
+    command = [RECIPES / "run_recipe.sh", path, "--raw", tmp_path / "raw", "--out", tmp_path / "out", *options, *given]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    notes = json.loads((tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(encoding="utf-8"))
+    return {(note["checkpoint"], note["metric"]): note for note in notes["scores"]}
+
+
+def test_a_row_from_raw_text_to_bleu(tmp_path):
+    found = scores(tmp_path, "iwslt14_deen/coordinated.yaml", layers=["model.stack.layers=2"])
+    assert {metric for _, metric in found} == {"multi-bleu"} and all(note["sentences"] == 12 for note in found.values())
+    text = (tmp_path / "out" / "data.iwslt14_deen" / "test.test.en.txt").read_text(encoding="utf-8")
+    assert text == text.lower()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "layers", "metric"),
+    [
+        ("iwslt14_deen/context_gate.yaml", ["model.encoder.layers=1", "model.decoder.layers=1"], "multi-bleu"),
+        ("iwslt14_deen/table3_wo_weight_sharing.yaml", ["model.stack.layers=2"], "multi-bleu"),
+        ("iwslt14_deen/table3_wo_mixed_attention.yaml", ["model.stack.layers=2"], "multi-bleu"),
+        ("wmt16_enro/coordinated.yaml", ["model.stack.layers=2"], "sacrebleu"),
+    ],
+)
+def test_other_rows_from_raw_text_to_bleu(tmp_path, config, layers, metric):
+    found = scores(tmp_path, config, "--metric", metric, layers=layers)
+    assert {name for _, name in found} == {metric}
+    if metric == "sacrebleu":
+        assert all("case:mixed" in str(note["signature"]) for note in found.values())
