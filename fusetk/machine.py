@@ -60,9 +60,9 @@ def keep_memory() -> None:
     """Settings of memory, once a process.
 
     The C library keeps freed memory: by default it hands each large tensor back and pays for new, zeroed pages the next time.
-    oneDNN keeps the compiled products of the last 512 shapes and not of 1,024: each holds buffers of its own, up to a megabyte.
+    oneDNN keeps the compiled products of the last 256 shapes and not of 1,024: each holds buffers of its own, up to a megabyte.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc

@@ -6,6 +6,7 @@ from pathlib import Path
 from fusetk import recipe
 from fusetk.recipe import Recipe
 
+GROUNDS = {"base", "big"}  # what rows extend, and not always whole
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
@@ -16,7 +17,8 @@ def load(path: Path) -> Recipe:
 
 def rows(folder: str) -> dict[str, Recipe]:
     """Configs of a folder that stand for a row, by the file's name."""
-    found = {path.stem: load(path) for path in sorted((RECIPES / folder).glob("*.yaml"))}
+    paths = [path for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
+    found = {path.stem: load(path) for path in paths}
     return {name: one for name, one in found.items() if one.paper and one.paper.row}
 
 

@@ -13,7 +13,7 @@ from fusetk import run
 from fusetk.cli.describe import agree
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.recipe import Recipe
-from tests.rows import RECIPES, load
+from tests.rows import GROUNDS, RECIPES, check_tables, load, rows
 
 LWC = RECIPES / "lwc"
 TABLES = {
@@ -24,7 +24,6 @@ TABLES = {
     "lwc/wmt14_ende": {"LWC Table 2, En-De": 4},
 }
 DEEN = "lwc/iwslt14_deen"
-GROUNDS = {"base", "big"}  # without a system, so not whole
 PATHS = [path for folder in TABLES for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
 V = 31_370
 
@@ -32,11 +31,6 @@ spec = importlib.util.spec_from_file_location("iwslt14", RECIPES / "data" / "iws
 assert spec and spec.loader
 iwslt14 = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(iwslt14)
-
-
-def rows(folder: str) -> dict[str, Recipe]:
-    """Rows of a folder, by the file's name."""
-    return {path.stem: load(path) for path in PATHS if path.parent == RECIPES / folder}
 
 
 def count(found: Recipe, size: int = V) -> int:
@@ -67,14 +61,16 @@ def test_no_folder_is_left_out():
 
 @pytest.mark.parametrize("folder", TABLES)
 def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
-    found: dict[str, list[tuple[int | None, str | None]]] = {}
-    for one in rows(folder).values():
-        assert one.paper
-        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
-    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
-        table: list(range(1, number + 1)) for table, number in TABLES[folder].items()
-    }
-    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+    check_tables(folder, TABLES[folder])
+
+
+def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
+    check_tables("multi30k/coordinated", {"Multi30k De-En, one vocabulary, layers of 256": 7})
+    found = rows("multi30k/coordinated")
+    sizes = {name: count(one, 9_000) for name, one in found.items()}
+    assert abs(sizes["coordinated"] - sizes["transformer"]) < 3000 and sizes["layerwise"] == sizes["transformer"]
+    first = found["transformer"]
+    assert all((one.training, one.data, one.decoding) == (first.training, first.data, first.decoding) for one in found.values())
 
 
 def test_names_say_what_is_in_the_files():

@@ -30,16 +30,15 @@ TARGET = ["the", "man", "hello", "."]
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A run that needs no training: a random Transformer of 2 + 3 layers with 4 heads."""
     monkeypatch.chdir(tmp_path)
-    return load(monkeypatch, {"layers": 2}, {"layers": 3})
+    return load(monkeypatch, encoder={"layers": 2}, decoder={"layers": 3})
 
 
-def load(monkeypatch: pytest.MonkeyPatch, encoder: dict[str, Any], decoder: dict[str, Any]) -> Any:
+def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: Any) -> Any:
     pipeline = Pipeline(Text([Lowercase(step="lowercase")], "de", "en"), {}, (Vocabulary(SOURCE), Vocabulary(TARGET)))
-    kind = MODELS["transformer"]
-    settings = {"kind": "transformer", "width": 16, "heads": 4, "ffn": 16, "encoder": encoder, "decoder": decoder}
-    settings |= {"positions": "learned", "max_positions": 20}
+    model_class = MODELS[kind]
+    settings = {"kind": kind, "width": 16, "heads": 4, "ffn": 16, "positions": "learned", "max_positions": 20, **sides}
     torch.manual_seed(3)
-    model = kind(kind.Config.model_validate(settings), len(pipeline.source_vocab), len(pipeline.target_vocab)).eval()
+    model = model_class(model_class.Config.model_validate(settings), len(pipeline.source_vocab), len(pipeline.target_vocab)).eval()
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
     checkpoint = Path("demo/checkpoints/update-0000010")
     found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
@@ -52,7 +51,7 @@ def fusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The same with fusions and connections."""
     monkeypatch.chdir(tmp_path)
     linear = {"layers": 2, "fuse": {"kind": "linear"}, "connect": {"kind": "linear"}}
-    return load(monkeypatch, linear, {"layers": 3, "fuse": {"kind": "attention", "hops": 2}})
+    return load(monkeypatch, encoder=linear, decoder={"layers": 3, "fuse": {"kind": "attention", "hops": 2}})
 
 
 def write(name: str, *lines: str) -> str:
@@ -106,6 +105,38 @@ def test_sides_layers_and_heads(loaded: Any) -> None:
     [panel] = panels().values()
     assert panel["y"] == ["<s>", "the", "man"]
     assert np.triu(panel["matrix"], 1).max() == 0  # nobody looks ahead
+
+
+@pytest.fixture
+def mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A coordinated model of 3 layers, the decoder of which has mixed attention."""
+    monkeypatch.chdir(tmp_path)
+    return load(monkeypatch, kind="coordinated", stack={"layers": 3})
+
+
+@pytest.mark.parametrize("output", ["a.png", "a.npz", "a.html", "a.json"])
+@pytest.mark.parametrize("more", [[], ["--head", "all"], ["--head", "all", "--step", "man"], ["--step", "3", "--layer", "1"]], ids=str)
+def test_mixed_attention(mixing: Any, more: list[str], output: str) -> None:
+    result = run("-s", "Der Mann .", "-t", "The man .", "--what", "mixed", *more, output=output)
+    assert (result.exit_code, result.output) == (0, "")
+    assert Path(output).stat().st_size > 500
+
+
+def test_a_row_of_mixed_attention_is_that_of_the_step(mixing: Any) -> None:
+    text = ["-s", "Der Mann .", "-t", "The man .", "--what", "mixed", "--head", "all"]
+    run(*text, "--layer", "2")
+    full = panels()
+    assert list(full) == [f"decoder.layer2.mixed.head{n}" for n in (1, 2, 3, 4)]
+    first = full["decoder.layer2.mixed.head1"]
+    assert first["x"] == ["der", "mann", ".", "</s>", "<s>", "the", "man", "."] and first["cut"] == 4
+    assert first["y"] == ["the", "man", ".", "</s>"]
+    for step in ("man", "2"):
+        run(*text, "--step", step)
+        found = panels()
+        assert list(found) == [f"decoder.layer{n}.mixed.heads" for n in (1, 2, 3)]
+        one = found["decoder.layer2.mixed.heads"]
+        assert one["x"] == first["x"][:6] and one["y"] == [f"head {n}" for n in (1, 2, 3, 4)]
+        np.testing.assert_allclose(one["matrix"], [panel["matrix"][1][:6] for panel in full.values()], rtol=1e-5)
 
 
 def test_with_all_heads_a_row_is_a_layer(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +267,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "--what", "fuse", "--head", "3"], "no hop 3: the decoder fusion has 2"),
         (["-s", "der", "--what", "encoder-fuse", "--head", "1"], "no hops"),
         (["--what", "connect", "--corpus"], "leave out --corpus"),
-        (["--what", "connect", "--head", "1"], "leave out --corpus, --layer and --head"),
+        (["--what", "connect", "--head", "1"], "leave out --corpus, --layer, --head and --step"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-r", "a.en"], "-r and --lines go with"),
@@ -298,6 +329,12 @@ def test_a_model_without_fusions(loaded: Any) -> None:
         (["-s", "der", "--what", "self", "--layer", "3"], "no layer 3: the encoder has self-attention in layers 1 to 2"),
         (["-s", "der", "--head", "5"], "no head 5: there are 4"),
         (["-s", "der", "--head", "-1"], "neither a number nor mean nor all"),
+        (["-s", "der", "--what", "mixed"], "no mixed attention in its decoder: choose --what cross"),
+        (["-s", "der", "-t", "the man", "--step", "hello"], "no word hello: it has the man </s>"),
+        (["-s", "der", "-t", "the man", "--step", "4"], "no step 4: there are 3"),
+        (["-s", "der", "--what", "encoder-self", "--step", "1"], "--step is a step of the decoder's attention"),
+        (["-s", "der", "--what", "fuse", "--step", "1"], "--step is a step of the decoder's attention"),
+        (["--what", "connect", "--step", "1"], "leave out --corpus, --layer, --head and --step"),
         (["-s", " "], "the source sentence is empty"),
         (["-s", "der", "-t", ""], "the target sentence is empty"),
         (["-s", "der\nmann"], "more than one line"),

@@ -80,6 +80,97 @@ def test_self_attention_has_the_words_that_are_read(weights: dict[str, np.ndarra
     assert [panel.name for panel in panels(weights, WORDS, "decoder-self", layer=1)] == ["decoder.layer1.self"]
 
 
+# Mixed attention -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed() -> dict[str, np.ndarray]:
+    """Of 3 heads, 3 rows and 4 + 3 columns: a row spreads over the source and what is read by then, each head in its own way."""
+    draw = np.random.default_rng(1)
+    weights = draw.random((HEADS, 3, 7)) * np.hstack([np.ones((3, 4)), np.tri(3)])
+    return {"encoder.layer1.self": np.full((HEADS, 4, 4), 0.25), "decoder.layer1.mixed": weights / weights.sum(-1, keepdims=True)}
+
+
+def test_mixed_attention_has_source_and_target_side_by_side(mixed: dict[str, np.ndarray]) -> None:
+    [panel] = panels(mixed, WORDS, "mixed")
+    assert panel.x == ["ein", "Hund", "schläft", "</s>", "<s>", "a", "dog"] and panel.cut == 4
+    assert panel.y == ["a", "dog", "</s>"]
+    np.testing.assert_allclose(panel.matrix, mixed["decoder.layer1.mixed"].mean(0))
+    names = [one.name for one in panels(mixed, WORDS, "mixed", head="all")]
+    assert names == [f"decoder.layer1.mixed.head{n}" for n in (1, 2, 3)]
+    assert all(one.cut == 0 for one in panels(mixed, WORDS, "encoder-self"))
+
+
+def test_mixed_attention_is_recorded_of_a_coordinated_model() -> None:
+    from fusetk.models import MODELS
+
+    kind = MODELS["coordinated"]
+    sizes = {"kind": "coordinated", "width": 16, "heads": 4, "ffn": 16, "stack": {"layers": 2}}
+    torch.manual_seed(1)
+    for mixes, there in ((True, {"mixed"}), (False, {"self", "cross"})):
+        model = kind(kind.Config.model_validate({**sizes, "mixed_attention": mixes}), 12, 12)
+        found = record(model, [4, 5, 6], [7, 8])
+        assert {name.split(".")[2] for name in found if name.startswith("decoder")} == there
+        for what in there if mixes else ("self", "cross"):
+            for panel in panels(found, WORDS, what, head="all"):
+                np.testing.assert_allclose(panel.matrix.sum(1), 1, rtol=1e-5)
+                if panel.name.startswith("decoder") and what != "cross":  # nobody looks ahead
+                    assert np.triu(panel.matrix[:, panel.cut :], 1).max() == 0 < panel.matrix[:, panel.cut :].max()
+
+
+@pytest.mark.parametrize("what", ["cross", "self", "decoder-self"])
+def test_a_model_with_mixed_attention_has_no_other_in_its_decoder(mixed: dict[str, np.ndarray], what: str) -> None:
+    with pytest.raises(DataError, match=r"in its decoder.*choose --what mixed$"):
+        panels(mixed, WORDS, what)
+    assert len(panels(mixed, WORDS, "encoder-self")) == 1
+
+
+def test_a_model_without_mixed_attention_says_what_it_has(weights: dict[str, np.ndarray]) -> None:
+    with pytest.raises(DataError, match=r"no mixed attention in its decoder: choose --what cross, self, encoder-self, decoder-self$"):
+        panels(weights, WORDS, "mixed")
+
+
+# One step ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "row"), [(1, 0), ("a", 0), (2, 1), ("dog", 1), (3, 2), ("</s>", 2)])
+def test_a_step_is_a_row_up_to_what_is_read(mixed: dict[str, np.ndarray], step: int | str, row: int) -> None:
+    full = mixed["decoder.layer1.mixed"]
+    [panel] = panels(mixed, WORDS, "mixed", step=step)
+    assert panel.x == ["ein", "Hund", "schläft", "</s>", "<s>", "a", "dog"][: 5 + row] and panel.cut == 4
+    assert panel.y == [["a", "dog", "</s>"][row]] and panel.name == "decoder.layer1.mixed"
+    np.testing.assert_allclose(panel.matrix, full.mean(0)[[row], : 5 + row])
+    np.testing.assert_allclose(panel.matrix.sum(), 1)  # no weight was left out
+    [panel] = panels(mixed, WORDS, "mixed", head=2, step=step)
+    np.testing.assert_array_equal(panel.matrix, full[1, [row], : 5 + row])
+    assert panel.name == "decoder.layer1.mixed.head2"
+
+
+def test_of_all_heads_a_step_is_one_panel_a_layer(weights: dict[str, np.ndarray]) -> None:
+    found = panels(weights, WORDS, "cross", head="all", step="dog")
+    assert [panel.name for panel in found] == [f"decoder.layer{n}.cross.heads" for n in (1, 2)] and columns(found) == 1
+    for panel in found:
+        assert panel.y == ["head 1", "head 2", "head 3"] and panel.axes == ("source", "head") and "step 2: dog" in panel.title
+        np.testing.assert_array_equal(panel.matrix, weights[panel.name.removesuffix(".heads")][:, 1])
+
+
+def test_a_step_of_self_attention_is_of_the_decoder_alone(weights: dict[str, np.ndarray]) -> None:
+    found = panels(weights, WORDS, "self", step=2)
+    assert [panel.name for panel in found] == ["decoder.layer1.self", "decoder.layer2.self"]
+    assert found[0].x == ["<s>", "a"] and found[0].y == ["dog"]
+    np.testing.assert_array_equal(found[0].matrix, weights["decoder.layer1.self"].mean(0)[[1], :2])
+
+
+def test_a_word_is_whole_and_its_first_subword_counts() -> None:
+    words = Words(["x"], ["some", "some@@", "thing", "ha@@", "pp@@", "ened", "some@@", "thing"])
+    assert [words.row(step) for step in ("some", "something", "happened", "</s>", 4)] == [0, 1, 3, 8, 3]
+    for step, said in (("thing", "no word thing: it has some something happened something </s>"), (0, "no step 0: there are 9")):
+        with pytest.raises(DataError, match=said):
+            words.row(step)
+    with pytest.raises(DataError, match="no step 10: there are 9"):
+        words.row(10)
+
+
 def test_one_head_and_all_heads(weights: dict[str, np.ndarray]) -> None:
     [one] = panels(weights, WORDS, layer=2, head=1)
     assert one.matrix[:, 2].tolist() == [1, 1, 1]  # layer 2, head 1: (2 + 0) % 4

@@ -149,6 +149,19 @@ def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
             assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
 
 
+@pytest.mark.parametrize("up", [False, True])
+def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
+    def of(cut: int) -> Panel:
+        return Panel("a", "a", np.eye(2, 5), list("abcde"), ["x", "y"], axes=("source | target", "target"), cut=cut, up=up)
+
+    figure = draw([of(2), of(0)])
+    [line], none = (axes.lines for axes in figure.axes[:2])
+    assert list(line.get_xdata()) == [1.5, 1.5] and not none
+    assert [axes.get_ylim() for axes in figure.axes[:2]] == [(-0.5, 1.5) if up else (1.5, -0.5)] * 2
+    place, cells = line.get_window_extent(figure.canvas.get_renderer()), figure.axes[0].get_window_extent()
+    assert place.y0 == pytest.approx(cells.y0, abs=1) and place.y1 > cells.y1
+
+
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 row"):
         Panel("a", "a", np.zeros((3, 2)), ["x", "y"], ["x", "y"])

@@ -67,6 +67,13 @@ def test_the_numbers_inside_are_those_of_the_panels() -> None:
     assert all(0 <= level <= 255 for stop in scale["colors"] for level in stop) and len(scale["colors"]) == 17
 
 
+def test_the_dividing_line_is_in_the_numbers(tmp_path: Path) -> None:
+    one = Panel("a", "a", np.eye(2, 3), list("xyz"), list("ab"), cut=2)
+    assert [shown.get("cut") for shown in Page_(render([Page([one, panel()])], "a")).data()["pages"][0]["panels"]] == [2, None]
+    save([Page([one])], tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["panels"][0]["cut"] == 2
+
+
 def test_words_cannot_break_the_page() -> None:
     nasty = Panel("</script>", "<b>&", np.eye(len(NASTY)), NASTY, NASTY, measure="<i>", axes=("<", ">"))
     plain = Page_(render([Page([panel(2, 2)], 1)], "a run"))
@@ -119,19 +126,36 @@ handlers.keydown({ key: "ArrowRight" });
 const canvas = get("#panels").children[0].children[0];
 canvas.on.pointermove({ clientX: 6 * 2 + 10 + 22 * 1 + 3, clientY: 6 * 2 + 10 + 22 * 0 + 3 });
 console.log(JSON.stringify({ first, second: shownWords(), tip: get("#tip").textContent.split("\n"),
-  texts: drawn.filter((d) => d[0] === "fillText").map((d) => d[1]), output: get("output").textContent }));
+  texts: drawn.filter((d) => d[0] === "fillText").map((d) => d[1]), output: get("output").textContent,
+  filled: drawn.filter((d) => d[0] === "fillRect").map((d) => d.slice(1)) }));
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, to run the page's script")
-def test_the_script_draws_and_tells(tmp_path: Path) -> None:
-    pages = [Page([panel(2, 3)], 4, "<b>eins", "one"), Page([panel(3, 3)], 9, "zwei", "two")]
+def run_script(pages: list[Page], tmp_path: Path) -> Any:
+    """What the page's script shows of the second page, with the pointer at the upper row and the second column."""
     found = Page_(render(pages, "a run"))
     script = tmp_path / "page.js"
     script.write_text(STUB % (json.dumps(found.scripts[0]), found.scripts[1].replace('"use strict";', "")), encoding="utf-8")
     done = subprocess.run(["node", str(script)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node, to run the page's script")
+
+
+@needs_node
+def test_words_behind_the_line_are_counted_anew(tmp_path: Path) -> None:
+    one = Panel("a", "a", np.eye(1, 3), ["x0", "x1", "x2"], ["y0"], axes=("source | target read", "target"), cut=1)
+    seen = run_script([Page([panel()]), Page([one])], tmp_path)
+    assert seen["tip"][1:3] == ["target read: x1 (1)", "target: y0 (1)"]
+    assert [12 + 10 + 22 - 1, 12 + 10 - 5, 2, 22 + 5] in seen["filled"]
+
+
+@needs_node
+def test_the_script_draws_and_tells(tmp_path: Path) -> None:
+    pages = [Page([panel(2, 3)], 4, "<b>eins", "one"), Page([panel(3, 3)], 9, "zwei", "two")]
+    seen = run_script(pages, tmp_path)
     assert seen["first"] == ["source", "<b>eins", "target", "one"] and seen["second"] == ["source", "zwei", "target", "two"]
     assert seen["output"] == "sentence 9 (2 of 2)"
     assert {"x0", "x1", "x2", "y0", "y1", "y2"} <= set(seen["texts"])
