@@ -27,14 +27,6 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def length_multiple(device: torch.device, precision: str) -> int:
-    """What lengths of training batches are padded to a multiple of.
-
-    In bf16 on CPU each new shape of a matrix product is compiled first, which takes 3 ms, so shapes had better come again.
-    """
-    return 4 if device.type == "cpu" and precision == "bf16" else 1
-
-
 @cache
 def fastest_float32() -> str:
     """Choose the fastest library whose float32 products are true float32; returns its name.

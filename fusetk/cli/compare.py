@@ -34,7 +34,7 @@ class Summary(NamedTuple):
 
     def __str__(self) -> str:
         if self.corpus is None:
-            return f"{self.sentences} sentences: {self.sentences - self.same} translations differ, {self.same} are the same"
+            return f"sentences: {self.sentences}, translations that differ: {self.sentences - self.same}, the same: {self.same}"
         scores = ", ".join(f"{name} {first:.2f} -> {second:.2f}" for name, (first, second) in self.corpus.items())
         counts = f"{self.better} better, {self.worse} worse, {self.equal} equal ({self.same} the same)"
         return f"{scores}; of {self.sentences} sentences the second has {counts}"

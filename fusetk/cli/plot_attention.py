@@ -133,8 +133,9 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     word that is predicted; columns are the source and, behind a line, the words of the target that the decoder reads, the
     begin mark first.
 
-    With --step there is one row, the word that is predicted at that step, or with --head all a row for each head. Columns
-    end at the last word that the decoder has read there. Of `--what self` only the decoder has steps.
+    With --step there is one row, the word that is predicted at that step, or with --head all a row for each head, in one
+    panel a layer (decoder.layer1.mixed.heads). Columns end at the last word that the decoder has read there. Of
+    `--what self` only the decoder is drawn.
 
     Of a fusion, columns are the words that a side reads, in the decoder the begin mark first, and rows the layers, l0 the
     word embedding, at the bottom. A fusion by attention has a panel for each hop, each column of which sums to 1. Of other

@@ -15,14 +15,13 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
 from fusetk.errors import FusetkError, Interrupted
-from fusetk.machine import length_multiple
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, ConstantConfig, PlateauConfig, Schedule
 from fusetk.training.signals import Stop, StopNow
-from fusetk.training.step import Sums, update
+from fusetk.training.step import Sums, length_multiple, update
 from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
 
 

@@ -15,9 +15,9 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
-from fusetk.machine import device_of, length_multiple
+from fusetk.machine import device_of
 from fusetk.recipe import load
-from fusetk.training.step import autocast, batch_loss
+from fusetk.training.step import autocast, batch_loss, length_multiple
 
 
 def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int] | None, device: torch.device) -> tuple[int, int]:

@@ -16,10 +16,10 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
-from fusetk.machine import device_of, length_multiple
+from fusetk.machine import device_of
 from fusetk.recipe import load
 from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.step import update
+from fusetk.training.step import length_multiple, update
 
 from turns import compare, options  # isort: skip
 
