@@ -46,8 +46,9 @@ class Summary(NamedTuple):
 @click.option("-i", "--input", "source", required=True, metavar="FILE", help="The source, plain or .gz; - is standard input.")
 @click.option("-r", "--reference", metavar="FILE", help="Its translation by people, line by line.")
 @click.option(
-    "--metric", type=click.Choice(SENTENCE_METRICS), default=SENTENCE_METRICS[0], show_default=True,
-    help="What sentences are scored by: chrF, or sentence BLEU (smoothed, effective order), both of the sacrebleu library.",
+    "--metric", type=click.Choice(SENTENCE_METRICS),
+    help="What sentences are scored by, with a reference: chrF (the default), or sentence BLEU (smoothed, effective order), both of the"
+    " sacrebleu library.",
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the first N.")
 @click.option("--all", "everything", is_flag=True, help="Show sentences whose translations are the same, too.")
@@ -56,7 +57,7 @@ class Summary(NamedTuple):
 @device_option
 @threads_option
 def command(
-    first: Path, second: Path, source: str, reference: str | None, metric: str, top: int | None, everything: bool, tokenized: bool,
+    first: Path, second: Path, source: str, reference: str | None, metric: str | None, top: int | None, everything: bool, tokenized: bool,
     output: Path | None, device: str, threads: int | None,
 ) -> None:  # fmt: skip
     """Translate the same sentences with two runs and show where they differ.
@@ -70,6 +71,9 @@ def command(
     first-] and {+only in the second+}. Sentences with twice the same translation are left out but counted. The last line
     has the scores of both over all sentences, and how many sentences are better, worse and equal.
     """
+    if metric and reference is None:
+        raise DataError(f"--metric {metric} scores against a reference: give one with -r, or leave it out")
+    metric = metric or SENTENCE_METRICS[0]
     for path in (first, second):
         _check(path)
     if output is not None:
@@ -190,7 +194,7 @@ def _draw(case: Case, spans: Sequence[Sequence[Span]]) -> None:
 
 def _write(output: Path, shown: Sequence[Case], names: tuple[str, str], metric: str, summary: Summary) -> None:
     document: dict[str, Any] = {
-        "first": names[0], "second": names[1], "metric": metric, "summary": summary._asdict(),
+        "first": names[0], "second": names[1], "metric": metric if summary.corpus else None, "summary": summary._asdict(),
         "sentences": [case._asdict() for case in shown],
     }  # fmt: skip
     with writer(output) as file:

@@ -227,7 +227,11 @@ def each(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: 
     pages = []
     for one in translated(loaded, [*chosen, *sentences], reader):
         words = Words(one.source, one.target or [])
-        pages.append(Page(panels(one, words), one.number, loaded.pipeline.join(words.source), loaded.pipeline.join(words.target)))
+        try:
+            shown = panels(one, words)
+        except DataError as error:
+            raise DataError(f"line {one.number}: {error}" if asked.source_file else str(error)) from None
+        pages.append(Page(shown, one.number, loaded.pipeline.join(words.source), loaded.pipeline.join(words.target)))
         if asked.sources and not asked.targets:
             click.echo(f"found: {pages[-1].target}", err=True)
     return pages, ""

@@ -148,6 +148,8 @@ class DenseConfig(ConnectConfig):
     is added behind it, as the text can be read."""
 
     def check(self, layers: int) -> None:
+        if self.summary_layer == "added" and all(self.summary(i, layers) == "no" for i in range(layers)):
+            raise ValueError("summary_layer: added has no use without a summary: set summary_every to fewer layers than the stack has")
         if isinstance(self.growth, list) and len(self.growth) != layers:
             raise ValueError(f"growth names {len(self.growth)} widths for a stack of {layers} layers: one number, or one for each layer")
 

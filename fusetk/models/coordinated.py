@@ -11,7 +11,7 @@ from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack, StackConfig
 from fusetk.models.transformer import BlockConfig, Embedding, Residual, Summary, TransformerLayer, check_tying
-from fusetk.nn.attention import CrossAttention, slots_seen
+from fusetk.nn.attention import CrossAttention, KeysValues, slots_seen
 from fusetk.nn.cache import Cache
 from fusetk.nn.output import Output
 
@@ -104,7 +104,7 @@ class Highest(Layer):
         self.width = width
         self.read = nn.Identity() if read == width else nn.Linear(read, width)
         self.norm = nn.LayerNorm(width) if config.norm == "pre" else nn.Identity()
-        self.project = nn.Identity() if config.cross_weights == "own" else nn.Linear(width, 2 * width, config.attention_bias)
+        self.project = nn.Identity() if config.cross_weights == "own" else KeysValues(width, 2 * width, config.attention_bias)
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, S, what is read) -> (B, S, 2D or D)."""
@@ -160,12 +160,13 @@ class Coordinated(Seq2Seq):
                 return summed
             layer: Any = stack.layers[i]
             if i + 1 == len(stack.layers):
-                found[stack.places[i]] = layer.attended(x)
+                kept = layer.attended(x)
             else:
-                x, found[stack.places[i]] = layer.source(x, src_mask)
+                x, kept = layer.source(x, src_mask)
+            found.setdefault(stack.places[i], kept)  # once, where the layer is recomputed
             return x
 
-        history, top = stack(self.source(src), run, hands_on=False)
+        history, top = stack(self.source(src), run, below_top=True)
         return Memory(history, top, src_mask, attended=tuple(found[n] for n in sorted(found)))
 
     def start(self, memory: Memory) -> State:
@@ -193,7 +194,9 @@ class Coordinated(Seq2Seq):
                 summed: Tensor = stack.layers[i](x)
                 return summed
             n = stack.places[i]
-            x, grown[n] = stack.layers[i](x, caches[n], seen, None if self.mixed else keys_values[n], mask)
+            x, cache = stack.layers[i](x, caches[n], seen, None if self.mixed else keys_values[n], mask)
+            if not stack.recomputes:
+                grown[n] = cache
             return x
 
         _, top = stack(self.target(tgt_in, state.step), run)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fusetk.nn.attention import CrossAttention
+from fusetk.nn.attention import CrossAttention, KeysValues
 from fusetk.nn.output import Output
 from fusetk.nn.positions import Learned
 
@@ -23,6 +23,9 @@ def xavier(model: nn.Module) -> None:
         elif isinstance(module, nn.Embedding | Learned | Output):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     for module in model.modules():
+        if isinstance(module, KeysValues):
+            bound = (6 / (4 * module.in_features)) ** 0.5
+            nn.init.uniform_(module.weight, -bound, bound)
         if isinstance(module, CrossAttention) and all(m.in_features == module.query.in_features for m in module.project):
             bound = (6 / (4 * module.query.in_features)) ** 0.5
             for matrix in (module.query, *module.project):

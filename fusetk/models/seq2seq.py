@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
 
     history: tuple[Tensor, ...]  # each (B, S, D_i): the embedding (or the last summary), then the outputs of the layers above it
-    top: Tensor  # (B, S, D): the fused output
+    top: Tensor  # (B, S, D): the fused output, or the highest where nothing is fused
     mask: Tensor  # (B, S)
     embedded: Tensor | None = None  # (B, S, E): words and positions as they were, where the decoder wants them
     attended: tuple[Tensor, ...] = ()  # each (B, S, ...): what each decoder layer attends to, where the encoder's layers made it

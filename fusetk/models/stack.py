@@ -95,19 +95,24 @@ class Stack(nn.Module):
         if read:
             self.connect.add(layer.width, first)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers run again in the backward pass: then what else they make is not to be kept."""
+        return self.checkpoint and self.training
+
     def forward(
-        self, embedded: Tensor, run: Callable[[int, Tensor], Tensor], hands_on: bool = True
+        self, embedded: Tensor, run: Callable[[int, Tensor], Tensor], below_top: bool = False
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """``run(i, x)`` is the output of ``layers[i]`` for its input x. Returns the history and the fused top.
 
-        The history begins with the embedding, or with the last summary. Unless it ``hands_on`` anything, what the highest layer
-        returns is dropped, and the top is the output below.
+        The history begins with the embedding, or with the last summary. With ``below_top``, what the highest layer returns is
+        dropped: the history and the top end below it.
         """
         history, kept = [embedded], self.connect.keep(None, embedded)
         for i in range(len(self.layers)):
             read = self.connect(kept)
-            out = checkpoint(run, i, read, use_reentrant=False) if self.checkpoint and self.training else run(i, read)
-            if not hands_on and i + 1 == len(self.layers):
+            out = checkpoint(run, i, read, use_reentrant=False) if self.recomputes else run(i, read)
+            if below_top and i + 1 == len(self.layers):
                 return tuple(history), history[-1]
             if i in self.ends:
                 history, kept = [], None

@@ -282,7 +282,9 @@ class Transformer(Seq2Seq):
                 summed: Tensor = stack.layers[i](x)
                 return summed
             n = stack.places[i]
-            x, grown[n] = stack.layers[i](x, caches[n], seen, keys_values[n], mask)
+            x, cache = stack.layers[i](x, caches[n], seen, keys_values[n], mask)
+            if not stack.recomputes:
+                grown[n] = cache
             return x
 
         _, top = stack(self.target(tgt_in, state.step), run)

@@ -22,18 +22,31 @@ def attend(
     takes eight times as long as the plain products, which are taken there.)
 
     Of ``sources`` n > 1, the keys and values of one after the other, (B, H, n * S, d), each has a softmax of its own, and what
-    is found in them is summed: all in one product with the keys and one with the values. Recorded are (B, n * H, T, S).
+    is found in them is summed. On CPU that is one product with all keys and one with all values, and faster than the fused kernel;
+    elsewhere sources are heads of the kernel. Recorded are (B, n * H, T, S).
     """
-    bf16_on_cpu = q.requires_grad and q.device.type == "cpu" and product_dtype(q) == torch.bfloat16
-    if sources == 1 and not bf16_on_cpu and not trace.wanted(name):
+    cpu, wanted = q.device.type == "cpu", trace.wanted(name)
+    if sources == 1 and not wanted and not (cpu and q.requires_grad and product_dtype(q) == torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    if not cpu and not wanted:
+        return attend_as_heads(q, k, v, mask, dropout, scale, sources)
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT  # (B, H, T, n * S)
     scores = scores.unflatten(-1, (sources, -1))
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-2), -math.inf)
     weights = scores.softmax(-1)
-    trace.record(name, weights.permute(0, 3, 1, 2, 4).flatten(1, 2))
+    if wanted:
+        trace.record(name, weights.permute(0, 3, 1, 2, 4).flatten(1, 2))
     return F.dropout(weights.flatten(-2), dropout) @ v
+
+
+def attend_as_heads(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float | None, sources: int
+) -> Tensor:
+    """``attend`` to several sources with the fused kernel, for which each source of a head is a head."""
+    k, v = (t.unflatten(2, (sources, -1)).flatten(1, 2) for t in (k, v))  # (B, H * n, S, d)
+    found = F.scaled_dot_product_attention(q.repeat_interleave(sources, 1), k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return found.unflatten(1, (-1, sources)).sum(2)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -69,6 +82,10 @@ def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
     if length == 1:
         return None
     return torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+
+
+class KeysValues(nn.Linear):
+    """The part of a ``SelfAttention``'s projection that makes keys and values, where there are no queries."""
 
 
 class SelfAttention(nn.Module):

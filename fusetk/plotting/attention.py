@@ -64,7 +64,7 @@ class Words(NamedTuple):
         starts = [i for i in range(len(tokens)) if not i or not tokens[i - 1].endswith(bpe.JOINER)]
         found = [bpe.join(" ".join(tokens[i:j])) for i, j in zip(starts, [*starts[1:], len(tokens)], strict=True)]
         if step not in found:
-            raise DataError(f"the translation has no word {step}: it has {' '.join(found)}")
+            raise DataError(f"the translation has no word {step!r}: it has {' '.join(found)}")
         return starts[found.index(step)]
 
 
@@ -130,7 +130,8 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
     there = {match.group(1, 3) for name in weights if (match := _NAME.fullmatch(name))}
     lacks = f"this model has no {NAMES[kind]} in its {side}"
     if side == "decoder" and ("decoder", "mixed") in there:
-        return DataError(f"{lacks}, which attends to source and target in one softmax: choose --what mixed")
+        other = " or encoder-self" if ("encoder", "self") in there and kind == "self" else ""
+        return DataError(f"{lacks}, which attends to source and target in one softmax: choose --what mixed{other}")
     whats = [what for what, (sides, kind) in KINDS.items() if all((side, kind) in there for side in sides)]
     return DataError(f"{lacks}: " + (f"choose --what {', '.join(whats)}" if whats else "it has no attention to draw"))
 

@@ -55,9 +55,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return *(None if g is None else g.mul_(grad) for g in found), None, None, None
 
 
+def _rounds(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.device.type == "cpu" and dtype == torch.bfloat16
+
+
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(n, D) in another type; for bf16 on CPU with rows of zeros up to a multiple of ROWS."""
-    if x.device.type != "cpu" or dtype != torch.bfloat16 or len(x) % ROWS == 0:
+    if not _rounds(x, dtype) or len(x) % ROWS == 0:
         return x.to(dtype)
     found = x.new_zeros(len(x) + -len(x) % ROWS, x.shape[1], dtype=dtype)
     found[: len(x)] = x
@@ -78,7 +82,8 @@ def _forward(
     grad_weight = torch.zeros_like(weight, dtype=torch.float32) if learning else None
     grad_bias = torch.zeros_like(bias, dtype=torch.float32) if learning and bias is not None else None
     rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
-    rows -= rows % ROWS if rows > ROWS else 0
+    if _rounds(features, dtype):
+        rows = max(ROWS, rows - rows % ROWS)
     for start in range(0, len(targets), rows):
         h, y = features[start : start + rows], targets[start : start + rows]
         low = _rounded(h, dtype)

@@ -330,7 +330,7 @@ def test_a_model_without_fusions(loaded: Any) -> None:
         (["-s", "der", "--head", "5"], "no head 5: there are 4"),
         (["-s", "der", "--head", "-1"], "neither a number nor mean nor all"),
         (["-s", "der", "--what", "mixed"], "no mixed attention in its decoder: choose --what cross"),
-        (["-s", "der", "-t", "the man", "--step", "hello"], "no word hello: it has the man </s>"),
+        (["-s", "der", "-t", "the man", "--step", "hello"], "no word 'hello': it has the man </s>"),
         (["-s", "der", "-t", "the man", "--step", "4"], "no step 4: there are 3"),
         (["-s", "der", "--what", "encoder-self", "--step", "1"], "--step is a step of the decoder's attention"),
         (["-s", "der", "--what", "fuse", "--step", "1"], "--step is a step of the decoder's attention"),

@@ -66,3 +66,9 @@ def test_pad_and_gather_agree() -> None:
     rows = [[5, 6, EOS], [EOS], [7, 8, 9, EOS]]
     for one, other in zip(pad(rows), gather(sentences(rows), np.arange(3)), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("limit", "width"), [(None, 8), (8, 8), (7, 7)])
+def test_lengths_are_padded_to_a_multiple_where_positions_allow(limit: int | None, width: int) -> None:
+    ids, mask = gather(sentences([[4, 5, EOS], [4, 5, 6, 7, 8, 9, EOS]]), np.arange(2), multiple=4, limit=limit)
+    assert ids.shape == mask.shape == (2, width) and mask.sum(1).tolist() == [3, 7] and not ids[~mask].any()

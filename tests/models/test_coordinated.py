@@ -156,7 +156,7 @@ def test_mixed_attention_is_one_softmax_over_source_and_target() -> None:
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_a_target_word_sees_no_later_one_and_the_source_none(mixed: bool) -> None:
+def test_a_target_word_sees_no_later_one_and_the_source_is_left_as_it_was(mixed: bool) -> None:
     model = make(mixed_attention=mixed)
     before, after = logits(model), logits(model, tgt=[*TGT[:3], 7, *TGT[4:]])
     np.testing.assert_array_equal(after[:3], before[:3])
@@ -168,7 +168,7 @@ def test_a_target_word_sees_no_later_one_and_the_source_none(mixed: bool) -> Non
     assert all(torch.equal(kept, copy) for kept, copy in zip(memory.attended, copies, strict=True))
 
 
-def test_positions_of_the_target_begin_again_and_can_be_left_out() -> None:
+def test_positions_can_be_left_out() -> None:
     """Without positions and without mask, the source is a set: its order is of no matter."""
     shuffled = [SRC[i] for i in (2, 0, 3, 1)]
     assert np.abs(logits(make(), shuffled) - logits(make())).max() > 1e-3
