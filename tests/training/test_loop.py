@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fusetk import run as runs
+from fusetk.data.corpus import Corpus
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
@@ -159,6 +160,18 @@ def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: P
         with pytest.raises(DataError, match=said):
             runs.train(load(toy, [override]), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_padded_lengths_of_bf16_stay_within_learned_positions(toy: Path, tmp_path: Path) -> None:
+    """The longest sentence has all positions that there are, and not a multiple of four."""
+    folder = Path(load(toy, []).data.folder)
+    corpora = [Corpus.open(folder, name) for name in ("train", "valid")]
+    longest = max(int(side.lengths.max()) for corpus in corpora for side in (corpus.source, corpus.target))
+    longest += 1 if longest % 4 == 0 else 0
+    settings = [f"model.max_positions={longest}", "model.positions=learned", "training.precision=bf16", "training.stages.0.end={epochs: 1}"]
+    recipe = load(toy, settings)
+    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert lines(tmp_path / "run", "valid")
 
 
 def test_tying_all_needs_one_vocabulary(toy: Path) -> None:
