@@ -2,6 +2,7 @@
 
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
+from fusetk.models.recurrent import Recurrent
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.transformer import Transformer
 
@@ -9,6 +10,7 @@ MODELS: dict[str, type[Seq2Seq]] = {
     "transformer": Transformer,
     "conv": Conv,
     "coordinated": Coordinated,
+    "recurrent": Recurrent,
 }
 
 __all__ = ["MODELS", "Memory", "Seq2Seq", "State"]

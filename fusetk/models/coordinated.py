@@ -124,7 +124,7 @@ class Coordinated(Seq2Seq):
     def __init__(self, config: CoordinatedConfig, source_size: int, target_size: int):
         """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
         super().__init__()
-        check_tying(config, source_size, target_size)
+        check_tying(config.tie, source_size, target_size)
         width, depth, own = config.width, config.stack.layers, not config.share_weights
         tied = config.tie == "all"
         self.source = Embedding(config, source_size, language=config.language_embedding)

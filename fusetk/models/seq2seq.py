@@ -14,6 +14,8 @@ from fusetk.nn.output import Output
 from fusetk.nn.tree import Tree
 from fusetk.nn.weightnorm import NormedLinear
 
+PAD = 0  # the id that fills up the rows of a batch at the right
+
 
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""

@@ -210,9 +210,9 @@ class Embedding(nn.Module):
         return None if self.positions is None else self.positions.max_positions
 
 
-def check_tying(config: BlockConfig, source_size: int, target_size: int) -> None:
+def check_tying(tie: str, source_size: int, target_size: int) -> None:
     """Raise ConfigError when the sizes of the vocabularies forbid the tying that is asked for."""
-    if config.tie == "all" and source_size != target_size:
+    if tie == "all" and source_size != target_size:
         raise ConfigError(
             f"model.tie: all needs one vocabulary for both sides, there are {source_size} source and {target_size} target "
             "entries: set data.vocabulary.joint, or tie: target"
@@ -227,7 +227,7 @@ class Transformer(Seq2Seq):
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
         super().__init__()
-        check_tying(config, source_size, target_size)
+        check_tying(config.tie, source_size, target_size)
         width = config.width
         self.source = Embedding(config, source_size)
         self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)

@@ -1,5 +1,8 @@
 """Dropout, with a fast mask on CPU."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,14 +25,27 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        return x * self._mask(x)
+        return x * self.keep(self.words(x.shape, x.device), x.dtype)
 
-    def _mask(self, x: Tensor) -> Tensor:
-        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        uniform = words.view(torch.int16)[: x.numel()].view(x.shape)  # in [-32768, 32767]
-        kept = torch.empty(x.shape, dtype=x.dtype)
-        torch.ge(uniform, self.steps - 32768, out=kept)  # 0 or 1
-        return kept.mul_(65536 / (65536 - self.steps))
+    def words(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """A random number in [-32768, 32767], int16, for each element."""
+        count = math.prod(shape)
+        drawn = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
+        return drawn.view(torch.int16)[:count].view(*shape)
+
+    def keep(self, words: Tensor, dtype: torch.dtype) -> Tensor:
+        """What elements are multiplied by: 0 where the number is below ``threshold``, otherwise ``scale``."""
+        kept = torch.empty(words.shape, dtype=dtype, device=words.device)
+        torch.ge(words, self.threshold, out=kept)  # 0 or 1
+        return kept.mul_(self.scale)
+
+    @property
+    def threshold(self) -> int:
+        return self.steps - 32768
+
+    @property
+    def scale(self) -> float:
+        return 65536 / (65536 - self.steps)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -16,6 +16,16 @@ SIZES: dict[str, dict[str, Any]] = {
     "transformer": {"width": 16, "heads": 2, "ffn": 24, "encoder": {"layers": 2}, "decoder": {"layers": 2}},
     "coordinated": {"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}},
     "conv": {"width": 10, "encoder": {"layers": 2, "widths": [8, 12]}, "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]}},
+    "recurrent": {
+        "width": 16,
+        "heads": 2,
+        "init": 0.3,
+        "embedding_dropout": 0.1,
+        "output_dropout": 0.1,
+        "encoder": {"depth": 1},
+        "query": {"depth": 1},
+        "decoder": {"depth": 1},
+    },
 }
 
 # Options without which a fusion does not fit those sizes, and the variants whose computation differs.
@@ -42,6 +52,16 @@ COORDINATED: dict[str, dict[str, Any]] = {
     "nothing shared": {"share_weights": False, "mixed_attention": False, "cross_weights": "own", "scale": 1.5},
     "no language embedding, learned positions": {"language_embedding": False, "positions": "learned", "attention_bias": False},
     "recomputed": {"stack": {"checkpoint": True, "connect": "linear"}},
+}
+
+
+# The rows of DTMT's tables, and what goes with them.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "shallow": {side: {"cell": "gru", "depth": 0} for side in ("encoder", "query", "decoder")},
+    "LAU, deeper": {side: {"cell": "lau", "depth": 2} for side in ("encoder", "query", "decoder")},
+    "three cells and depths": {"encoder": {"cell": "lau", "depth": 0}, "query": {"cell": "gru"}, "decoder": {"depth": 2}},
+    "without the advanced techniques": {"heads": 1, "layer_norm": False, "positions": "none", "scale": 2.0},
+    "projected context, embeddings of another width, tied": {"project_context": True, "embedding": 12, "tie": "target"},
 }
 
 
@@ -87,18 +107,22 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
     found = {}
     for kind in MODELS:
         found[kind] = _system(kind)
+        recurrent = kind == "recurrent"  # without connections, and with one attention
         for site, kinds, table in (("connect", CONNECTIONS, CONNECTS), ("fuse", FUSIONS, FUSES)):
-            for name in kinds:
+            for name in kinds if site == "fuse" or not recurrent else ():
                 for n, option in enumerate(variants(name, table)):
                     *source, target = sides(kind)
                     if n == 0 or kind == "transformer":
                         found[f"{kind}, {target} {site} {_name(option)}"] = _system(kind, **{target: {site: option}})
-                    if source and n == 0 and (site == "connect" or kind == "transformer"):
+                    if source and n == 0 and (site == "connect" or kind in ("transformer", "recurrent")):
                         found[f"{kind}, encoder {site} {_name(option)}"] = _system(kind, encoder={site: option})
         for attend in ATTENDS if "decoder" in sides(kind) else ():
             dense = {"connect": {"kind": "dense", "growth": 6, "summary_every": None if attend == "layerwise" else 1}}
+            if recurrent and attend == "layerwise":
+                continue
             found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
-            found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
+            if not recurrent:
+                found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
     both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
     found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
     four = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
@@ -117,6 +141,10 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
     for name, options in COORDINATED.items():
         for norm in ("post", "pre"):
             found[f"coordinated, {norm}-norm, {name}"] = _system("coordinated", norm=norm, **options)
+    for name, options in RECURRENT.items():
+        found[f"recurrent, {name}"] = _system("recurrent", **options)
+    both = {side: {"depth": 2, "fuse": {"kind": "attention", **ATTENTION, "layer_embedding": True}} for side in ("encoder", "decoder")}
+    found["recurrent, attention fusions over the depth"] = _system("recurrent", **both)
     summed["fuse"] = {"kind": "ffn", "hidden": 6}
     for share in (True, False):
         found[f"coordinated, summaries, a fusion above them, weights shared: {share}"] = _system(

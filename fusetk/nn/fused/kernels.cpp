@@ -1,0 +1,417 @@
+// What stands between the matrix products of a recurrent model, forward and backward: the cells of nn/cells.py and the additive
+// attention of nn/additive.py, in one pass over each row. The backward pass computes gates again from what the products gave, so that
+// nothing else is kept. Products come in T, float or bfloat16; states and gradients of states are float.
+
+#include <stdint.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_thread_num() { return 0; }
+#endif
+
+typedef int64_t Int;
+typedef uint16_t Bf16;
+
+static inline float get(const float *p, Int i) { return p[i]; }
+static inline void put(float *p, Int i, float value) { p[i] = value; }
+
+static inline float get(const Bf16 *p, Int i) {
+    union { uint32_t bits; float value; } c;
+    c.bits = (uint32_t)p[i] << 16;
+    return c.value;
+}
+
+static inline void put(Bf16 *p, Int i, float value) {  // to the nearest, to even between two
+    union { uint32_t bits; float value; } c;
+    c.value = value;
+    uint32_t rounded = (c.bits + 0x7fff + ((c.bits >> 16) & 1)) >> 16;
+    p[i] = value == value ? (Bf16)rounded : (Bf16)0x7fc0;
+}
+
+// A quotient of polynomials, within a few units in the last place, where |x| < 7.9; beyond that tanh is 1 in float.
+static inline float tanh_(float x) {
+    x = x > 7.9053111f ? 7.9053111f : x;
+    x = x < -7.9053111f ? -7.9053111f : x;
+    float s = x * x;
+    float p = -2.76076847742355e-16f;
+    p = p * s + 2.00018790482477e-13f;
+    p = p * s - 8.60467152213735e-11f;
+    p = p * s + 5.12229709037114e-08f;
+    p = p * s + 1.48572235717979e-05f;
+    p = p * s + 6.37261928875436e-04f;
+    p = p * s + 4.89352455891786e-03f;
+    float q = 1.19825839466702e-06f;
+    q = q * s + 1.18534705686654e-04f;
+    q = q * s + 2.26843463243900e-03f;
+    q = q * s + 4.89352518554385e-03f;
+    return x * p / q;
+}
+
+static inline float sigmoid(float x) { return 0.5f * tanh_(0.5f * x) + 0.5f; }
+
+// e^x for x <= 0
+static inline float exp_(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float k = __builtin_floorf(x * 1.44269504f + 0.5f);
+    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    union { int32_t bits; float value; } c;
+    c.bits = ((int32_t)k + 127) << 23;
+    return (p * r * r + r + 1.0f) * c.value;
+}
+
+// Cells ------------------------------------------------------------------------------------------------------------------------------
+
+enum { GRU, T_GRU, L_GRU, LAU };
+
+struct Cell {
+    Int threads, kind, bf16, norm;
+    Int directions, rows, width;  // of this step
+    Int positions;                // rows of a direction in the buffers of all steps
+    const void *x, *a;            // T: mapped input and mapped state of this step
+    const float *h;               // states before
+    Int h_positions;
+    float *out;                   // states after
+    void *next;                   // T: the same, for the next product; the first so many rows
+    Int next_rows, next_positions;
+    const int16_t *words;         // of dropout; none: nothing is dropped
+    Int threshold;
+    float scale;
+    const float *bias, *linear_bias, *gain, *shift;
+    // Backward
+    float *grad;                  // of the state after, then of the state before but for the product's part
+    Int grad_positions;
+    const void *product;          // T: the product's part of the gradient of the state after
+    Int product_positions;
+    const float *extra;           // what readers of the state outside add
+    void *da, *dx;                // T
+    float *partial;               // (threads, directions, 2, gates * width): gradients of gain and shift
+};
+
+template <class T, int KIND>
+struct Row {
+    static constexpr int GATES = KIND == GRU || KIND == T_GRU ? 2 : 3;
+    static constexpr bool READS = KIND != T_GRU, LINEAR = KIND == L_GRU || KIND == LAU;
+    static constexpr int INPUTS = READS ? GATES + 1 + LINEAR : 0, STATES = GATES + 1;
+    static constexpr float EPS = 1e-6f;
+
+    const Cell &c;
+    const Int width;
+    const T *x, *a;
+    const float *h, *bias, *linear_bias, *gain, *shift;
+    const int16_t *words;
+
+    Row(const Cell &c, Int r, Int i)
+        : c(c), width(c.width), x(READS ? (const T *)c.x + (r * c.positions + i) * INPUTS * c.width : 0),
+          a((const T *)c.a + (r * c.positions + i) * STATES * c.width), h(c.h + (r * c.h_positions + i) * c.width),
+          bias(c.bias + r * c.width), linear_bias(LINEAR ? c.linear_bias + r * c.width : 0),
+          gain(c.norm ? c.gain + r * GATES * c.width : 0), shift(c.norm ? c.shift + r * GATES * c.width : 0),
+          words(c.words ? c.words + (r * c.positions + i) * c.width : 0) {}
+
+    // One gate; with normalisation, `normed` becomes what is scaled and shifted. Returns 1 / standard deviation.
+    inline float gate(int g, float *found, float *normed) const {
+        const Int at = g * width;
+        float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+        for (Int d = 0; d < width; d++) {
+            float value = get(a, at + d) + (READS ? get(x, at + d) : 0.0f);
+            found[d] = value;
+            sum += value;
+        }
+        if (!c.norm) {
+#pragma omp simd
+            for (Int d = 0; d < width; d++) found[d] = sigmoid(found[d]);
+            return 1;
+        }
+        const float mean = sum / width;
+#pragma omp simd reduction(+ : squares)
+        for (Int d = 0; d < width; d++) squares += (found[d] - mean) * (found[d] - mean);
+        const float scale = 1 / __builtin_sqrtf(squares / width + EPS);
+#pragma omp simd
+        for (Int d = 0; d < width; d++) {
+            normed[d] = (found[d] - mean) * scale;
+            found[d] = sigmoid(normed[d] * gain[at + d] + shift[at + d]);
+        }
+        return scale;
+    }
+
+    inline float kept(Int d) const { return !words ? 1.0f : words[d] >= c.threshold ? c.scale : 0.0f; }
+
+    inline void forward(Int r, Int i, float *s) const {
+        float *reset = s, *update = s + width, *third = s + 2 * width, *normed = s + 3 * width;
+        gate(0, reset, normed);
+        gate(1, update, normed);
+        if (LINEAR) gate(2, third, normed);
+        float *out = c.out + (r * c.positions + i) * width;
+        const bool keep = words != 0;
+#pragma omp simd
+        for (Int d = 0; d < width; d++) {
+            float recalled = get(a, GATES * width + d) + bias[d];
+            float sum = reset[d] * recalled;
+            if (READS) sum += (KIND == LAU ? 1 - reset[d] : 1.0f) * get(x, GATES * width + d);
+            float candidate = tanh_(sum), linear = 0;
+            if (LINEAR) linear = get(x, (GATES + 1) * width + d) + linear_bias[d];
+            if (KIND == L_GRU) candidate += third[d] * linear;
+            if (keep) candidate *= kept(d);
+            float state = h[d] + update[d] * (candidate - h[d]);
+            if (KIND == LAU) state += third[d] * (linear - state);
+            out[d] = state;
+        }
+        if (i < c.next_rows) {
+            T *next = (T *)c.next + (r * c.next_positions + i) * width;
+#pragma omp simd
+            for (Int d = 0; d < width; d++) put(next, d, out[d]);
+        }
+    }
+
+    inline void backward(Int r, Int i, float *s) const {
+        float *gates = s, *normed = s + 3 * width, *grads = s + 6 * width, scale[3];
+        for (int g = 0; g < GATES; g++) scale[g] = gate(g, gates + g * width, normed + g * width);
+        const float *reset = gates, *update = gates + width, *third = gates + 2 * width;
+        float *grad = c.grad + (r * c.grad_positions + i) * width;
+        const T *product = (const T *)c.product + (r * c.product_positions + i) * width;
+        const float *extra = c.extra ? c.extra + (r * c.positions + i) * width : 0;
+        T *da = (T *)c.da + (r * c.positions + i) * STATES * width;
+        T *dx = READS ? (T *)c.dx + (r * c.positions + i) * INPUTS * width : 0;
+        const bool keep = words != 0, outside = extra != 0;
+#pragma omp simd
+        for (Int d = 0; d < width; d++) grad[d] += get(product, d) + (outside ? extra[d] : 0.0f);
+#pragma omp simd
+        for (Int d = 0; d < width; d++) {
+            float recalled = get(a, GATES * width + d) + bias[d], read = READS ? get(x, GATES * width + d) : 0.0f;
+            float nonlinear = tanh_(reset[d] * recalled + (KIND == LAU ? 1 - reset[d] : 1.0f) * read);
+            float linear = LINEAR ? get(x, (GATES + 1) * width + d) + linear_bias[d] : 0.0f;
+            float candidate = nonlinear + (KIND == L_GRU ? third[d] * linear : 0.0f);
+            float times = keep ? kept(d) : 1.0f;
+            candidate *= times;
+            float g = grad[d], by_third = 0, by_linear = 0;
+            if (KIND == LAU) {
+                float state = h[d] + update[d] * (candidate - h[d]);
+                by_third = g * (linear - state);
+                by_linear = g * third[d];
+                g *= 1 - third[d];
+            }
+            float by_update = g * (candidate - h[d]), by_candidate = g * update[d] * times;
+            grad[d] = g * (1 - update[d]);
+            if (KIND == L_GRU) {
+                by_third = by_candidate * linear;
+                by_linear = by_candidate * third[d];
+            }
+            float inner = by_candidate * (1 - nonlinear * nonlinear);
+            float by_reset = inner * (KIND == LAU ? recalled - read : recalled);
+            put(da, GATES * width + d, inner * reset[d]);
+            if (READS) put(dx, GATES * width + d, KIND == LAU ? inner * (1 - reset[d]) : inner);
+            if (LINEAR) put(dx, (GATES + 1) * width + d, by_linear);
+            grads[d] = by_reset * reset[d] * (1 - reset[d]);
+            grads[width + d] = by_update * update[d] * (1 - update[d]);
+            if (LINEAR) grads[2 * width + d] = by_third * third[d] * (1 - third[d]);
+        }
+        for (int g = 0; g < GATES; g++) through_gate(r, g, grads + g * width, normed + g * width, scale[g], da, dx);
+    }
+
+    inline void through_gate(Int r, int g, float *grad, const float *normed, float scale, T *da, T *dx) const {
+        const Int at = g * width;
+        if (c.norm) {
+            float *by_gain = c.partial + (omp_get_thread_num() * c.directions + r) * 2 * GATES * width + at;
+            float *by_shift = by_gain + GATES * width, sum = 0, along = 0;
+#pragma omp simd reduction(+ : sum, along)
+            for (Int d = 0; d < width; d++) {
+                by_gain[d] += grad[d] * normed[d];
+                by_shift[d] += grad[d];
+                grad[d] *= gain[at + d];
+                sum += grad[d];
+                along += grad[d] * normed[d];
+            }
+            sum /= width;
+            along /= width;
+#pragma omp simd
+            for (Int d = 0; d < width; d++) grad[d] = scale * (grad[d] - sum - normed[d] * along);
+        }
+#pragma omp simd
+        for (Int d = 0; d < width; d++) {
+            put(da, at + d, grad[d]);
+            if (READS) put(dx, at + d, grad[d]);
+        }
+    }
+};
+
+template <class T, int KIND>
+static void run_cell(const Cell &c, bool backward) {
+    const Int rows = c.directions * c.rows;
+#pragma omp parallel num_threads(c.threads) if (rows * c.width > 4096)
+    {
+        float scratch[9 * c.width];
+#pragma omp for schedule(static)
+        for (Int row = 0; row < rows; row++) {
+            Int r = row / c.rows, i = row % c.rows;
+            Row<T, KIND> one(c, r, i);
+            backward ? one.backward(r, i, scratch) : one.forward(r, i, scratch);
+        }
+    }
+}
+
+template <class T>
+static void run_cell(const Cell &c, bool backward) {
+    switch (c.kind) {
+        case GRU: return run_cell<T, GRU>(c, backward);
+        case T_GRU: return run_cell<T, T_GRU>(c, backward);
+        case L_GRU: return run_cell<T, L_GRU>(c, backward);
+        case LAU: return run_cell<T, LAU>(c, backward);
+    }
+}
+
+extern "C" void cell(const Cell *c, int backward) { c->bf16 ? run_cell<Bf16>(*c, backward) : run_cell<float>(*c, backward); }
+
+// Attention --------------------------------------------------------------------------------------------------------------------------
+
+struct Attention {
+    Int threads, bf16, rows, hypotheses;           // rows of this step, hypotheses of a sentence
+    Int heads, width, value_width;        // of queries and keys, of values
+    Int sources, length;                  // each with a softmax of its own, and its positions
+    const void *queries, *keys, *values;  // T: (rows, width), (sentences, sources * length, width or value_width)
+    const uint8_t *mask;                  // (sentences, length)
+    const float *vector;                  // (width / heads)
+    float *weights;                       // (rows, sources * length, heads)
+    void *found;                          // T: (rows, value_width)
+    // Backward, of one hypothesis a sentence
+    const void *product;                  // T: (rows, value_width), one part of the gradient of what was found
+    const float *extra;                   // another
+    float *grad;                          // both
+    void *by_queries;                     // T
+    float *by_keys;                       // (sentences, sources * length, width), added to
+    float *by_vector;                     // (threads, width / heads), added to
+    // Gradient of the values, of all steps at once
+    const Int *starts, *sizes;            // first row of each step in the buffers of all steps, and how many
+    Int steps, sentences;
+    void *by_values;                      // T
+};
+
+template <class T>
+static void attend(const Attention &c, Int row) {
+    const Int sentence = row / c.hypotheses, slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
+    const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + sentence * slots * c.width;
+    const T *values = (const T *)c.values + sentence * slots * c.value_width;
+    const uint8_t *mask = c.mask + sentence * c.length;
+    float *weights = c.weights + row * slots * c.heads, sum[c.value_width], query[c.width];
+    for (Int d = 0; d < c.width; d++) query[d] = get(q, d);
+    for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
+    for (Int s = 0; s < slots; s++)
+        for (Int h = 0; h < c.heads; h++) {
+            float score = 0;
+            const T *key = keys + s * c.width + h * size;
+            const float *mine = query + h * size;
+            if (mask[s % c.length])
+#pragma omp simd reduction(+ : score)
+                for (Int d = 0; d < size; d++) score += c.vector[d] * tanh_(mine[d] + get(key, d));
+            weights[s * c.heads + h] = score;
+        }
+    for (Int source = 0; source < c.sources; source++) {
+        float *w = weights + source * c.length * c.heads;
+        for (Int h = 0; h < c.heads; h++) {
+            float most = -3e38f, total = 0;
+            for (Int s = 0; s < c.length; s++)
+                if (mask[s] && w[s * c.heads + h] > most) most = w[s * c.heads + h];
+            for (Int s = 0; s < c.length; s++) {
+                float weight = mask[s] ? exp_(w[s * c.heads + h] - most) : 0.0f;
+                w[s * c.heads + h] = weight;
+                total += weight;
+            }
+            for (Int s = 0; s < c.length; s++) w[s * c.heads + h] /= total;
+        }
+    }
+    for (Int s = 0; s < slots; s++)
+        if (mask[s % c.length])
+            for (Int h = 0; h < c.heads; h++) {
+                const float weight = weights[s * c.heads + h];
+                const T *value = values + s * c.value_width + h * value_size;
+                float *mine = sum + h * value_size;
+#pragma omp simd
+                for (Int d = 0; d < value_size; d++) mine[d] += weight * get(value, d);
+            }
+    T *found = (T *)c.found + row * c.value_width;
+    for (Int d = 0; d < c.value_width; d++) put(found, d, sum[d]);
+}
+
+template <class T>
+static void attend_backward(const Attention &c, Int row) {
+    const Int slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
+    const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + row * slots * c.width;
+    const T *values = (const T *)c.values + row * slots * c.value_width, *product = (const T *)c.product + row * c.value_width;
+    const uint8_t *mask = c.mask + row * c.length;
+    const float *weights = c.weights + row * slots * c.heads;
+    float *grad = c.grad + row * c.value_width, *by_keys = c.by_keys + row * slots * c.width;
+    float *by_vector = c.by_vector + omp_get_thread_num() * size;
+    float scores[slots * c.heads], query[c.width], by_query[c.width];
+    for (Int d = 0; d < c.width; d++) {
+        query[d] = get(q, d);
+        by_query[d] = 0;
+    }
+    for (Int d = 0; d < c.value_width; d++) grad[d] = get(product, d) + (c.extra ? c.extra[row * c.value_width + d] : 0.0f);
+    for (Int s = 0; s < slots; s++)
+        for (Int h = 0; h < c.heads; h++) {
+            float sum = 0;
+            const T *value = values + s * c.value_width + h * value_size;
+            const float *mine = grad + h * value_size;
+#pragma omp simd reduction(+ : sum)
+            for (Int d = 0; d < value_size; d++) sum += mine[d] * get(value, d);
+            scores[s * c.heads + h] = mask[s % c.length] ? sum : 0.0f;
+        }
+    for (Int source = 0; source < c.sources; source++)
+        for (Int h = 0; h < c.heads; h++) {
+            const Int at = source * c.length * c.heads + h;
+            float mean = 0;
+            for (Int s = 0; s < c.length; s++) mean += weights[at + s * c.heads] * scores[at + s * c.heads];
+            for (Int s = 0; s < c.length; s++) scores[at + s * c.heads] = weights[at + s * c.heads] * (scores[at + s * c.heads] - mean);
+        }
+    for (Int s = 0; s < slots; s++)
+        if (mask[s % c.length])
+            for (Int h = 0; h < c.heads; h++) {
+                const T *key = keys + s * c.width + h * size;
+                const float score = scores[s * c.heads + h], *mine = query + h * size;
+                float *to_query = by_query + h * size, *to_key = by_keys + s * c.width + h * size;
+#pragma omp simd
+                for (Int d = 0; d < size; d++) {
+                    float t = tanh_(mine[d] + get(key, d));
+                    float inner = score * c.vector[d] * (1 - t * t);
+                    by_vector[d] += score * t;
+                    to_query[d] += inner;
+                    to_key[d] += inner;
+                }
+            }
+    T *found = (T *)c.by_queries + row * c.width;
+    for (Int d = 0; d < c.width; d++) put(found, d, by_query[d]);
+}
+
+template <class T>
+static void values_backward(const Attention &c, Int row) {
+    const Int slots = c.sources * c.length, value_size = c.value_width / c.heads;
+    T *found = (T *)c.by_values + row * slots * c.value_width;
+    float sum[c.value_width];
+    for (Int s = 0; s < slots; s++) {
+        for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
+        for (Int t = 0; t < c.steps && row < c.sizes[t]; t++) {
+            const Int at = c.starts[t] + row;
+            const float *weights = c.weights + (at * slots + s) * c.heads, *grad = c.grad + at * c.value_width;
+            for (Int h = 0; h < c.heads; h++)
+#pragma omp simd
+                for (Int d = h * value_size; d < (h + 1) * value_size; d++) sum[d] += weights[h] * grad[d];
+        }
+        for (Int d = 0; d < c.value_width; d++) put(found, s * c.value_width + d, sum[d]);
+    }
+}
+
+template <class T>
+static void run_attention(const Attention &c, int what) {
+    const Int rows = what == 2 ? c.sentences : c.rows;
+#pragma omp parallel for schedule(static) num_threads(c.threads) if (rows * c.sources * c.length * c.width > 4096)
+    for (Int row = 0; row < rows; row++) what == 0 ? attend<T>(c, row) : what == 1 ? attend_backward<T>(c, row) : values_backward<T>(c, row);
+}
+
+// what: 0 forward, 1 backward, 2 the gradient of the values
+extern "C" void attention(const Attention *c, int what) { c->bf16 ? run_attention<Bf16>(*c, what) : run_attention<float>(*c, what); }
