@@ -168,12 +168,12 @@ class Recurrent(Seq2Seq):
         words = self.source(src)
         packed = packing(src_mask.sum(1), src.shape[1], _multiple(words))
         read = packed.pack(words)
-        x = torch.stack((read, read[packed.mirrored])) @ self.encoder.input
+        x = torch.stack((read, read.index_select(0, packed.mirrored))) @ self.encoder.input
         nothing = words.new_zeros(2, packed.sizes[0], self.encoder.width)
         states = recur(self.encoder, x, nothing, packed.sizes, self.candidate_dropout).states
         if isinstance(self.encoder_fuse, Last) and self.attend.reads_top:
             states = states[-1:]
-        found = [packed.unpack(torch.cat((there, back[packed.mirrored]), -1)) for there, back in states]
+        found = [packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)) for there, back in states]
         history = (words, *found)
         return Memory(history, self.encoder_fuse(history), src_mask)
 
@@ -196,9 +196,9 @@ class Recurrent(Seq2Seq):
         packed = self._packing(tgt_in, len(keys), words)
         read = words[:, 0] if packed is None else packed.pack(words)
         if packed is not None:
-            before = before[packed.order]
+            before = before.index_select(0, packed.order)
             if len(keys) == len(words):  # one hypothesis a sentence
-                keys, values, mask = (tensor[packed.order] for tensor in (keys, values, mask))
+                keys, values, mask = (tensor.index_select(0, packed.order) for tensor in (keys, values, mask))
         into = self.decoder.input[0] if self.project is None else self.project.weight.mT @ self.decoder.input[0]
         across = Across(self.attention, self.decoder, into, keys, values, mask)
         sizes = [len(words)] if packed is None else packed.sizes
