@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Layer fusion, dense or coordinated models on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
+# Layer fusion, dense, coordinated or recurrent models on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -14,7 +14,8 @@ DATA_DIR holds train, val and test_2016_flickr with the endings .de and .en, pla
 https://github.com/multi30k/dataset. Trains each system with each seed, averages its last checkpoints, translates, scores
 (tokenised, lowercased multi-bleu) and prints the table. Run again, it does only what is missing.
 
-  --group NAME         fusion (the default); dense: DenseNMT beside the residual model of its size; coordinated: one stack for both languages
+  --group NAME         fusion (the default); dense: DenseNMT beside the residual model of its size; coordinated: one stack for both
+                       languages; recurrent: ShallowRNMT and DTMT beside the Transformer
   --seeds "N ..."      seeds (1)
   --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
   --out DIR            where everything is written, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_GROUP)
@@ -44,7 +45,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
 folder=$ROOT/recipes/multi30k/$group
-[[ $group =~ ^(fusion|dense|coordinated)$ ]] || die "--group is fusion, dense or coordinated, not $group"
+[[ $group =~ ^(fusion|dense|coordinated|recurrent)$ ]] || die "--group is fusion, dense, coordinated or recurrent, not $group"
 out=${out:-$ROOT/work/multi30k_$group}
 
 known=()

@@ -1,4 +1,4 @@
-"""recipes/run_multi30k.sh: what it refuses, and that it runs."""
+"""recipes/run_multi30k.sh: what it refuses, and that it runs; the groups of systems that recipes/run_multi30k_fusion.sh knows."""
 
 import gzip
 import os
@@ -11,11 +11,12 @@ from fusetk import recipe, run
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_multi30k.sh"
+GROUPS = ROOT / "recipes" / "run_multi30k_fusion.sh"
 LINES = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000}
 
 
-def call(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
+def call(*arguments: object, cwd: Path | None = None, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([script, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -55,7 +56,10 @@ def test_wrong_calls_are_one_sentence(arguments, said):
 
 def test_a_missing_file_is_named_with_where_to_get_it(text):
     (text / "val.en.gz").unlink()
-    refused(call(text.name, cwd=text.parent), f"neither {text}/val.en nor val.en.gz exists: get it from data/task1/raw of https://github.com/multi30k")
+    refused(
+        call(text.name, cwd=text.parent),
+        f"neither {text}/val.en nor val.en.gz exists: get it from data/task1/raw of https://github.com/multi30k",
+    )
 
 
 def test_a_file_that_is_cut_short_is_named(text):
@@ -81,6 +85,19 @@ def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
     assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
     model = run.build(found, *sizes)
     assert model.output.weight is model.target.tokens.weight and (model.source.tokens is model.target.tokens) == (tied == "all")
+
+
+@pytest.mark.parametrize("group", ["fusion", "dense", "coordinated", "recurrent"])
+def test_groups_are_folders_of_systems(group):
+    systems = sorted(path.stem for path in (ROOT / "recipes" / "multi30k" / group).glob("*.yaml") if path.stem != "base")
+    ran = call("data", "--group", group, "--systems", "none", script=GROUPS)
+    refused(ran, f"there is no system none; known: {' '.join(systems)}\n")
+
+
+def test_every_folder_of_systems_is_a_group():
+    ran = call("data", "--group", "trees", script=GROUPS)
+    refused(ran, "--group is fusion, dense, coordinated or recurrent, not trees")
+    assert all(path.name in ran.stderr for path in (ROOT / "recipes" / "multi30k").iterdir() if path.is_dir())
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fusetk.config import Kind
 
@@ -41,6 +41,28 @@ class ConstantConfig(Kind):
     kind: str = "constant"
     rate: float = Field(gt=0)
     """The rate."""
+
+
+class ReplicasConfig(Kind):
+    """RNMT+'s: up with the number of replicas, held there, falling exponentially."""
+
+    kind: str = "replicas"
+    rate: float = Field(gt=0)
+    """Rate that the warm-up starts from; it goes up to `replicas` times this one."""
+    replicas: int = Field(1, ge=1)
+    """How many batches make an update: 8 GPUs, or one with `batch.accumulate: 8`."""
+    warmup: int = Field(500, ge=1)
+    """Updates of warm-up for each of `replicas`: it is over after `warmup` * `replicas` updates."""
+    decay_start: int = Field(ge=0)
+    """Updates times `replicas` after which the rate falls."""
+    decay_end: int = Field(ge=1)
+    """Updates times `replicas` after which half of `rate` is left; from there on the rate falls as before."""
+
+    @model_validator(mode="after")
+    def _starts_before_it_ends(self) -> "ReplicasConfig":
+        if self.decay_end <= self.decay_start:
+            raise ValueError(f"decay_end {self.decay_end} must come after decay_start {self.decay_start}")
+        return self
 
 
 class PlateauConfig(Kind):
@@ -115,6 +137,26 @@ class Constant(Schedule):
         return self.value
 
 
+class Replicas(Schedule):
+    """lr = rate * min(1 + t (n-1) / (n p), n, n (2n)^((s - n t) / (e - s))) (DTMT Equation 17, after Chen et al. 2018), where n is
+    `replicas`, p `warmup`, s `decay_start`, and e `decay_end`.
+
+    So the warm-up lasts until t = n p, and s and e are counted in n t: the rate falls from t = s / n on and is rate / 2 at t = e / n.
+    Chen et al. hold it from there on; DTMT does not say so and its authors' code does not do so, and it goes on falling here.
+    """
+
+    Config = ReplicasConfig
+
+    def __init__(self, config: ReplicasConfig, width: int):
+        self.config = config
+
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+        n, start, end = self.config.replicas, self.config.decay_start, self.config.decay_end
+        risen = min(1 + update * (n - 1) / (n * self.config.warmup), n)
+        fallen = n * (2 * n) ** min((start - n * update) / (end - start), 0.0)  # 0 until the start, where it is far above n
+        return self.config.rate * min(risen, fallen)
+
+
 class Plateau(Schedule):
     """lr = rate * factor^n after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
@@ -149,4 +191,10 @@ class Plateau(Schedule):
         return value < best - margin if lower_is_better else value > best + margin
 
 
-SCHEDULES: dict[str, type] = {"vaswani": Vaswani, "inverse-sqrt": InverseSqrt, "constant": Constant, "plateau": Plateau}
+SCHEDULES: dict[str, type] = {
+    "vaswani": Vaswani,
+    "inverse-sqrt": InverseSqrt,
+    "constant": Constant,
+    "replicas": Replicas,
+    "plateau": Plateau,
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# DTMT's Figure 3: BLEU of sentences longer than 0, 10, ..., 60 words, on MT02, MT03, MT04, MT05 and MT08 as one test set.
+set -euo pipefail
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+sets=(MT02 MT03 MT04 MT05 MT08)  # the caption says four sets, the text names these five
+
+usage() {
+    cat << END
+Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add NAME=RUN ...] [-o PICTURE]
+
+Merges ${sets[*]} of what \`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\` wrote into OUT ($ROOT/work/dtmt_nist_zhen) for each
+NAME: sources, all references, translations. Scores the sentences whose Chinese is longer than each bound (multi-bleu), prints the
+table and draws it.
+
+  --systems "NAME ..."   rows (dtmt4 dtmt1 shallow)
+  --seed N               of their runs (1)
+  --checkpoint LABEL     what was decoded: best (the default), average-5, ...
+  --add NAME=RUN         a further system, such as the paper's Transformer: RUN holds its translations of the same words as
+                         MT02.LABEL.txt and so on; repeatable
+  -o PICTURE             .png, .pdf or .svg (OUT/figure3.png)
+END
+}
+
+out='' systems='dtmt4 dtmt1 shallow' seed=1 label=best picture=''
+added=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --systems) need_value "$1" $#; systems=$2; shift 2 ;;
+        --seed) need_value "$1" $#; seed=$2; shift 2 ;;
+        --checkpoint) need_value "$1" $#; label=$2; shift 2 ;;
+        --add)
+            need_value "$1" $#
+            [[ $2 == ?*=?* ]] || die "--add $2: write it as NAME=RUN"
+            added+=("${2%%=*}=$(absolute "${2#*=}")"); shift 2 ;;
+        -o) need_value "$1" $#; picture=$(absolute "$2"); shift 2 ;;
+        -*) die "there is no option $1; -h shows the usage" ;;
+        *) [ -z "$out" ] || die "one OUT is enough, $1 is too much"; out=$(absolute "$1"); shift ;;
+    esac
+done
+out=${out:-$ROOT/work/dtmt_nist_zhen}
+picture=${picture:-$out/figure3.png}
+prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
+[ -d "$prepared" ] || die "there is no $prepared: run recipes/run_recipe.sh with rows of recipes/dtmt/nist_zhen first"
+read -r -a systems <<< "$systems"
+[ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
+need_fusetk
+
+# The names of the figure, and the folders of their translations.
+runs=()
+for system in ${systems[@]+"${systems[@]}"}; do
+    case $system in
+        dtmt[0-9]) name="DTMT#${system#dtmt}" ;;
+        shallow) name=ShallowRNMT ;;
+        *) name=$system ;;
+    esac
+    runs+=("$name=$out/run.nist_zhen.$system.seed$seed")
+done
+runs+=(${added[@]+"${added[@]}"})
+
+# merge OUTPUT FILE ...: the files as one.
+merge() {
+    local output=$1 file
+    shift
+    for file in "$@"; do
+        [ -f "$file" ] || die "there is no $file: translate ${sets[*]} first, with recipes/run_recipe.sh"
+    done
+    cat "$@" > "$output"
+}
+
+# files BEFORE AFTER: sets `found` to BEFORE, a set and AFTER, for each set.
+files() {
+    local set
+    found=()
+    for set in "${sets[@]}"; do
+        found+=("$1$set$2")
+    done
+}
+
+mkdir -p "$merged"
+files "$prepared/test." .zh.txt
+merge "$merged/source.zh" "${found[@]}"
+files "$prepared/test." .en.txt
+merge "$merged/reference.en" "${found[@]}"
+references=(-r "$merged/reference.en")
+for number in 1 2 3; do
+    files "$further/" "/$number.txt"
+    if ls "${found[@]}" > /dev/null 2>&1; then
+        merge "$merged/reference.en$number" "${found[@]}"
+        references+=(-r "$merged/reference.en$number")
+    fi
+done
+say "${sets[*]} as one, $((${#references[@]} / 2)) references"
+options=() translations=()
+for i in "${!runs[@]}"; do
+    files "${runs[$i]#*=}/" ".$label.txt"
+    merge "$merged/system$i.en" "${found[@]}"
+    if [ "$i" -eq 0 ]; then
+        translations=("$merged/system$i.en" --name "${runs[$i]%%=*}")
+    else
+        options+=(--system "${runs[$i]%%=*}=$merged/system$i.en")
+    fi
+done
+fusetk score "${translations[@]}" "${references[@]}" --by-length --longer-than --source "$merged/source.zh" \
+    ${options[@]+"${options[@]}"} --metric multi-bleu -o "$picture"

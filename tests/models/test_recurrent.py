@@ -1,0 +1,146 @@
+"""The recurrent backbone: its equations, its options, what it refuses."""
+
+import copy
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fusetk import trace
+from fusetk.data.vocab import PAD
+from fusetk.errors import ConfigError
+from fusetk.models import seq2seq
+from fusetk.models.recurrent import Recurrent, RecurrentConfig
+from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE, build
+from tests.contracts.test_models import batch
+from tests.models import plain_recurrent as plain
+
+NAMES = [name for name in SYSTEMS if name.startswith("recurrent")]
+
+
+def made(**options) -> Recurrent:
+    model = build("recurrent", **options)
+    assert isinstance(model, Recurrent)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_word_by_word_and_gate_by_gate(name: str) -> None:
+    """Features and all gradients, beside the plain loop in double precision."""
+    model, found = SYSTEMS[name](), batch()
+    twice = copy.deepcopy(model).double()
+    real = torch.zeros(found.tgt_in.shape, dtype=torch.bool)
+    real.view(-1)[found.real] = True
+    weight = torch.randn(*found.tgt_in.shape, 1) * real[..., None]
+    ours = model(found.src, found.src_mask, found.tgt_in)
+    theirs = plain.features(twice, found.src, found.src_mask, found.tgt_in)
+    torch.testing.assert_close(ours[real].double(), theirs[real], rtol=1e-4, atol=1e-5)
+    (ours * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    for (parameter, mine), other in zip(model.named_parameters(), twice.parameters(), strict=True):
+        if other.grad is None or mine.grad is None:
+            assert parameter.startswith("output.") and other.grad is mine.grad is None, parameter
+        else:
+            torch.testing.assert_close(mine.grad.double(), other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()), msg=parameter)
+
+
+def test_rows_that_are_over_are_not_computed() -> None:
+    """Padding of the target, given as such, changes nothing before it."""
+    model, found = made(), batch()
+    lengths = torch.tensor([3, 6, 1, 4, 2])
+    padded = found.tgt_in.masked_fill(torch.arange(6) >= lengths[:, None], PAD)
+    one, other = (model(found.src, found.src_mask, ids) for ids in (padded, found.tgt_in))
+    for i, length in enumerate(lengths):
+        torch.testing.assert_close(one[i, :length], other[i, :length])
+
+
+def test_padding_has_one_number() -> None:
+    assert seq2seq.PAD == PAD
+
+
+def test_nothing_stands_before_the_first_word() -> None:
+    model, found = made(), batch()
+    with torch.no_grad():
+        other = found.tgt_in.clone()
+        other[:, 0] = (other[:, 0] - 3) % 4 + 4
+        a, b = (model(found.src, found.src_mask, ids) for ids in (found.tgt_in, other))
+    assert torch.equal(a, b)
+
+
+def test_positions_are_scaled_and_may_be_left_out() -> None:
+    """1 / sqrt(E) times the sines and cosines (section "Advanced Techniques")."""
+    with_them, without = made(), made(positions="none")
+    ids = torch.tensor([[4, 5, 4]])
+    added = with_them.source(ids, start=3) - without.source(ids, start=3)
+    torch.testing.assert_close(added[0], with_them.source.positions(3, 3) / 4)
+
+
+def test_dropout_is_where_the_paper_has_it() -> None:
+    found = batch()
+    none = {"embedding_dropout": 0.0, "candidate_dropout": 0.0, "output_dropout": 0.0}
+    for name in none:
+        model = made(**{**none, name: 0.5}).train()
+        torch.manual_seed(1)
+        one = model(found.src, found.src_mask, found.tgt_in)
+        torch.manual_seed(1)
+        assert torch.equal(model(found.src, found.src_mask, found.tgt_in), one)
+        assert not torch.allclose(model(found.src, found.src_mask, found.tgt_in), one)
+        assert ((one == 0).float().mean() > 0.3) == (name == "output_dropout")
+
+
+def test_the_state_is_one_vector() -> None:
+    model, found = made(), batch()
+    state = model.start(model.encode(found.src, found.src_mask))
+    assert [tensor.shape for tensor in state.moving] == [(5, 16)]
+    _, state = model.decode(found.tgt_in[:, :1], state)
+    assert [tensor.shape for tensor in state.moving] == [(5, 16)]
+
+
+def test_attention_shows_itself() -> None:
+    """As in every backbone: heads of the layer whose state looks, each row a distribution over the words of the source."""
+    model, found = made(query={"depth": 2}, decoder={"attend": "dense-sum"}), batch()
+    with trace.listen() as heard, torch.no_grad():
+        model(found.src, found.src_mask, found.tgt_in)
+    [weights] = heard["decoder.layer3.cross"]
+    assert weights.shape == (5, 2 * 3, 6, 7)  # heads of three sources
+    torch.testing.assert_close(weights.sum(-1), torch.ones(5, 6, 6))
+    assert not (weights * ~found.src_mask[:, None, None]).any()
+
+
+def test_weights_begin_as_the_paper_says() -> None:
+    """Uniform in [-0.08, 0.08]."""
+    torch.manual_seed(0)
+    model = Recurrent(RecurrentConfig(width=64, heads=4), SOURCE_SIZE, TARGET_SIZE)
+    for name, parameter in model.named_parameters():
+        end = name.rsplit(".", 1)[-1]
+        if end in ("bias", "linear_bias", "shift"):
+            assert not parameter.any(), name
+        elif end == "gain":
+            assert torch.equal(parameter, torch.ones_like(parameter))
+        else:
+            assert 0.07 < parameter.abs().max() <= 0.08, name
+            assert parameter.numel() < 200 or parameter.detach().mean().abs() < 0.01, name
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"decoder": {"attend": "layerwise"}}, "a recurrent decoder has one"),
+        ({"decoder": {"attend": "dense-sum"}, "encoder": {"fuse": "average"}}, "only the first state would come"),
+        ({"heads": 3}, "no multiple of heads 3"),
+        ({"encoder": {"cell": "t-gru"}}, "gru"),
+        ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "leaves"),
+        ({"encoder": {"connect": "dense"}}, "connect"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_said(options, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        made(**options)
+
+
+def test_heads_must_share_what_is_attended_to() -> None:
+    with pytest.raises(ConfigError, match="no multiple of heads 16"):
+        made(heads=16, embedding=6, decoder={"attend": "dense-concat"})
+    with pytest.raises(ConfigError, match="one vocabulary"):
+        made(tie="all")
