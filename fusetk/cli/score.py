@@ -9,20 +9,29 @@ from typing import NamedTuple
 
 import click
 
-from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
-from fusetk.errors import CheckpointError, DataError
+from fusetk.cli import score_length
+from fusetk.cli.score_length import Asked, Bounds, System
+from fusetk.cli.scored import Text, against, read
+from fusetk.errors import CheckpointError
 from fusetk.evaluation import notes
-from fusetk.evaluation.bleu import DEFAULT, METRICS, Score, score, split_words
+from fusetk.evaluation.bleu import DEFAULT, METRICS, Score, score
 from fusetk.evaluation.doubts import doubts
+from fusetk.evaluation.length import BOUNDS
+from fusetk.evaluation.length import DEFAULT as BY_LENGTH
+
+EXAMPLE = (
+    "Examples: fusetk score out.en -r test.en --metric multi-bleu-lc; "
+    "fusetk score base.en -r test.en --by-length --source test.de --system deep=deep.en -o length.png"
+)
 
 
-@click.command("score", epilog="Example: fusetk score out.en -r test.en --metric multi-bleu-lc")
+@click.command("score", epilog=EXAMPLE)
 @click.argument("hypothesis", metavar="HYP")
 @click.argument("more", metavar="[REF]...", nargs=-1)
 @click.option("-r", "--reference", "references", metavar="REF", multiple=True, help="A reference; again for each further one.")
 @click.option(
     "--metric", "metrics", metavar="NAME", multiple=True, type=click.Choice([*METRICS, "all"]),
-    help=f"One of {', '.join(METRICS)}, or all; repeatable. Without it: {', '.join(DEFAULT)}.",
+    help=f"One of {', '.join(METRICS)}, or all; repeatable. Without it: {', '.join(DEFAULT)}; with --by-length {BY_LENGTH}.",
 )
 @click.option("--lowercase", is_flag=True, help="Ignore case in every metric (multi-bleu-lc and TER always do).")
 @click.option("--tokenize", metavar="NAME", help="sacreBLEU's tokeniser: 13a (the default), intl, zh, char, none, ...")
@@ -33,9 +42,24 @@ from fusetk.evaluation.doubts import doubts
 )
 @click.option("--set-name", metavar="NAME", help="With --run: the test set.")
 @click.option("--checkpoint", metavar="LABEL", help="With --run: what was decoded, such as average-5. Without it: RUN's name, or best.")
+@click.option("--by-length", is_flag=True, help="Print a table of one metric on the sentences of each range of lengths.")
+@click.option(
+    "--source", metavar="FILE", help="With --by-length: the source, whose words are counted. Without it, those of the first reference.",
+)
+@click.option("--longer-than", is_flag=True, help="With --by-length: a row for all sentences longer than each bound.")
+@click.option(
+    "--bounds", type=Bounds(), help=f"With --by-length: rising lengths that part the rows. Without it: {','.join(map(str, BOUNDS))}.",
+)
+@click.option("--system", "systems", type=System(), multiple=True, help="With --by-length: another translation beside HYP; repeatable.")
+@click.option("--name", metavar="NAME", help="With --by-length: what HYP is called. Without it, the file's name without its ending.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="PICTURE", help="With --by-length: draw it, too, as .png, .pdf or .svg.",
+)
 def command(
     hypothesis: str, more: tuple[str, ...], references: tuple[str, ...], metrics: tuple[str, ...],
     lowercase: bool, tokenize: str | None, as_json: bool, run: Path | None, set_name: str | None, checkpoint: str | None,
+    by_length: bool, source: str | None, longer_than: bool, bounds: tuple[int, ...] | None, systems: tuple[tuple[str, str], ...],
+    name: str | None, output: Path | None,
 ) -> None:  # fmt: skip
     """Score the lines of HYP against one or more references, line by line.
 
@@ -47,61 +71,38 @@ def command(
     BPE joined. multi-bleu-lc lower-cases first, by Unicode; the script with -lc changes only A to Z.
 
     What --run notes replaces an older note of the same set, checkpoint and metric.
+
+    With --by-length, a row has the sentences whose source is longer than one bound and not longer than the next, or, with
+    --longer-than, longer than one bound. Lengths are words between white space in the text as it stands. A blank line has
+    no words: it counts in the first row, but with --longer-than in none. A row without sentences shows -, null in JSON.
     """
     names = [*references, *more]
     if not names:
         raise click.UsageError("give a reference: fusetk score HYP -r REF")
-    if [hypothesis, *names].count("-") > 1:
-        raise click.UsageError("standard input can be only one of the texts")
+    asked = Asked(source, longer_than, bounds, systems, name, output)
+    if by_length:
+        metric = asked.check(metrics, tokenize, (run, set_name, checkpoint))
+        score_length.run(asked, metric, hypothesis, names, lowercase=lowercase, tokenize=tokenize, as_json=as_json)
+        return
+    asked.refuse()
     place = _place(run, set_name, checkpoint)
-    lines = _read(hypothesis)
-    streams = [_read(name) for name in names]
-    for name, stream in zip(names, streams, strict=True):
-        if len(stream) != len(lines):
-            raise _unequal(hypothesis, name, len(lines), len(stream))
+    text, *told = read([hypothesis, *names])
+    streams = [one.lines for one in told]
     chosen = list(METRICS) if "all" in metrics else list(metrics or DEFAULT)
-    found = score(lines, streams, chosen, lowercase=lowercase, tokenize=tokenize)
+    found = score(text.lines, streams, chosen, lowercase=lowercase, tokenize=tokenize)
     blind = lowercase or all(result.metric in ("multi-bleu-lc", "ter") for result in found)
-    warnings = doubts(lines, streams, lowercase=blind)
+    warnings = doubts(text.lines, streams, lowercase=blind)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
-    sides = [Side(_known_as(name), _words(stream)) for name, stream in zip([hypothesis, *names], [lines, *streams], strict=True)]
     if as_json:
         results = [asdict(result) for result in found]
-        texts = {"hypothesis": sides[0]._asdict(), "references": [side._asdict() for side in sides[1:]]}
-        click.echo(json.dumps({"sentences": len(lines), **texts, "scores": results, "warnings": warnings}, ensure_ascii=False, indent=2))
+        sides = {"hypothesis": text.about(), "references": [one.about() for one in told]}
+        document = {"sentences": len(text.lines), **sides, "scores": results, "warnings": warnings}
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
     else:
-        _print(found, sides, len(lines))
+        _print(found, text, told)
     if place:
         click.echo(f"noted in {_note(place, found, streams)}", err=True)
-
-
-class Side(NamedTuple):
-    """A text that was scored, or scored against."""
-
-    file: str
-    words: int  # as multi-bleu counts them: between ASCII white space
-
-
-def _read(name: str) -> list[str]:
-    lines = list(standard_input() if name == "-" else read_lines(name))
-    if not lines:
-        raise DataError(f"{_known_as(name)} is empty; there is nothing to score")
-    return lines
-
-
-def _known_as(name: str) -> str:
-    return STANDARD_INPUT if name == "-" else name
-
-
-def _words(lines: Sequence[str]) -> int:
-    return sum(len(split_words(line)) for line in lines)
-
-
-def _unequal(hypothesis: str, reference: str, mine: int, theirs: int) -> DataError:
-    if "-" in (hypothesis, reference):
-        return DataError(f"{_known_as(hypothesis)} has {mine} lines and {_known_as(reference)} has {theirs}; each line needs its reference")
-    return unequal(Pair(Path(hypothesis), Path(reference)), mine, theirs)
 
 
 class Place(NamedTuple):
@@ -139,9 +140,8 @@ def _note(place: Place, found: Sequence[Score], references: Sequence[Sequence[st
     return notes.write(place.run, [note(one) for one in found])
 
 
-def _print(found: Sequence[Score], sides: Sequence[Side], sentences: int) -> None:
-    references = ", ".join(f"{side.file} ({side.words} words)" for side in sides[1:])
-    click.echo(f"scored: {sides[0].file} ({sentences} sentences, {sides[0].words} words) against {references}")
+def _print(found: Sequence[Score], hypothesis: Text, references: Sequence[Text]) -> None:
+    click.echo(f"scored: {against(hypothesis, references)}")
     if not sys.stdout.isatty():
         for result in found:
             click.echo(f"{result.metric}: {result}  [{result.signature}]")

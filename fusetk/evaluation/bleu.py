@@ -98,6 +98,12 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(correct, total, sum(c.hypothesis_length for c in counts), sum(c.reference_length for c in counts))
 
 
+def count_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False) -> list[Counts]:
+    """The counts of each line against what each reference says for it."""
+    lower = str.lower if lowercase else str
+    return [count(lower(h), [lower(r) for r in several]) for h, *several in zip(hypotheses, *references, strict=True)]
+
+
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """multi-bleu, 0 to 100, of tokenised lines against one reference each."""
     return add([count(hypothesis, [reference]) for hypothesis, reference in zip(hypotheses, references, strict=True)]).bleu()
@@ -107,10 +113,9 @@ def _ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(words) - n + 1))
 
 
-def _multi_bleu(lowercase: bool, hypotheses: Sequence[str], references: Sequence[Sequence[str]], options: Options) -> Score:
-    lowercase = lowercase or options.lowercase
-    lower = str.lower if lowercase else str
-    counts = add([count(lower(h), [lower(r) for r in several]) for h, *several in zip(hypotheses, *references, strict=True)])
+def multi_bleu(sentences: Sequence[Counts], references: int, lowercase: bool = False) -> Score:
+    """The score of sentences that were counted by ``count_lines``."""
+    counts = add(sentences)
     penalty = counts.brevity_penalty()
     length, wanted = counts.hypothesis_length, counts.reference_length
     precisions = "/".join(f"{100 * p:.1f}" for p in counts.precisions())
@@ -120,12 +125,17 @@ def _multi_bleu(lowercase: bool, hypotheses: Sequence[str], references: Sequence
         name="BLEU",
         value=counts.bleu(),
         details=f"{precisions} (BP={penalty:.3f}, ratio={ratio:.3f}, hyp_len={length}, ref_len={wanted})",
-        signature=f"nrefs:{len(references)}|case:{'lc' if lowercase else 'mixed'}|tok:none|smooth:none|arithmetic:moses",
-        sentences=len(hypotheses),
+        signature=f"nrefs:{references}|case:{'lc' if lowercase else 'mixed'}|tok:none|smooth:none|arithmetic:moses",
+        sentences=len(sentences),
         hypothesis_length=length,
         reference_length=wanted,
         brevity_penalty=penalty,
     )
+
+
+def _multi_bleu(lowercase: bool, hypotheses: Sequence[str], references: Sequence[Sequence[str]], options: Options) -> Score:
+    lowercase = lowercase or options.lowercase
+    return multi_bleu(count_lines(hypotheses, references, lowercase), len(references), lowercase)
 
 
 # sacrebleu -----------------------------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ def recur(
     words = None
     if dropout.training and dropout.steps:
         words = [dropout.words((len(h), sum(sizes), h.shape[-1]), h.device) for _ in cells]
-    if fused.usable(x, h) and (across is None or len(across.keys) == len(h[0]) or not torch.is_grad_enabled()):
-        attention, mask = (across.attention, across.mask.contiguous()) if across else (None, None)
+    attention, mask = (across.attention, across.mask.contiguous()) if across else (None, None)
+    alone = across is None or len(across.keys) == len(h[0])  # one hypothesis a sentence: only then there are gradients
+    if (alone or not torch.is_grad_enabled()) and fused.usable(x, h, attention):
         plan = fused.Plan(cells, len(first.cells), sizes, words, dropout.threshold, dropout.scale, attention, mask)
         states, *attended = fused.run(plan, x, h, (across.keys, across.values, across.input) if across else ())
         return Found(states, *attended)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusetk.errors import DataError
-from fusetk.plotting.figure import NUMBERS, check_output, finite, fonts, label, save_numbers, save_picture
+from fusetk.plotting.figure import NUMBERS, check_output, colors, dress, finite, fonts, label, legend, save_numbers, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -179,13 +179,13 @@ def draw(found: Sequence[Curve], x: str, window: int) -> "Figure":
     most = max(sum(curve.what == what for curve in found) for what in whats)
     figure = Figure(figsize=(6.4 * columns, rows * (4.0 + 0.19 * most)), layout="constrained")
     FigureCanvasAgg(figure)
-    colors = dict(zip(runs, _colors(len(runs)), strict=True))
+    color = dict(zip(runs, colors(len(runs)), strict=True))
     for i, what in enumerate(whats):
         axes = figure.add_subplot(rows, columns, i + 1)
         mine = [curve for curve in found if curve.what == what]
-        entries = [_draw(axes, curve, x, window, colors[curve.run]) for curve in mine]
+        entries = [_draw(axes, curve, x, window, color[curve.run]) for curve in mine]
         _dress(axes, what, x, np.concatenate([curve.value for curve in mine]))
-        _legend(axes, entries, families)
+        legend(axes, entries, families)
     return figure
 
 
@@ -218,28 +218,7 @@ def _dress(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(TITLES.get(what, label(what)), fontsize=11, parse_math=False)
     axes.set_xlabel("update" if x == "updates" else "epoch")
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _legend(axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str]) -> None:
-    lines = [line for line, _ in entries]
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "frameon": False}
-    # Numbers first, names then: a legend drops labels that begin with an underscore and sets dollars as formulas.
-    legend = axes.legend(lines, [str(i) for i in range(len(lines))], prop={"family": families, "size": 8.5}, **place)
-    for text, (_, name) in zip(legend.get_texts(), entries, strict=True):
-        text.set_parse_math(False)
-        text.set_text(name)
-
-
-def _colors(count: int) -> list[Any]:
-    import matplotlib
-
-    if count <= 10:
-        return list(matplotlib.colormaps["tab10"].colors[:count])  # type: ignore[attr-defined]
-    return [matplotlib.colormaps["turbo"](0.05 + 0.9 * i / (count - 1)) for i in range(count)]
+    dress(axes)
 
 
 def _short(value: float) -> str:

@@ -7,7 +7,7 @@ import re
 import unicodedata
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ import numpy as np
 from fusetk.errors import DataError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 PICTURES = (".png", ".pdf", ".svg")
 NUMBERS = (".npz", ".json")
@@ -35,11 +37,15 @@ _JOINERS = "\u200c\u200d"  # invisible, but words of some scripts need them
 log = logging.getLogger(__name__)
 
 
-def check_output(path: Path, pages: bool = False) -> None:
-    """Raise DataError when a figure cannot be written to ``path``: call it before the work, not after. ``pages``: HTML can."""
-    if path.suffix.lower() not in PICTURES + NUMBERS + (PAGES if pages else ()):
+def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
+    """Raise DataError when a figure cannot be written to ``path``: call it before the work, not after.
+
+    ``pages`` says that HTML can be written, ``numbers`` that the numbers of the picture can.
+    """
+    if path.suffix.lower() not in PICTURES + (NUMBERS if numbers else ()) + (PAGES if pages else ()):
         page = f", {', '.join(PAGES)} for a page to look around in," if pages else ""
-        raise DataError(f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page} or {', '.join(NUMBERS)} for its numbers")
+        number = f" or {', '.join(NUMBERS)} for its numbers" if numbers else ""
+        raise DataError(f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page}{number}")
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -84,6 +90,37 @@ def label(text: str, longest: int = 28) -> str:
     if len(shown) > longest:
         shown = shown[: longest * 2 // 3] + "\u2026" + shown[-(longest // 3) :]
     return shown
+
+
+# Lines ---------------------------------------------------------------------------------------------------------------
+
+
+def colors(count: int) -> list[Any]:
+    """A colour for each of ``count`` lines."""
+    import matplotlib
+
+    if count <= 10:
+        return list(matplotlib.colormaps["tab10"].colors[:count])  # type: ignore[attr-defined]
+    return [matplotlib.colormaps["turbo"](0.05 + 0.9 * i / (count - 1)) for i in range(count)]
+
+
+def dress(axes: "Axes") -> None:
+    """A grey grid behind the lines, and no frame above and to the right."""
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def legend(axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str], down: float = 0.13) -> None:
+    """Names of lines below the axes, ``down`` of their height."""
+    lines = [line for line, _ in entries]
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -down), "frameon": False}
+    # Numbers first, names then: a legend drops labels that begin with an underscore and sets dollars as formulas.
+    shown = axes.legend(lines, [str(i) for i in range(len(lines))], prop={"family": families, "size": 8.5}, **place)
+    for text, (_, name) in zip(shown.get_texts(), entries, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
 
 
 # Fonts ---------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def loop(how: str) -> AbstractContextManager[Any]:
     """Run recurrent models this way."""
     if how == "plain":
         return mock.patch.object(Recurrent, "forward", features)
-    return mock.patch.object(recurrence.fused, "usable", lambda x, h: False) if how == "unfused" else nullcontext()
+    return mock.patch.object(recurrence.fused, "usable", lambda *_: False) if how == "unfused" else nullcontext()
 
 
 def turns(name: str, precision: str, given: argparse.Namespace) -> Iterator[float]:

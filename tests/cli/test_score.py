@@ -182,3 +182,138 @@ def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> No
     result = run("hyp", "ref", *arguments)
     assert result.exit_code == 2 and said in result.stderr and result.stdout == ""
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
+
+
+# By length -----------------------------------------------------------------------------------------------------------
+
+SIZES = [0, 1, 4, 5, 6, 9, 10, 11, 24, 24]  # words of the source; none between 12 and 23
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Two systems, a reference and a source."""
+    monkeypatch.chdir(tmp_path)
+    reference = [" ".join(f"W{(i * k) % 7}" for k in range(size + 5)) for i, size in enumerate(SIZES)]
+    texts = {
+        "src.de": [" ".join(["x"] * size) for size in SIZES],
+        "ref.en": reference,
+        "base.en": [line.replace("W3", "w4") for line in reference],
+        "deep.en": [line.replace("W5", "w5") for line in reference],
+    }
+    for name, lines in texts.items():
+        Path(name).write_text("".join(line + "\n" for line in lines))
+    return texts
+
+
+def by_length(*arguments: str) -> Result:
+    return run("base.en", "-r", "ref.en", "--by-length", *arguments)
+
+
+def test_a_table_by_length(texts: dict[str, list[str]]) -> None:
+    result = by_length("--source", "src.de", "--system", "deep one=deep.en", "--bounds", "0,5,11,20")
+    assert result.exit_code == 0, result.output
+    title, head, *rest = result.stdout.splitlines()
+    rows, lines = rest[:4], rest[4:]
+    assert title == "multi-bleu by the length of the source" and "\t" not in result.stdout
+    assert head.split("  ")[0] == "words" and head.endswith("  sentences   base  deep one")
+    assert [row.split()[:2] for row in rows[:3]] == [["0-5", "4"], ["6-11", "4"], ["12-20", "0"]] and rows[3].startswith("> 20")
+    assert rows[2].split()[2:] == ["-", "-"]
+    first = [texts[name][:4] for name in ("base.en", "ref.en")]
+    assert rows[0].split()[2] == f"{score(first[0], [first[1]], ['multi-bleu'])[0].value:.2f}"
+    assert lines[0].startswith("base: base.en (10 sentences, ") and " against ref.en (" in lines[0] and lines[1].startswith("deep one: ")
+    assert lines[2:4] == ["lengths: words between white space in src.de", "blank: 1 of these lines, in the row 0-5"]
+    assert lines[4].startswith("signature: nrefs:1|case:mixed")
+
+
+def test_longer_than_each_bound(texts: dict[str, list[str]]) -> None:
+    result = by_length("--source", "src.de", "--longer-than", "--name", "one")
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["words", "sentences", "one"]
+    assert [line.split()[:3] for line in lines[2:9]] == [[">", f"{10 * k}", f"{n}"] for k, n in enumerate([9, 3, 2, 0, 0, 0, 0])]
+    assert "blank: 1 of these lines, in no row" in lines
+
+
+@pytest.mark.parametrize("metric", ["multi-bleu", "sacrebleu", "ter"])
+def test_json_by_length(texts: dict[str, list[str]], metric: str) -> None:
+    arguments = ["--system", "deep=deep.en", "--bounds", "0,30", "--longer-than", "--json", "--lowercase", "--metric", metric]
+    document = json.loads(by_length(*arguments).stdout)
+    [whole, empty] = document["rows"]
+    results = {name: score(texts[f"{name}.en"], [texts["ref.en"]], [metric], lowercase=True)[0] for name in ("base", "deep")}
+    assert whole == {"fewest": 1, "most": None, "sentences": 10, "scores": {name: result.value for name, result in results.items()}}
+    assert empty == {"fewest": 31, "most": None, "sentences": 0, "scores": {"base": None, "deep": None}}
+    assert (document["metric"], document["signature"]) == (results["base"].metric, results["base"].signature)
+    assert document["lengths"] == {"of": "reference", "file": "ref.en", "words": sum(SIZES) + 50, "blank": 0}
+    assert [system["name"] for system in document["systems"]] == ["base", "deep"] and document["sentences"] == 10
+
+
+def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:
+    lines = by_length("-r", "deep.en").stdout.splitlines()
+    assert lines[0] == "multi-bleu by the length of the first reference"
+    assert "lengths: words between white space in ref.en, the first reference, for there is no --source" in lines
+    assert not any(line.startswith("blank") for line in lines)
+
+
+def test_tokenize_by_length(texts: dict[str, list[str]]) -> None:
+    assert "tok:char" in by_length("--metric", "sacrebleu", "--tokenize", "char").stdout
+
+
+def test_standard_input_by_length(texts: dict[str, list[str]]) -> None:
+    with gzip.open("packed.en.gz", "wt") as file:
+        file.write(Path("base.en").read_text())
+    source = Path("src.de").read_text()
+    result = run("packed.en.gz", "ref.en", "--by-length", "--source", "-", stdin=source)
+    assert result.stdout.splitlines()[1].split()[2] == "packed" and "white space in standard input\n" in result.stdout
+    assert "standard input can be only one" in run("-", "ref.en", "--by-length", "--source", "-", stdin=source).stderr
+
+
+def test_a_picture_by_length(texts: dict[str, list[str]]) -> None:
+    result = by_length("--source", "src.de", "--system", "deep=deep.en", "-o", "a.png", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["rows"] and Path("a.png").stat().st_size > 10_000
+
+
+def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
+    Path("bpe.en").write_text("".join(f"the c@@ at {line}\n" for line in texts["ref.en"]))
+    result = by_length("--system", "bpe=bpe.en", "--json")
+    assert "warning: bpe: the hypothesis looks like subwords" in result.stderr
+    assert json.loads(result.stdout)["warnings"][0].startswith("bpe: the hypothesis")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--metric", "chrf", "--metric", "ter"], "one metric, not chrf, ter: give one --metric"),
+        (["--metric", "all"], "one metric, not all"),
+        (["--run", "run", "--set-name", "test"], "note it without --by-length"),
+        (["--checkpoint", "best"], "note it without --by-length"),
+        (["--tokenize", "intl"], "give --metric sacrebleu"),
+        (["--bounds", "10,0"], "'10,0' are not rising numbers of words"),
+        (["--bounds", "0,0"], "not rising"),
+        (["--bounds", "0,-1"], "not rising"),
+        (["--bounds", ""], "not rising"),
+        (["--system", "deep.en"], "'deep.en' is not a name, = and a file"),
+        (["--system", "=deep.en"], "is not a name"),
+        (["--system", "base=deep.en"], "two systems are called 'base'; tell them apart by --name"),
+        (["--system", "deep=nowhere"], "nowhere does not exist"),
+        (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
+        (["--source", "short"], "base.en has 10 lines and short has 1"),
+        (["-o", "a.json"], "must end in .png, .pdf, .svg for a picture"),
+        (["-o", "nowhere/a.png"], "no folder nowhere"),
+        (["-o", "a.png", "--longer-than", "--bounds", "99,100"], "no line has more than 99 words; give lower --bounds"),
+    ],
+)
+def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], said: str) -> None:
+    Path("short").write_text("a\n")
+    result = by_length(*arguments)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert not Path("a.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--source", "src.de"], ["--longer-than"], ["--bounds", "0"], ["--system", "deep=deep.en"], ["--name", "x"], ["--output", "a.png"]],
+)
+def test_options_that_need_by_length(texts: dict[str, list[str]], arguments: list[str]) -> None:
+    result = run("base.en", "-r", "ref.en", *arguments)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert f"{arguments[0]}: of no use without --by-length" in result.stderr

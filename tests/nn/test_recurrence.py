@@ -31,34 +31,41 @@ def drawn(module: torch.nn.Module) -> Any:
 class Case:
     """Transitions, attention and inputs for one run."""
 
-    def __init__(self, kind: str, directions: int = 1, norm: bool = True, attention: bool = False, sources: int = 1, multiple: int = 2):
+    def __init__(self, kind: str, directions: int = 1, norm: bool = True, attention: bool = False, sources: int = 1, width: int = WIDTH):
         torch.manual_seed(0)
-        self.packing = packing(LENGTHS, 8, multiple)
+        self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], sum(self.packing.sizes)
-        self.first = drawn(Transition(kind, 2, READ, WIDTH, directions, norm))  # type: ignore[arg-type]
+        self.first = drawn(Transition(kind, 2, READ, width, directions, norm))  # type: ignore[arg-type]
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
-        self.h = torch.randn(directions, rows, WIDTH, requires_grad=True)
+        self.h = torch.randn(directions, rows, width, requires_grad=True)
         self.leaves = [self.x, self.h, *self.first.parameters()]
-        self.attention = drawn(AdditiveAttention(WIDTH, 4, sources)) if attention else None
+        self.attention = drawn(AdditiveAttention(width, 4, sources)) if attention else None
         if self.attention is not None:
-            self.above = drawn(Transition(kind, 1, CONTEXT, WIDTH, 1, norm))  # type: ignore[arg-type]
-            self.keys = torch.randn(rows, sources * SOURCE, WIDTH, requires_grad=True)
+            self.above = drawn(Transition(kind, 1, CONTEXT, width, 1, norm))  # type: ignore[arg-type]
+            self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]
             self.leaves += [self.keys, self.values, *self.attention.parameters(), *self.above.parameters()]
+
+    def to(self, device: str) -> None:
+        for leaf in self.leaves:
+            leaf.data = leaf.data.to(device)
+            leaf.grad = None
+        if self.attention is not None:
+            self.mask = self.mask.to(device)
 
     def run(self, rate: float, dtype: torch.dtype) -> tuple[Found, list[Tensor]]:
         """What is found, and the gradients of a random function of it."""
         torch.manual_seed(5)
         for leaf in self.leaves:
             leaf.grad = None
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             across = None
             if self.attention is not None:
                 across = Across(self.attention, self.above, self.above.input[0], self.keys, self.values, self.mask)
             found = recur(self.first, self.x @ self.first.input, self.h, self.packing.sizes, Dropout(rate), across, weights=True)
         outputs = [*found.states, *([] if found.contexts is None else [found.contexts])]
-        sum((output.float() * torch.randn(output.shape)).sum() for output in outputs).backward()  # type: ignore[union-attr]
+        sum((output.float().cpu() * torch.randn(output.shape)).sum() for output in outputs).backward()  # type: ignore[union-attr]
         return found, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
 
 
@@ -75,9 +82,9 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
 def test_the_fused_one_is_the_plain_one(kind, shape, norm, rate, dtype, tolerance, monkeypatch) -> None:
     case = Case(kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape))
-    assert recurrence.fused.usable(case.x, case.h)
+    assert recurrence.fused.usable(case.x, case.h, case.attention)
     found, grads = case.run(rate, dtype)
-    monkeypatch.setattr(recurrence.fused, "usable", lambda x, h: False)
+    monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
     wanted, theirs = case.run(rate, dtype)
     assert len(grads) == len(theirs) == len(case.leaves)
     for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
@@ -106,7 +113,7 @@ def test_large_and_broken_numbers(monkeypatch) -> None:
     case.x.data *= 200
     case.h.data[0, 1, 2] = torch.nan
     found, _ = case.run(0.0, torch.float32)
-    monkeypatch.setattr(recurrence.fused, "usable", lambda x, h: False)
+    monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
     wanted, _ = case.run(0.0, torch.float32)
     for a, b in zip(found.states, wanted.states, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,131 @@
+"""The kernels of ``programs.py``."""
+
+import importlib.util
+import os
+import weakref
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fusetk.nn.additive import AdditiveAttention
+from fusetk.nn.cells import EPS
+
+if TYPE_CHECKING:
+    from fusetk.nn.fused.loop import Backward, Forward
+
+PARTS = 64  # programs of a direction that share the rows of a step in the backward pass
+KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}
+
+
+@lru_cache(maxsize=1)
+def _there() -> bool:
+    """Whether there is Triton, which torch brings where it has CUDA, and it is wanted."""
+    return os.environ.get("FUSETK_KERNELS") != "off" and importlib.util.find_spec("triton") is not None
+
+
+def usable(attention: AdditiveAttention | None) -> bool:
+    """Whether the kernels can do it: heads and their features are powers of two."""
+    sizes = () if attention is None else (attention.heads, len(attention.vector))
+    return _there() and all(size == _power_of_2(size) for size in sizes)
+
+
+def _power_of_2(size: int) -> int:
+    """The next one."""
+    return 1 << (size - 1).bit_length()
+
+
+class Kernels:
+    """What stands between the products of a ``Forward`` and of its ``Backward``."""
+
+    def __init__(self, made: "Forward"):
+        from fusetk.nn.fused import programs
+
+        self.programs = programs
+        self.made, self.plan = weakref.proxy(made), made.plan  # buffers are to go as soon as the run is over
+        self.nothing = made.h.new_zeros(1)  # stands where a kernel reads nothing
+        if self.plan.attention is not None:
+            self.scores = made.h.new_empty(self.plan.sizes[0], made.keys.shape[1], self.plan.attention.heads)
+
+    def _options(self, c: int) -> dict[str, Any]:
+        cell = self.plan.cells[c]
+        return {
+            "KIND": KINDS[cell.kind], "NORM": cell.gain is not None, "DROP": self.plan.words is not None, "EPSILON": EPS,
+            "BLOCK": _power_of_2(cell.width),
+        }  # fmt: skip
+
+    def _own(self, c: int) -> tuple[Tensor, ...]:
+        """Drawn numbers, biases, gain and shift of a cell."""
+        cell, words = self.plan.cells[c], self.plan.words
+        found = (words[c] if words else None, cell.bias, cell.linear_bias, cell.gain, cell.shift)
+        return tuple(self.nothing if tensor is None else tensor for tensor in found)
+
+    def _or_nothing(self, tensor: Tensor | None) -> Tensor:
+        return self.nothing if tensor is None else tensor
+
+    def cell(self, c: int, t: int) -> None:
+        made, rows = self.made, self.plan.sizes[t]
+        directions, positions, _ = made.x.shape
+        (before, slot), (after, place, after_rows) = made.before(c, t), made.after(c, t)
+        self.programs.cell[directions, rows](
+            self._or_nothing(made.input_of(c)), made.mapped[c], before, made.states[c], self._or_nothing(after), *self._own(c),
+            made.starts[t], positions, slot, before.shape[1], place, after_rows, rows, made.h.shape[-1],
+            self.plan.threshold, self.plan.scale, **self._options(c),
+        )  # fmt: skip
+
+    def _sizes(self) -> dict[str, int]:
+        attention, made = self.plan.attention, self.made
+        assert attention is not None
+        size = made.values.shape[-1] // attention.heads
+        return {"HEADS": attention.heads, "VALUE_SIZE": size, "VALUE_BLOCK": _power_of_2(size)}
+
+    def _read(self) -> tuple[Tensor, ...]:
+        made, plan = self.made, self.plan
+        assert plan.attention is not None and plan.mask is not None
+        return made.queries, made.keys, made.values, plan.mask.view(torch.uint8), plan.attention.vector, made.weights
+
+    def attend(self, t: int) -> None:
+        made, plan = self.made, self.plan
+        assert plan.attention is not None and plan.mask is not None
+        self.programs.attend[plan.sizes[t],](
+            *self._read(), self.scores, made.contexts, made.starts[t], plan.sizes[0] // len(made.keys), plan.mask.shape[1],
+            SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), **self._sizes(),
+        )  # fmt: skip
+
+    def back(self, backward: "Backward") -> None:
+        """Get ready for the gradients."""
+        made, self.backward = self.made, weakref.proxy(backward)
+        self.parts = min(PARTS, self.plan.sizes[0])
+        for cell in self.plan.cells:
+            shape = (self.parts, made.x.shape[0], 2, cell.gates, cell.width)
+            backward.norms.append(None if cell.gain is None else made.h.new_zeros(shape))
+        if self.plan.attention is not None:
+            backward.vector = made.h.new_zeros(len(made.keys), len(self.plan.attention.vector))
+
+    def cell_back(self, c: int, t: int) -> None:
+        made, back = self.made, self.backward
+        directions, positions, _ = made.x.shape
+        before, slot = made.before(c, t)
+        self.programs.cell_back[directions, self.parts](
+            self._or_nothing(made.input_of(c)), made.mapped[c], before, *self._own(c), back.state, back.product,
+            self._or_nothing(back.extra[c]), self._or_nothing(back.input_of(c)), back.mapped[c], self._or_nothing(back.norms[c]),
+            made.starts[t], positions, slot, before.shape[1], back.state.shape[1], self.plan.sizes[t], made.h.shape[-1],
+            self.plan.threshold, self.plan.scale, self.parts, EXTRA=back.extra[c] is not None, **self._options(c),
+        )  # fmt: skip
+
+    def attend_back(self, t: int) -> None:
+        made, back, plan = self.made, self.backward, self.plan
+        assert plan.attention is not None and plan.mask is not None
+        self.programs.attend_back[plan.sizes[t],](
+            *self._read(), back.context_product, self._or_nothing(back.extra_contexts), back.contexts, back.queries, back.keys,
+            back.vector, self.scores, made.starts[t], plan.mask.shape[1],
+            SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), EXTRA=back.extra_contexts is not None, **self._sizes(),
+        )  # fmt: skip
+
+    def values_back(self, values: Tensor) -> None:
+        made = self.made
+        starts, sizes = (torch.tensor(found, device=values.device) for found in (made.starts, self.plan.sizes))
+        self.programs.values_back[len(values), values.shape[1]](
+            made.weights, self.backward.contexts, starts, sizes, values, len(self.plan.sizes), **self._sizes()
+        )  # fmt: skip
