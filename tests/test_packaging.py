@@ -69,8 +69,14 @@ def test_every_import_is_required_and_every_requirement_imported(setup):
     own = {"fusetk", *(path.stem for path in (ROOT / "recipes").rglob("*.py"))}
     outside = imported - own - set(sys.stdlib_module_names)
     required = {IMPORTED_AS.get(requirement.name, requirement.name) for requirement in requirements(setup["options"]["install_requires"])}
-    # pydantic brings pydantic-core along, in the one version that fits it.
-    assert outside - OPTIONAL - {"pydantic_core"} == required
+    # pydantic brings pydantic-core along, in the one version that fits it, and torch brings triton where it has CUDA.
+    assert outside - OPTIONAL - {"pydantic_core", "triton"} == required
+
+
+def test_kernels_are_installed(setup):
+    [patterns] = [found.replace(" ", "").split(",") for found in [setup["options.package_data"]["fusetk"]]]
+    found = {path for pattern in patterns for path in (ROOT / "fusetk").glob(pattern)}
+    assert ROOT / "fusetk" / "nn" / "fused" / "kernels.cpp" in found
 
 
 def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
