@@ -1,9 +1,10 @@
 """Memory that a training batch of each config keeps for its gradients: python tests/benchmarks/memory.py CONFIG [CONFIG ...].
 
-Each config must be prepared. Counted is each storage once that autograd saves in the forward pass, parameters left out, for the
-first batch of the first epoch; no part of it depends on the machine's speed.
+Each config must be prepared. Counted is each storage once that is there after the forward pass and was not before, whether autograd saved
+it or a backward pass written by hand will read it, for the first batch of the first epoch; no part of it depends on the machine's speed.
 """
 
+import gc
 from pathlib import Path
 
 import torch
@@ -28,17 +29,23 @@ def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int]
     model = run.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
     order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0)
     batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor: torch.Tensor, there: set[int]) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
+        if storage.data_ptr() not in there:
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), autocast(device, precision):
-        loss = batch_loss(model, model, batch, recipe.training.label_smoothing)  # noqa: F841 - alive, so that nothing is freed
+    def alive() -> list[torch.Tensor]:
+        return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+
+    before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: note(tensor, before), lambda tensor: tensor), autocast(device, precision):
+        loss = batch_loss(model, model, batch, recipe.training.label_smoothing)
+    for tensor in alive():
+        note(tensor, before)
+    assert loss.smoothed.requires_grad  # and so alive
     return len(batch.real), sum(storages.values())
 
 
