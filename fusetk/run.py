@@ -1,6 +1,7 @@
 """Run folders: everything that training leaves and translation needs."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ from fusetk.config import find_kind
 from fusetk.data import manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
 from fusetk.machine import device_of, fastest_float32
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
-from fusetk.training import checkpoint, metrics
+from fusetk.training import checkpoint, distributed, metrics
 from fusetk.training.loop import Trainer
 from fusetk.training.signals import Stop
 from fusetk.training.validation import Validator
@@ -75,26 +76,35 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
 
     Raises DataError or ConfigError, before anything is written, when data, config and run do not fit together.
     """
-    device = device_of(device_name)
+    device = device_of(distributed.local_device(device_name))
+    world = distributed.join(device)
+    try:
+        _train(recipe, run, device, quiet, world)
+    except Exception as error:
+        if world.size > 1 and not isinstance(error, FusetkError):
+            print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
+    world.leave()
+
+
+def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World) -> None:
     data = Path(recipe.data.folder)
     fingerprint = manifest.training_fingerprint(manifest.read(data))
-    last = _last(run)
+    last = world.tell(_last(run))
     changes = _changes(recipe, run, last, fingerprint) if last else []
     pipeline = Pipeline.load(data / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
-    trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint)
+    trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint, world)
     _check_positions(model, trainer.corpus, validator.corpus)
     if last:
         trainer.resume(last)
-        metrics.forget_after(run, trainer.progress.update)
-    run.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(data / TEXT, run / TEXT, dirs_exist_ok=True)
-    text = config.dump(recipe)
-    if not (run / CONFIG).exists() or (run / CONFIG).read_text(encoding="utf-8") != text:
-        (run / CONFIG).write_text(text, encoding="utf-8")
-    with metrics.Log(run, quiet, recipe.training.tensorboard) as log, Stop() as stop:
-        for line in [*_card(recipe, model, pipeline, device, trainer), *(f"changed: {change}" for change in changes)]:
+    world.collect(None)  # all have read what is there
+    if world.first:
+        _prepare(recipe, run, trainer.progress.update if last else 0)
+    log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
+    with log, Stop() as stop:
+        for line in [*_card(recipe, model, pipeline, trainer), *(f"changed: {change}" for change in changes)]:
             log.line(line)
         if trainer.over():
             log.line(f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})")
@@ -103,6 +113,16 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
             log.line(f"resumed after update {trainer.progress.update}")
         trainer.train(log, stop)
         log.line(f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}")
+
+
+def _prepare(recipe: Recipe, run: Path, update: int) -> None:
+    """Put into the run folder all that is not a checkpoint, and forget what its metrics say of later updates."""
+    run.mkdir(parents=True, exist_ok=True)
+    metrics.forget_after(run, update)
+    shutil.copytree(Path(recipe.data.folder) / TEXT, run / TEXT, dirs_exist_ok=True)
+    text = config.dump(recipe)
+    if not (run / CONFIG).exists() or (run / CONFIG).read_text(encoding="utf-8") != text:
+        (run / CONFIG).write_text(text, encoding="utf-8")
 
 
 def _last(run: Path) -> Path | None:
@@ -157,11 +177,13 @@ def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
         )
 
 
-def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, device: torch.device, trainer: Trainer) -> list[str]:
+def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer) -> list[str]:
+    device, world = trainer.device, trainer.world
     count = sum(p.numel() for p in model.parameters())
     products = f", float32 products by {fastest_float32()}" if device.type == "cpu" else f" ({torch.cuda.get_device_name(device)})"
+    together = f", {world.size} processes" if world.size > 1 else ""
     return [
-        f"fusetk {fusetk.__version__}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads, "
+        f"fusetk {fusetk.__version__}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads{together}, "
         f"{recipe.training.precision}",
         f"{recipe.model.kind}, {count:,} parameters; vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; seed {recipe.training.seed}",

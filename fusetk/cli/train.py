@@ -9,7 +9,7 @@ from fusetk.cli.options import config_argument, device_option, quiet_option, set
 
 @click.command("train", epilog="Example: fusetk train recipes/demo/demo.yaml --run runs/demo --set training.seed=2")
 @config_argument
-@click.option("--run", type=click.Path(file_okay=False), help="Run folder; runs/<name of the config> by default.")
+@click.option("-r", "--run", type=click.Path(file_okay=False), help="Run folder; runs/<name of the config> by default.")
 @set_option
 @device_option
 @threads_option
@@ -19,6 +19,10 @@ def command(config: str, run: str | None, overrides: tuple[str, ...], device: st
 
     A run folder that holds checkpoints is resumed where its last one stands; training in one go and training with
     interruptions give the same model to the bit on one device.
+
+    Several devices, or hosts that see the same folders, train together where torchrun starts a process for each:
+    `torchrun --nproc-per-node 8 -m fusetk train CONFIG -r RUN` (torchrun takes --run for an option of its own). Batches are those
+    of one process, so the updates are the same; each does a part of every batch.
     """
     import torch
 

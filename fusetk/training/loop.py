@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -14,12 +15,13 @@ from fusetk.config import Config, choice, find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
-from fusetk.errors import FusetkError, Interrupted
+from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
+from fusetk.training.distributed import ALONE, World
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES, ConstantConfig, PlateauConfig, Schedule
+from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig, Schedule
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, length_multiple, update
 from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
@@ -62,11 +64,17 @@ class StageConfig(Config):
 
     @model_validator(mode="after")
     def _rate_falls_to_the_end(self) -> "StageConfig":
-        schedule, floor = self.schedule, self.end.rate
-        if floor is not None and isinstance(schedule, ConstantConfig):
+        schedule, end = self.schedule, self.end.rate
+        if end is None:
+            return self
+        if isinstance(schedule, ConstantConfig):
             raise ValueError("end.rate needs a schedule whose rate falls, such as plateau; this one is constant")
-        if floor is not None and isinstance(schedule, PlateauConfig) and schedule.rate < floor:
-            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {floor} from the start")
+        if isinstance(schedule, PlateauConfig) and schedule.rate < end:
+            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {end} from the start")
+        if isinstance(schedule, LinearConfig) and schedule.peak < end:
+            raise ValueError(f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it")
+        if isinstance(schedule, PlateauConfig | LinearConfig) and schedule.floor >= end:
+            raise ValueError(f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor")
         return self
 
 
@@ -131,14 +139,16 @@ class Trainer:
     """A model, its data and its run folder."""
 
     def __init__(
-        self, config: TrainingConfig, model: Seq2Seq, width: int, corpus: Corpus, run: Path, validator: Validator, fingerprint: str
-    ):
-        """``width`` for schedules that go by it; ``fingerprint`` of the data, kept in the checkpoints.
+        self, config: TrainingConfig, model: Seq2Seq, width: int, corpus: Corpus, run: Path, validator: Validator, fingerprint: str,
+        world: World = ALONE,
+    ):  # fmt: skip
+        """``width`` for schedules that go by it; ``fingerprint`` of the data, kept in the checkpoints; ``world`` of the processes that
+        train together.
 
         Raises DataError when a sentence is longer than a batch of one of the stages.
         """
         self.config, self.model, self.width, self.corpus, self.run = config, model, width, corpus, run
-        self.validator, self.fingerprint = validator, fingerprint
+        self.validator, self.fingerprint, self.world = validator, fingerprint, world
         self.device = next(model.parameters()).device
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
@@ -180,14 +190,18 @@ class Trainer:
             order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch)
             updates = groups(order, stage.batch.accumulate)
             for indices in updates[progress.position :]:
-                torch.manual_seed(seed * 1_000_003 + progress.update)  # dropout: so a checkpoint needs no generator's state
+                # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
+                torch.manual_seed((seed * 1_000_003 + progress.update) ^ (self.world.rank << 48))
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
-                ready = [collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in indices]
-                sums = update(self.model, self.optimizer, ready, rate, self.config.label_smoothing, stage.clip, self.config.precision)
+                mine = [pairs for pairs in self.world.share(indices) if len(pairs)]
+                ready = [collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in mine]
+                tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
+                smoothing, precision = self.config.label_smoothing, self.config.precision
+                sums = update(self.model, self.optimizer, ready, rate, smoothing, stage.clip, precision, tokens, self.world)
                 self._check(sums, indices)
                 progress.advance(len(updates))
                 self._report(sums, rate, len(updates), stage)
-                if self.stop.signal:
+                if self.world.any(self.stop.signal is not None):
                     self._interrupt()
                 self._between_updates()
                 if self._over(stage):
@@ -211,7 +225,8 @@ class Trainer:
 
     def _interrupt(self) -> NoReturn:
         self._save({}, interrupted=True)
-        raise Interrupted(f"{self.stop.signal} came: saved after update {self.progress.update}; the same command goes on from there")
+        signal = self.stop.signal or "a signal to another process"
+        raise Interrupted(f"{signal} came: saved after update {self.progress.update}; the same command goes on from there")
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
         built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())
@@ -265,11 +280,13 @@ class Trainer:
         """Judge and save. A schedule hears of validations that are ``due``, not of one that is there because the stage was to end."""
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
-        try:
-            with self.stop.at_once():
-                found = self.validator(self.model, self.device, self.config.precision)
-        except StopNow:
+        part = None
+        with suppress(StopNow), self.stop.at_once():
+            part = self.validator.part(self.model, self.device, self.config.precision, self.world)
+        parts = self.world.collect(part)
+        if None in parts:
             self._interrupt()
+        found = self.validator.judge([part for part in parts if part is not None])
         new_best = better(metric, found[metric], progress.best)
         if new_best:
             progress.best, progress.best_update, progress.stalled = found[metric], progress.update, 0
@@ -297,6 +314,17 @@ class Trainer:
             self.log.line(f"learning rate {before:.3e} -> {now:.3e}")
 
     def _save(self, valid: dict[str, float], interrupted: bool = False) -> None:
+        """Write a checkpoint, by the first process. Raises CheckpointError in all of them where it cannot be written."""
+        error: CheckpointError | None = None
+        if self.world.first:
+            try:
+                self._write(valid, interrupted)
+            except CheckpointError as found:
+                error = found
+        if (told := self.world.tell(error)) is not None:
+            raise told
+
+    def _write(self, valid: dict[str, float], interrupted: bool) -> None:
         progress = self.progress
         folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
         training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
@@ -323,7 +351,7 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))
-        if best.exists():  # where a run was set back, the link may be of the time after
+        if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
         if self.progress.stage_update:
             self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
@@ -342,8 +370,8 @@ class Trainer:
         if progress.update % self.config.log_every:
             return
         tokens = sum(s.tokens for s in self._window)
-        loss = float(torch.stack([s.nll for s in self._window]).sum()) / tokens
-        smoothed = float(torch.stack([s.smoothed for s in self._window]).sum()) / tokens
+        mine = [float(torch.stack(column).sum()) for column in zip(*((s.nll, s.smoothed) for s in self._window), strict=True)]
+        loss, smoothed = (total / tokens for total in self.world.add(mine))
         values = {
             "update": progress.update,
             "epoch": round(progress.epochs, 3),

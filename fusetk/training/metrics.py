@@ -73,6 +73,28 @@ class Log:
         self._progress.update(self._task, completed=update, total=total, **fields)
 
 
+class Silent(Log):
+    """Of the processes that train together, all but the first say nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+    def record(self, kind: str, values: dict[str, Any]) -> None:
+        pass
+
+    def progress(self, update: int, total: float | None, **fields: Any) -> None:
+        pass
+
+
 def forget_after(run: Path, update: int) -> None:
     """Drop what ``metrics.jsonl`` says of later updates: a resumed run does them again."""
     path = run / "metrics.jsonl"

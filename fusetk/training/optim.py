@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from fusetk.config import Kind
+from fusetk.training.adafactor import AdafactorOptimizer
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -32,6 +33,32 @@ class NAGConfig(Kind):
     """Decay rate of the velocity."""
     weight_decay: float = Field(0.0, ge=0)
     """Times the weight, added to the gradient."""
+
+
+class SGDConfig(Kind):
+    """Stochastic gradient descent."""
+
+    kind: str = "sgd"
+    momentum: Decay = 0.0
+    """Decay rate of the velocity; 0 for none."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Times the weight, added to the gradient."""
+
+
+class AdafactorConfig(Kind):
+    """Adafactor (Shazeer and Stern 2018)."""
+
+    kind: str = "adafactor"
+    eps: tuple[Annotated[float, Field(ge=1e-37)], Annotated[float, Field(gt=0)]] = (1e-30, 1e-3)
+    """eps1, added to the square of the gradient; eps2, what RMS(w) counts for at least."""
+    clip_rms: float = Field(1.0, gt=0)
+    """d: largest RMS of U, all of a tensor scaled down to it; not the stage's `clip`, which is of the gradient."""
+    decay: float = Field(0.8, gt=0, le=1)
+    """How fast the decay rate of the mean square nears 1."""
+    beta1: Decay = 0.0
+    """Decay rate of the mean of the steps; 0 for none, and no memory for it."""
+    scale_parameter: bool = True
+    """The rate is relative: times max(eps2, RMS(w)). Without, it is the rate of the step itself."""
 
 
 class Adam:
@@ -72,4 +99,34 @@ class NAG:
         return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
 
 
-OPTIMIZERS: dict[str, type] = {"adam": Adam, "adamw": AdamW, "nag": NAG}
+class SGD:
+    """w -= lr g (Robbins and Monro 1951); with momentum v = mu v + g, w -= lr v (Polyak 1964), where v knows nothing of the rate."""
+
+    Config = SGDConfig
+
+    @staticmethod
+    def build(config: SGDConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+class Adafactor:
+    """U = g / sqrt(V); w -= lr max(eps2, RMS(w)) U / max(1, RMS(U) / d), where, with b = 1 - t^-decay,
+
+        matrices: R = b R + (1-b) mean of each row of g^2 + eps1; C = the same of each column; V = R C / mean(R)
+        vectors, scalars: V = b V + (1-b) (g^2 + eps1)
+
+    (Shazeer and Stern 2018, Algorithms 4 and 5; defaults from Algorithm 6). A tensor of more dimensions is matrices over its last two;
+    RMS is that of the whole tensor. With `beta1` the step s, rate and all, becomes m = beta1 m + (1-beta1) s, as in the authors' code.
+
+    The rate is the schedule's alone, relative to RMS(w) unless `scale_parameter: false`. The paper's own, min(0.01, t^-0.5), is
+    `{kind: inverse-sqrt, peak: 0.01, start: 0.01, warmup: 10000}`.
+    """
+
+    Config = AdafactorConfig
+
+    @staticmethod
+    def build(config: AdafactorConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return AdafactorOptimizer(parameters, config.eps, config.clip_rms, config.decay, config.beta1, config.scale_parameter)
+
+
+OPTIMIZERS: dict[str, type] = {"adam": Adam, "adamw": AdamW, "nag": NAG, "sgd": SGD, "adafactor": Adafactor}

@@ -43,6 +43,36 @@ class ConstantConfig(Kind):
     """The rate."""
 
 
+class LinearConfig(Kind):
+    """Linear warm-up to a peak, then falling to a floor in a given number of updates."""
+
+    kind: str = "linear"
+    peak: float = Field(gt=0)
+    """Highest rate, reached at the end of the warm-up."""
+    warmup: int = Field(4000, ge=0)
+    """Updates of warm-up; 0 for none."""
+    start: float = Field(1e-7, ge=0)
+    """Rate that the warm-up starts from."""
+    floor: float = Field(0.0, ge=0)
+    """Lowest rate, reached at the end of `updates`."""
+    updates: int = Field(ge=1)
+    """Updates in all, with those of the warm-up. A stage may end later, by `end.updates` or otherwise: `floor` is held until then."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> "LinearConfig":
+        if self.updates <= self.warmup:
+            raise ValueError(f"updates {self.updates} are over before the rate falls: make them more than warmup {self.warmup}")
+        if self.floor >= self.peak:
+            raise ValueError(f"floor {self.floor} must be below peak {self.peak}; for one rate use schedule: constant")
+        return self
+
+
+class CosineConfig(LinearConfig):
+    """Linear warm-up to a peak, then falling along a cosine to a floor in a given number of updates."""
+
+    kind: str = "cosine"
+
+
 class ReplicasConfig(Kind):
     """RNMT+'s: up with the number of replicas, held there, falling exponentially."""
 
@@ -79,6 +109,14 @@ class PlateauConfig(Kind):
     """By what part of the best a validation must be better than it, to be better at all; with 0 one that is just as good is worse."""
     not_before_epoch: int = Field(0, ge=0)
     """Epochs of the stage that must be over; until then, the best is what the last validation found."""
+    floor: float = Field(0.0, ge=0)
+    """Lowest rate: no cut goes below it."""
+
+    @model_validator(mode="after")
+    def _has_room_for_a_cut(self) -> "PlateauConfig":
+        if self.floor >= self.rate:
+            raise ValueError(f"floor {self.floor} must be below rate {self.rate}; for one rate use schedule: constant")
+        return self
 
 
 class Schedule:
@@ -137,6 +175,39 @@ class Constant(Schedule):
         return self.value
 
 
+class Linear(Schedule):
+    """lr = start + (peak - start) t / p before t = p, then floor + (peak - floor) (n - t) / (n - p), and floor from t = n on (Devlin et
+    al. 2019, Appendix A.2), where p is `warmup`, and n `updates`.
+    """
+
+    Config: type[Kind] = LinearConfig
+
+    def __init__(self, config: LinearConfig, width: int):
+        self.config = config
+
+    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+        peak, warmup, start, floor = self.config.peak, self.config.warmup, self.config.start, self.config.floor
+        if update < warmup:
+            return start + (peak - start) * update / warmup
+        left = max(self.config.updates - update, 0) / (self.config.updates - warmup)
+        return floor + (peak - floor) * self._height(left)
+
+    def _height(self, left: float) -> float:
+        """The part of the way from floor to peak, while that part of the updates after the warm-up is left."""
+        return left
+
+
+class Cosine(Linear):
+    """lr = start + (peak - start) t / p before t = p, then floor + (peak - floor) (1 + cos(pi (t - p) / (n - p))) / 2, and floor from
+    t = n on (Loshchilov and Hutter 2017, Equation 5, one period), where p is `warmup`, and n `updates`.
+    """
+
+    Config = CosineConfig
+
+    def _height(self, left: float) -> float:
+        return (1 + math.cos(math.pi * (1 - left))) / 2
+
+
 class Replicas(Schedule):
     """lr = rate * min(1 + t (n-1) / (n p), n, n (2n)^((s - n t) / (e - s))) (DTMT Equation 17, after Chen et al. 2018), where n is
     `replicas`, p `warmup`, s `decay_start`, and e `decay_end`.
@@ -158,7 +229,7 @@ class Replicas(Schedule):
 
 
 class Plateau(Schedule):
-    """lr = rate * factor^n after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
+    """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
     Rises are counted as in the authors' toolkit, fairseq for Lua: against the last validation that led to no cut, which is the best
     one unless rises were let pass before `not_before_epoch`. NaN is a rise.
@@ -171,7 +242,7 @@ class Plateau(Schedule):
 
     def rate(self, update: int, seen: Seen = NOTHING) -> float:
         cuts: int = seen.get("cuts", 0)
-        return self.config.rate * self.config.factor**cuts
+        return max(self.config.rate * self.config.factor**cuts, self.config.floor)
 
     def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
         best, since, cuts = seen.get("best"), seen.get("risen_since"), seen.get("cuts", 0)
@@ -184,7 +255,7 @@ class Plateau(Schedule):
             cuts = 1 + epoch - since
         if not (risen and due) and not math.isnan(value):
             best = value
-        return {"cuts": cuts, "best": best, "risen_since": since, "rate": self.config.rate * self.config.factor**cuts}
+        return {"cuts": cuts, "best": best, "risen_since": since, "rate": self.rate(1, {"cuts": cuts})}
 
     def _better(self, value: float, best: float, lower_is_better: bool) -> bool:
         margin = self.config.threshold * abs(best)
@@ -195,6 +266,8 @@ SCHEDULES: dict[str, type] = {
     "vaswani": Vaswani,
     "inverse-sqrt": InverseSqrt,
     "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
     "replicas": Replicas,
     "plateau": Plateau,
 }

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training.distributed import ALONE, World
 from fusetk.training.loss import Loss, loss
 
 
 class Sums(NamedTuple):
-    """What an update saw, summed over its target tokens."""
+    """What an update saw, summed over its target tokens; the losses, where several processes train together, over those of this one."""
 
     smoothed: Tensor
     nll: Tensor
@@ -42,20 +43,23 @@ def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float)
 
 
 def update(
-    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str
-) -> Sums:
+    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str,
+    tokens: int | None = None, world: World = ALONE,
+) -> Sums:  # fmt: skip
     """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches.
 
+    Where several processes train together, ``batches`` are this one's and ``tokens`` those of all; losses are of this one's.
     A gradient that is not finite is dropped: weights and optimiser stay as they are.
     """
-    device = batches[0].src.device
-    tokens = sum(len(batch.real) for batch in batches)
-    found = []
+    device = next(model.parameters()).device
+    tokens = sum(len(batch.real) for batch in batches) if tokens is None else tokens
+    found = [Loss(*torch.zeros(3, device=device))]
     for batch in batches:
         with autocast(device, precision):
             one = batch_loss(model, model, batch, smoothing)
         (one.smoothed / tokens).backward()
         found.append(Loss(*(value.detach() for value in one)))
+    world.add_gradients(model)
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if math.isfinite(norm):

@@ -1,8 +1,9 @@
 """How good a model is on held-out text."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
 from fusetk.evaluation.bleu import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.training.distributed import ALONE, World
 from fusetk.training.step import autocast, batch_loss
 
 Metric = Literal["loss", "ppl", "accuracy", "bleu"]
@@ -48,6 +50,15 @@ def better(metric: str, value: float, best: float | None) -> bool:
     return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
 
 
+class Part(NamedTuple):
+    """Sums over some of the validation corpus."""
+
+    nll: float
+    correct: float
+    tokens: int
+    translations: dict[int, str]  # of the sentences at these places
+
+
 class Validator:
     """The validation corpus, ready to judge a model again and again."""
 
@@ -62,29 +73,37 @@ class Validator:
         cuts = cut(self.corpus.target.lengths[order], BatchConfig(size=max(config.tokens, longest)))
         self.batches = [order[start:end] for start, end in cuts]
 
-    def __call__(self, model: Seq2Seq, device: torch.device, precision: str) -> dict[str, float]:
-        """Loss per token, perplexity, accuracy, and BLEU where it is asked for; the model is left in training mode."""
+    def part(self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE) -> "Part":
+        """What one of several processes finds in its part of the corpus; the model is left in training mode."""
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
-                found = self._losses(model, device)
-            if self.config.bleu or self.config.metric == "bleu":
-                found["bleu"] = self._bleu(model)
-            return found
+                sums = self._sums(model, device, world)
+            return Part(*sums, self._translations(model, world) if self.config.bleu or self.config.metric == "bleu" else {})
         finally:
             model.train()
 
-    def _losses(self, model: Seq2Seq, device: torch.device) -> dict[str, float]:
+    def judge(self, parts: Sequence["Part"]) -> dict[str, float]:
+        """Loss per token, perplexity, accuracy, and BLEU where it is asked for, from the parts of all processes."""
+        tokens = sum(part.tokens for part in parts)
+        loss = math.fsum(part.nll for part in parts) / tokens
+        found = {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": math.fsum(part.correct for part in parts) / tokens}
+        if self.config.bleu or self.config.metric == "bleu":
+            words = {i: text for part in parts for i, text in part.translations.items()}
+            found["bleu"] = corpus_bleu([words[i] for i in range(len(self.corpus))], self.references)
+        return found
+
+    def _sums(self, model: Seq2Seq, device: torch.device, world: World) -> tuple[float, float, int]:
         nll, correct, tokens = 0.0, 0.0, 0
-        for indices in self.batches:
+        for indices in self.batches[world.rank :: world.size]:
             batch = collate(self.corpus, indices).to(device)
             one = batch_loss(model, model, batch, 0.0)
             nll, correct, tokens = nll + float(one.nll), correct + float(one.correct), tokens + len(batch.real)
-        loss = nll / tokens
-        return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": correct / tokens}
+        return nll, correct, tokens
 
-    def _bleu(self, model: Seq2Seq) -> float:
+    def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
-        found = translator.translate_ids([self.corpus.source[i] for i in range(len(self.corpus))])
+        mine = np.concatenate(self.batches)[world.rank :: world.size].tolist()  # by length, so that all have as much to do
+        found = translator.translate_ids([self.corpus.source[i] for i in mine])
         words = [self.pipeline.join(self.pipeline.target_vocab.decode(best[0].ids)) if best else "" for best in found]
-        return corpus_bleu(words, self.references)
+        return dict(zip(mine, words, strict=True))

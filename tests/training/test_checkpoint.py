@@ -1,13 +1,16 @@
 """Checkpoints: whole or not there, and damage is named."""
 
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fusetk.errors import CheckpointError
 from fusetk.training import checkpoint
+from fusetk.training.optim import OPTIMIZERS
 
 MODEL = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
 
@@ -100,3 +103,59 @@ def test_a_model_of_other_shape_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="does not fit"):
         checkpoint.load_model(torch.nn.Linear(3, 3), folder)
+
+
+class Mixed(torch.nn.Module):
+    """Parameters of every number of dimensions, and one that nothing goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in {"scalar": (), "vector": (5,), "matrix": (4, 6), "cells": (2, 3, 5), "idle": (3,)}.items():
+            setattr(self, name, torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))))
+
+
+def optimizer_of(model: torch.nn.Module, kind: str, options: dict[str, Any]) -> torch.optim.Optimizer:
+    found: Any = OPTIMIZERS[kind]
+    built: torch.optim.Optimizer = found.build(found.Config.model_validate({"kind": kind, **options}), model.parameters())
+    return built
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: Iterable[int]) -> None:
+    for update in updates:
+        random = torch.Generator().manual_seed(update)
+        for name, parameter in model.named_parameters():
+            parameter.grad = None if name == "idle" else torch.randn(parameter.shape, generator=random)
+        optimizer.param_groups[0]["lr"] = 0.1 / update
+        optimizer.step()
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [("sgd", {"momentum": 0.9}), ("adafactor", {"beta1": 0.9}), ("adafactor", {"decay": 1})]
+
+
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in OPTIMIZERS), *OPTIONS])
+def test_every_optimizer_goes_on_to_the_bit(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    whole, half, rest = Mixed(), Mixed(), Mixed()
+    expected, before, after = (optimizer_of(model, kind, options) for model in (whole, half, rest))
+    train(whole, expected, range(1, 15))
+    train(half, before, range(1, 8))
+    checkpoint.save(tmp_path, checkpoint.model_tensors(half), checkpoint.optimizer_tensors(half, before), {})
+    checkpoint.load_model(rest, tmp_path)
+    checkpoint.load_optimizer(rest, after, tmp_path)
+    train(rest, after, range(8, 15))
+    for one, other in (
+        (checkpoint.model_tensors(whole), checkpoint.model_tensors(rest)),
+        (checkpoint.optimizer_tensors(whole, expected), checkpoint.optimizer_tensors(rest, after)),
+    ):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+
+
+def test_state_that_is_none_is_left_out_and_a_counter_is_kept(tmp_path: Path) -> None:
+    model = Mixed()
+    optimizer = optimizer_of(model, "sgd", {})
+    optimizer.state[model.vector] = {"momentum_buffer": None, "step": 3, "part": 0.5}
+    found = checkpoint.optimizer_tensors(model, optimizer)
+    assert found == {"vector:step": torch.tensor(3), "vector:part": torch.tensor(0.5)}
+    checkpoint.save(tmp_path, checkpoint.model_tensors(model), found, {})
+    checkpoint.load_optimizer(model, fresh := optimizer_of(model, "sgd", {}), tmp_path)
+    assert fresh.state[model.vector] == {"step": 3, "part": 0.5}

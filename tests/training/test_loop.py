@@ -16,11 +16,10 @@ from fusetk import run as runs
 from fusetk.data.corpus import Corpus
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
-from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
-from fusetk.training.validation import Validator
+from fusetk.training.validation import Part, Validator
 
 TWO_STAGES = [
     "training.stages=["
@@ -219,14 +218,14 @@ def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.S
 
 
 def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Validator.__call__
+    plain = Validator.part
 
-    def signalled(self: Validator, model: Seq2Seq, device: torch.device, precision: str) -> dict[str, float]:
+    def signalled(self: Validator, *arguments: Any) -> Part:
         os.kill(os.getpid(), signal.SIGTERM)
-        return plain(self, model, device, precision)
+        return plain(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Validator, "__call__", signalled)
+        patched.setattr(Validator, "part", signalled)
         with pytest.raises(Interrupted, match="after update 4"):
             runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     assert lines(tmp_path / "a", "valid") == []

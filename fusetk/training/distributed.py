@@ -1,0 +1,135 @@
+"""Many processes that train one model: each does a part of every batch, gradients are added up, the first one writes.
+
+What a batch is does not depend on how many they are. Gradients are added up after the backward passes, not in them (as
+``DistributedDataParallel`` would): a process may repeat a batch, or have none, without the others knowing.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fusetk.data.sampler import Indices
+from fusetk.errors import ConfigError
+
+Value = TypeVar("Value")
+BUCKET = 1 << 24  # elements of gradients that are sent at once: 64 MB in float32
+PATIENCE = timedelta(minutes=10)  # how long a process waits for the others
+
+
+class World:
+    """The processes that train together; alone, everything here does nothing."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None):
+        self.rank, self.size = rank, size
+        self.device = device or torch.device("cpu")
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and speaks."""
+        return self.rank == 0
+
+    def share(self, batches: Sequence[Indices]) -> list[Indices]:
+        """This process' part of the batches of an update: as many of them as the others have, or its part of each."""
+        if len(batches) % self.size == 0:
+            return list(batches[self.rank :: self.size])
+        return [indices[self.rank :: self.size] for indices in batches]
+
+    def add_gradients(self, model: nn.Module) -> None:
+        """Make the gradients of every process the sum of all."""
+        if self.size == 1:
+            return
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        for bucket in _buckets(grads):
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            dist.all_reduce(flat)
+            for grad, summed in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
+                grad.copy_(summed.view_as(grad))
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """The sums over all processes of some numbers, in double precision."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor]
+
+    def any(self, found: bool) -> bool:
+        """Whether it is so for one of the processes."""
+        return self.add([float(found)])[0] > 0
+
+    def tell(self, value: Value) -> Value:
+        """What the first process has."""
+        if self.size == 1:
+            return value
+        told: list[Any] = [value]
+        dist.broadcast_object_list(told, device=self.device)
+        found: Value = told[0]
+        return found
+
+    def collect(self, value: Value) -> list[Value]:
+        """What each process has, the first one's first."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def leave(self) -> None:
+        """The end."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __str__(self) -> str:
+        return f"process {self.rank} of {self.size} on {socket.gethostname()}"
+
+
+ALONE = World()
+
+
+def join(device: torch.device) -> World:
+    """The world that torchrun, or whoever sets its variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started.
+
+    Raises ConfigError where some of them are missing.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    there = [name for name in names if os.environ.get(name)]
+    if "WORLD_SIZE" not in there or os.environ["WORLD_SIZE"] == "1":
+        return World(device=device)
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start training by torchrun")
+    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE, **options)
+    return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def local_device(name: str) -> str:
+    """``cuda:N`` for the N-th process of a host, where ``auto`` or ``cuda`` is asked for and each is to have a GPU of its own."""
+    local = os.environ.get("LOCAL_RANK")
+    alone = local is None or os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    return f"cuda:{local}"
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """Runs of tensors of at most BUCKET elements, or of one."""
+    found: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if found and size + tensor.numel() > BUCKET:
+            yield found
+            found, size = [], 0
+        found.append(tensor)
+        size += tensor.numel()
+    if found:
+        yield found

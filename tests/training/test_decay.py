@@ -1,0 +1,59 @@
+"""A rate that falls to a floor, in training: held after the last update, resumed to the bit; what it never reaches ends no stage."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fusetk import run as runs
+from fusetk.errors import ConfigError
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+
+STAGE = "training.stages.0={optimizer: {kind: adafactor, beta1: 0.9}, batch: {size: 400}, end: %s, "
+STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
+
+
+def train(toy: Path, run: Path, kind: str, end: str) -> dict[int, float]:
+    """Train; returns the rate of each update."""
+    runs.train(load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
+
+
+def state(run: Path) -> tuple[bytes, ...]:
+    return tuple((run / "checkpoints" / "last" / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING))
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_stage_that_goes_on_holds_the_floor_and_resumes_to_the_bit(toy: Path, tmp_path: Path, kind: str) -> None:
+    rates = train(toy, tmp_path / "whole", kind, "{updates: 9}")
+    assert [rates[t] for t in (2, 4, 6, 7, 9)] == pytest.approx([0.05, 0.03, 0.01, 0.01, 0.01])
+    for updates in (3, 7):
+        train(toy, tmp_path / str(updates), kind, f"{{updates: {updates}}}")
+        assert train(toy, tmp_path / str(updates), kind, "{updates: 9}") == rates
+        assert state(tmp_path / str(updates)) == state(tmp_path / "whole")
+
+
+def test_a_stage_ends_when_the_rate_falls_below_the_ends(toy: Path, tmp_path: Path) -> None:
+    assert max(train(toy, tmp_path, "linear", "{rate: 0.025}")) == 4  # 0.05, 0.04, 0.03; the next is 0.02
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("{kind: linear, peak: 1e-3, updates: 9000, floor: 1e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001"),
+        ("{kind: cosine, peak: 1e-3, updates: 9000, floor: 2e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0002"),
+        ("{kind: cosine, peak: 1e-5, updates: 9000}", r"schedule\.peak 1e-05 is below end\.rate 0\.0001"),
+        ("{kind: plateau, rate: 1, floor: 1e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001"),
+    ],
+)
+def test_an_end_that_is_never_reached_is_refused(toy: Path, schedule: str, said: str) -> None:
+    overrides = [f"training.stages=[{{optimizer: sgd, schedule: {schedule}, end: {{rate: 1e-4}}}}]"]
+    with pytest.raises(ConfigError, match=said):
+        load(toy, overrides)
+
+
+@pytest.mark.parametrize("schedule", ["{kind: linear, peak: 1e-3, updates: 9000}", "{kind: plateau, rate: 1, floor: 9e-5}"])
+def test_an_end_above_the_floor_is_not(toy: Path, schedule: str) -> None:
+    load(toy, [f"training.stages=[{{optimizer: sgd, schedule: {schedule}, end: {{rate: 1e-4}}}}]"])

@@ -1,0 +1,138 @@
+"""Several processes train as one would, to rounding; resume exactly; end together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk import run as runs
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+from fusetk.training.distributed import World
+
+# Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
+PLAIN = ["training.validation.metric=bleu", "model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
+
+
+def launch(processes: int, config: Path, run: Path, overrides: list[str], *options: str, code: str = "") -> subprocess.Popen[str]:
+    """``fusetk train`` in several processes of this machine; ``code`` is run in each before it."""
+    given = [item for override in overrides for item in ("--set", override)]
+    command = ["train", str(config), "-r", str(run), "--device", "cpu", *given]
+    program = ["-m", "fusetk", *command]
+    if code:
+        file = run.parent / "program.py"
+        file.write_text(f"import os, sys\n{code}\nfrom fusetk.cli.main import main\nmain({command!r})\n", encoding="utf-8")
+        program = [str(file)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *(options or ("--standalone",)), *program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    return said
+
+
+def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
+    return checkpoint.read_tensors(run / "checkpoints" / checkpoint.name_of(update), checkpoint.MODEL)
+
+
+def validations(run: Path) -> list[dict[str, float]]:
+    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "valid"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_are_one(toy: Path, tmp_path: Path, processes: int, accumulate: int) -> None:
+    """The same batches, the same mean over their tokens, the same decisions."""
+    overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
+    said = finished(launch(processes, toy, tmp_path / "many", overrides))
+    assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
+    runs.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
+    found, wanted = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True):
+        assert ours.keys() == theirs.keys() and ours["update"] == theirs["update"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours["bleu"] == pytest.approx(theirs["bleu"], abs=0.5)
+
+
+def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
+    """With dropout, in the middle of an epoch."""
+    finished(launch(2, toy, tmp_path / "whole", ["training.save_every=3"]))
+    first = ["training.save_every=3", "training.stages.0.end.updates=3"]
+    finished(launch(2, toy, tmp_path / "parts", first))
+    said = finished(launch(2, toy, tmp_path / "parts", ["training.save_every=3"]))
+    assert "resumed after update 3" in said
+    one, other = (tmp_path / name / "checkpoints" / checkpoint.name_of(8) for name in ("whole", "parts"))
+    for file in (checkpoint.MODEL, checkpoint.TRAINING):
+        assert (one / file).read_bytes() == (other / file).read_bytes()
+
+
+def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -> None:
+    run, pids = tmp_path / "run", tmp_path / "pids"
+    pids.mkdir()
+    note = f"open({str(pids)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
+    process = launch(2, toy, run, ["training.stages.0.end.updates=100000"], code=note)
+    try:
+        _until(lambda: (run / "checkpoints" / "last").exists())
+        os.kill(int((pids / "1").read_text()), signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "came: saved after update" in said and "exitcode  : 75" in said
+    last = (run / "checkpoints" / "last").resolve()
+    assert checkpoint.read_state(last)["interrupted"]
+    update = int(last.name.removeprefix("update-"))
+    finished(launch(2, toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"]))
+    assert all(torch.equal(tensor, weights(tmp_path / "whole", update)[name]) for name, tensor in weights(run, update).items())
+
+
+def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.training import loop\nplain = loop.update\n"
+        "def update(*given, **named):\n"
+        "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
+        "    if os.environ['RANK'] == '1' and loop.calls == 3: raise RuntimeError('the third is enough')\n"
+        "    return plain(*given, **named)\nloop.update = update\n"
+    )
+    begun = time.monotonic()
+    said = finished(launch(2, toy, tmp_path / "run", ["training.stages.0.end.updates=100000"], code=fail), code=1)
+    assert time.monotonic() - begun < 60
+    assert "process 1 of 2 on" in said and "the third is enough" in said
+
+
+def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"
+        "def save(*given): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
+    )
+    said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
+    assert said.count("fusetk: the disk is full") == 2  # one a process
+
+
+def test_parts_of_a_batch() -> None:
+    """Each pair once, as many batches in each process, and none depends on chance."""
+    batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
+    for size in (1, 2, 3, 4):
+        shares = [World(rank, size).share(batches) for rank in range(size)]
+        assert len({len(share) for share in shares}) == 1
+        together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
+        assert together.tolist() == list(range(11))
+    assert [pairs.tolist() for pairs in World(1, 3).share(batches)] == [[7, 8, 9]]
+
+
+def _until(condition, seconds: float = 60) -> None:
+    for _ in range(int(seconds * 10)):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it does not happen")
