@@ -38,7 +38,7 @@ class AdafactorOptimizer(torch.optim.Optimizer):
         if parameter.dim() > 1:
             row = state["row"].lerp_(square.mean(-1, keepdim=True), new)
             column = state["column"].lerp_(square.mean(-2, keepdim=True), new)
-            update = gradient * (row.rsqrt() * row.mean(-2, keepdim=True).sqrt()) * column.rsqrt()
+            update = (gradient * (row.rsqrt() * row.mean(-2, keepdim=True).sqrt())).mul_(column.rsqrt())
         else:
             update = gradient * state["square"].lerp_(square, new).rsqrt()
         update /= (rms(update) / self.clip).clamp_(min=1)

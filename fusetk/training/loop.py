@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 
@@ -19,11 +20,12 @@ from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training import checkpoint
 from fusetk.training.distributed import ALONE, World
+from fusetk.training.loss import Loss
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig, Schedule
 from fusetk.training.signals import Stop, StopNow
-from fusetk.training.step import Sums, length_multiple, update
+from fusetk.training.step import Sums, apply, gradients, length_multiple, out_of_memory
 from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
 
 
@@ -154,6 +156,7 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer | None = None
         self._window: list[Sums] = []
         self._since = 0.0
+        self._halved = False  # whether a batch was, for lack of memory
         self.skipped = 0  # updates in a row whose gradient was not finite
         for stage in config.stages:
             cut(corpus.target.lengths, stage.batch)
@@ -182,7 +185,6 @@ class Trainer:
         if self.optimizer is None:
             self.optimizer = self._optimizer(stage)
         schedule = self._schedule(stage)
-        multiple = length_multiple(self.device, self.config.precision)
         self._restart_clock()
         if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
             self._between_updates()
@@ -190,14 +192,10 @@ class Trainer:
             order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch)
             updates = groups(order, stage.batch.accumulate)
             for indices in updates[progress.position :]:
-                # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
-                torch.manual_seed((seed * 1_000_003 + progress.update) ^ (self.world.rank << 48))
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
-                mine = [pairs for pairs in self.world.share(indices) if len(pairs)]
-                ready = [collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in mine]
                 tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
-                smoothing, precision = self.config.label_smoothing, self.config.precision
-                sums = update(self.model, self.optimizer, ready, rate, smoothing, stage.clip, precision, tokens, self.world)
+                losses = self._gradients(indices, tokens)
+                sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world)
                 self._check(sums, indices)
                 progress.advance(len(updates))
                 self._report(sums, rate, len(updates), stage)
@@ -208,6 +206,47 @@ class Trainer:
                     break
         if not progress.validated:
             self._validate()
+
+    def _gradients(self, indices: Sequence[Indices], tokens: int) -> list[Loss]:
+        """Those of an update's batches, of so many tokens. Where memory does not suffice, batches are halved and done again.
+
+        Raises FusetkError when it does not suffice for a single sentence.
+        """
+        mine = [pairs for pairs in self.world.share(indices) if len(pairs)]
+        multiple, precision = length_multiple(self.device, self.config.precision), self.config.precision
+        while True:
+            # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
+            torch.manual_seed((self.config.seed * 1_000_003 + self.progress.update) ^ (self.world.rank << 48))
+            try:
+                ready = (collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in mine)
+                return gradients(self.model, ready, self.config.label_smoothing, precision, tokens)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                self._halve(mine, error)
+                mine = [half for pairs in mine for half in np.array_split(pairs, 2) if len(half)]
+            self.model.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _halve(self, mine: Sequence[Indices], error: RuntimeError) -> None:
+        """Say that batches are halved, once a run; raise FusetkError where there is nothing to halve."""
+        largest = max(mine, key=lambda pairs: int(self.corpus.target.lengths[pairs].sum()))
+        source, target = (int(side.lengths[largest].max()) for side in (self.corpus.source, self.corpus.target))
+        why = str(error).splitlines()[0]
+        if len(largest) == 1:
+            raise FusetkError(
+                f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) does not fit into memory alone ({why}): "
+                "drop long sentences in data.steps (filter) or data.bpe.max_subwords, set checkpoint on encoder and decoder, "
+                "or take a smaller model"
+            )
+        if not self._halved:
+            self._halved = True
+            tokens = int(self.corpus.target.lengths[largest].sum())
+            self.log.line(
+                f"update {self.progress.update + 1}: a batch of {tokens} target tokens does not fit into memory and is done in halves, as "
+                f"others will be; training.stages.N.batch.size and accumulate can say so from the start ({why})"
+            )
 
     def _check(self, sums: Sums, indices: Sequence[Indices]) -> None:
         """Stop when too many updates in a row were skipped because their gradient was not finite."""

@@ -112,8 +112,8 @@ class SGD:
 class Adafactor:
     """U = g / sqrt(V); w -= lr max(eps2, RMS(w)) U / max(1, RMS(U) / d), where, with b = 1 - t^-decay,
 
-        matrices: R = b R + (1-b) mean of each row of g^2 + eps1; C = the same of each column; V = R C / mean(R)
-        vectors, scalars: V = b V + (1-b) (g^2 + eps1)
+        of matrices: R = b R + (1-b) mean of each row of g^2 + eps1, C likewise of each column, V = R C / mean(R);
+        of vectors and scalars: V = b V + (1-b) (g^2 + eps1)
 
     (Shazeer and Stern 2018, Algorithms 4 and 5; defaults from Algorithm 6). A tensor of more dimensions is matrices over its last two;
     RMS is that of the whole tensor. With `beta1` the step s, rate and all, becomes m = beta1 m + (1-beta1) s, as in the authors' code.

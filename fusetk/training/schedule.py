@@ -54,7 +54,7 @@ class LinearConfig(Kind):
     start: float = Field(1e-7, ge=0)
     """Rate that the warm-up starts from."""
     floor: float = Field(0.0, ge=0)
-    """Lowest rate, reached at the end of `updates`."""
+    """Lowest rate, reached with the last of `updates`."""
     updates: int = Field(ge=1)
     """Updates in all, with those of the warm-up. A stage may end later, by `end.updates` or otherwise: `floor` is held until then."""
 

@@ -1,7 +1,7 @@
 """One update: gradients of a few batches, clipped, applied."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -43,22 +43,31 @@ def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float)
 
 
 def update(
-    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str,
-    tokens: int | None = None, world: World = ALONE,
-) -> Sums:  # fmt: skip
-    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches.
+    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str
+) -> Sums:
+    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
+    tokens = sum(len(batch.real) for batch in batches)
+    return apply(model, optimizer, gradients(model, batches, smoothing, precision, tokens), rate, clip, tokens)
 
-    Where several processes train together, ``batches`` are this one's and ``tokens`` those of all; losses are of this one's.
-    A gradient that is not finite is dropped: weights and optimiser stay as they are.
-    """
-    device = next(model.parameters()).device
-    tokens = sum(len(batch.real) for batch in batches) if tokens is None else tokens
-    found = [Loss(*torch.zeros(3, device=device))]
+
+def gradients(model: Seq2Seq, batches: Iterable[Batch], smoothing: float, precision: str, tokens: int) -> list[Loss]:
+    """Add to the model's gradients those of the batches' losses divided by ``tokens``; returns the losses."""
+    found = []
     for batch in batches:
-        with autocast(device, precision):
+        with autocast(batch.src.device, precision):
             one = batch_loss(model, model, batch, smoothing)
         (one.smoothed / tokens).backward()
         found.append(Loss(*(value.detach() for value in one)))
+    return found
+
+
+def apply(
+    model: Seq2Seq, optimizer: torch.optim.Optimizer, losses: Sequence[Loss], rate: float, clip: float, tokens: int, world: World = ALONE
+) -> Sums:
+    """One optimiser step with the gradients of all processes, of ``tokens`` target tokens in all; ``losses`` are this one's.
+
+    A gradient that is not finite is dropped: weights and optimiser stay as they are.
+    """
     world.add_gradients(model)
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
@@ -67,4 +76,11 @@ def update(
             group["lr"] = rate
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Sums(torch.stack([one.smoothed for one in found]).sum(), torch.stack([one.nll for one in found]).sum(), tokens, norm)
+    nothing = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
+    smoothed, nll = (sum((getattr(one, name) for one in losses), nothing) for name in ("smoothed", "nll"))
+    return Sums(smoothed, nll, tokens, norm)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether it says that a device, or the host, has no more memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -98,11 +98,11 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
 
 def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import loop\nplain = loop.update\n"
-        "def update(*given, **named):\n"
+        "from fusetk.training import loop\nplain = loop.apply\n"
+        "def apply(*given, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    if os.environ['RANK'] == '1' and loop.calls == 3: raise RuntimeError('the third is enough')\n"
-        "    return plain(*given, **named)\nloop.update = update\n"
+        "    return plain(*given, **named)\nloop.apply = apply\n"
     )
     begun = time.monotonic()
     said = finished(launch(2, toy, tmp_path / "run", ["training.stages.0.end.updates=100000"], code=fail), code=1)

@@ -1,0 +1,61 @@
+"""A batch that does not fit into memory is done in halves; nothing is lost by it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusetk import run as runs
+from fusetk.data.batch import Batch
+from fusetk.errors import FusetkError
+from fusetk.recipe import load
+from fusetk.training import checkpoint, loop
+from fusetk.training.loss import Loss
+
+GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
+
+
+def small_memory(monkeypatch: pytest.MonkeyPatch, sentences: int, kind: type[Exception] = RuntimeError) -> None:
+    """Let gradients of more sentences at once fail in the backward pass, after some of them were made."""
+    plain = loop.gradients
+
+    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
+        found = []
+        for batch in batches:
+            found += plain(model, [batch], *given)  # type: ignore[arg-type]
+            if len(batch.src) > sentences:
+                raise kind("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more")
+        return found
+
+    monkeypatch.setattr(loop, "gradients", gradients)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
+def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
+    small_memory(monkeypatch, 30, kind)
+    runs.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
+    found, wanted = (
+        checkpoint.read_tensors(tmp_path / name / "checkpoints" / checkpoint.name_of(8), checkpoint.MODEL) for name in ("halves", "whole")
+    )
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
+    said = (tmp_path / "halves" / "log.txt").read_text()
+    assert said.count("does not fit into memory and is done in halves") == 1
+
+
+def test_a_sentence_that_does_not_fit_is_named(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_memory(monkeypatch, 0)
+    with pytest.raises(FusetkError, match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone"):
+        runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+
+
+def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> list[Loss]:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(loop, "gradients", broken)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
