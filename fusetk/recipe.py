@@ -12,7 +12,7 @@ from fusetk.config import Config, Document, choice
 from fusetk.data.prepare import DataConfig
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
-from fusetk.training.loop import TrainingConfig
+from fusetk.training.config import TrainingConfig
 
 
 class PaperConfig(Config):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.nn.cache import Cache
+from fusetk.nn.dropout import Dropout
 from fusetk.nn.precision import product_dtype
 
 
@@ -93,7 +94,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
-        self.heads, self.rate, self.name = heads, dropout, name
+        self.heads, self.dropout, self.name = heads, Dropout(dropout), name
         self.project = nn.Linear(width, 3 * width, bias)
         self.out = nn.Linear(width, width, bias)
 
@@ -128,7 +129,7 @@ class SelfAttention(nn.Module):
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         q, k, v = (split_heads(t, self.heads) for t in (q, *keys_values.chunk(2, dim=-1)))
-        return self.out(join_heads(attend(q, k, v, mask, self.rate if self.training else 0.0, name)))
+        return self.out(join_heads(attend(q, k, v, mask, self.dropout.now, name)))
 
 
 class CrossAttention(nn.Module):
@@ -140,7 +141,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, memory_widths: Sequence[int], heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
-        self.heads, self.rate, self.name = heads, dropout, name
+        self.heads, self.dropout, self.name = heads, Dropout(dropout), name
         self.query = nn.Linear(width, width, bias)
         self.project = nn.ModuleList(nn.Linear(memory_width, 2 * width, bias) for memory_width in memory_widths)
         self.out = nn.Linear(width, width, bias)
@@ -158,7 +159,7 @@ class CrossAttention(nn.Module):
         sources = len(self.project)
         q = split_heads(self.query(x).view(len(mask), -1, x.shape[-1]), self.heads)
         k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
-        mixed = attend(q, k, v, mask[:, None, None, :], self.rate if self.training else 0.0, self.name, sources=sources)
+        mixed = attend(q, k, v, mask[:, None, None, :], self.dropout.now, self.name, sources=sources)
         if sources > 1:
             mixed = mixed * sources**-0.5
         return self.out(join_heads(mixed).view(x.shape))

@@ -17,8 +17,13 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float):
         super().__init__()
-        self.rate = rate
-        self.steps = round(rate * 65536)
+        self.usual = rate
+        self.override(None)
+
+    def override(self, rate: float | None) -> None:
+        """Drop out at another rate than the usual one, unless that is 0; None is the usual one."""
+        self.rate = self.usual if rate is None or not self.usual else rate
+        self.steps = round(self.rate * 65536)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.steps:
@@ -46,6 +51,11 @@ class Dropout(nn.Module):
     @property
     def scale(self) -> float:
         return 65536 / (65536 - self.steps)
+
+    @property
+    def now(self) -> float:
+        """The rate, 0 in evaluation: for kernels that drop out by themselves."""
+        return self.rate if self.training else 0.0
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

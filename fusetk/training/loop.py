@@ -6,105 +6,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 
-from fusetk.config import Config, choice, find_kind
+from fusetk.config import find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import BatchConfig, Indices, batches, cut, groups
+from fusetk.data.sampler import Indices, batches, cut, groups
 from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.dropout import Dropout
 from fusetk.training import checkpoint
+from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.distributed import ALONE, World
 from fusetk.training.loss import Loss
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig, Schedule
+from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, apply, gradients, length_multiple, out_of_memory
-from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, Validator, better
-
-
-class EndConfig(Config):
-    """When a stage ends: at the first of these."""
-
-    epochs: int | None = Field(None, ge=1)
-    """Passes over the training pairs."""
-    updates: int | None = Field(None, ge=1)
-    """Optimiser steps of this stage."""
-    patience: int | None = Field(None, ge=1)
-    """Validations in a row without a new best."""
-    rate: float | None = Field(None, gt=0)
-    """The learning rate falls below this, as `schedule: plateau` makes it; a warm-up that begins below it is no fall."""
-
-    @model_validator(mode="after")
-    def _ends(self) -> "EndConfig":
-        if self.epochs is None and self.updates is None and self.patience is None and self.rate is None:
-            raise ValueError("give epochs, updates, patience or rate, or the stage never ends")
-        return self
-
-
-class StageConfig(Config):
-    """A stretch of training with an optimiser of its own, started fresh."""
-
-    optimizer: choice(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
-    """How a gradient becomes a step."""
-    schedule: choice(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
-    """The learning rate as a function of the stage's updates."""
-    batch: BatchConfig = BatchConfig()
-    """What one update sees."""
-    clip: float = Field(0.0, ge=0)
-    """Largest gradient norm; 0 for none."""
-    end: EndConfig
-    """When the stage ends."""
-    start: Literal["last", "best"] = "last"
-    """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
-
-    @model_validator(mode="after")
-    def _rate_falls_to_the_end(self) -> "StageConfig":
-        schedule, end = self.schedule, self.end.rate
-        if end is None:
-            return self
-        if isinstance(schedule, ConstantConfig):
-            raise ValueError("end.rate needs a schedule whose rate falls, such as plateau; this one is constant")
-        if isinstance(schedule, PlateauConfig) and schedule.rate < end:
-            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {end} from the start")
-        if isinstance(schedule, LinearConfig) and schedule.peak < end:
-            raise ValueError(f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it")
-        if isinstance(schedule, PlateauConfig | LinearConfig) and schedule.floor >= end:
-            raise ValueError(f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor")
-        return self
-
-
-class TrainingConfig(Config):
-    """How a model is trained."""
-
-    seed: int = Field(1, ge=0, lt=1 << 32)
-    """Fixes initial weights, batches and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Of matrix products and activations; weights, sums and losses are float32 always."""
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Probability taken from the right word and spread over all others; reported losses are without it."""
-    stages: list[StageConfig] = Field(min_length=1)
-    """One after the other."""
-    validation: ValidationConfig = ValidationConfig()
-    """When and by what the model is judged."""
-    save_every: int | None = Field(None, ge=1)
-    """Updates between checkpoints, besides those at validations."""
-    keep_last: int = Field(5, ge=1)
-    """Latest checkpoints to keep."""
-    keep_best: int = Field(1, ge=1)
-    """Best checkpoints to keep, by the validation metric."""
-    log_every: int = Field(100, ge=1)
-    """Updates between log lines."""
-    max_skipped: int = Field(5, ge=1)
-    """An update whose gradient is not finite is skipped; so many in a row end the training."""
-    tensorboard: bool = False
-    """Write TensorBoard files into the run folder, too (needs the package tensorboard)."""
+from fusetk.training.validation import LOWER_IS_BETTER, Validator, better
 
 
 @dataclass
@@ -118,6 +41,7 @@ class Progress:
     epoch: int = 0  # passes finished in all
     epochs: float = 0.0  # passes in all, the one under way counted by its part
     position: int = 0  # updates done in the pass that is under way
+    seconds: float = 0.0  # that the stage took
     best: float | None = None
     best_update: int = 0
     stalled: int = 0  # validations since the best
@@ -185,6 +109,10 @@ class Trainer:
         if self.optimizer is None:
             self.optimizer = self._optimizer(stage)
         schedule = self._schedule(stage)
+        for module in self.model.modules():
+            if isinstance(module, Dropout):
+                module.override(stage.dropout)
+        self._counted = time.monotonic()
         self._restart_clock()
         if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
             self._between_updates()
@@ -198,6 +126,7 @@ class Trainer:
                 sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world)
                 self._check(sums, indices)
                 progress.advance(len(updates))
+                self._count_time(stage)
                 self._report(sums, rate, len(updates), stage)
                 if self.world.any(self.stop.signal is not None):
                     self._interrupt()
@@ -206,6 +135,14 @@ class Trainer:
                     break
         if not progress.validated:
             self._validate()
+
+    def _count_time(self, stage: StageConfig) -> None:
+        """Add what has gone by since the last time to the stage's seconds; where they decide, all processes go by the first one's."""
+        now = time.monotonic()
+        self.progress.seconds += now - self._counted
+        self._counted = now
+        if stage.end.hours is not None:
+            [self.progress.seconds] = self.world.add([self.progress.seconds if self.world.first else 0.0])
 
     def _gradients(self, indices: Sequence[Indices], tokens: int) -> list[Loss]:
         """Those of an update's batches, of so many tokens. Where memory does not suffice, batches are halved and done again.
@@ -279,7 +216,7 @@ class Trainer:
         progress = self.progress
         self.optimizer = None
         progress.stage, progress.stage_update, progress.stage_epoch, progress.stalled = progress.stage + 1, 0, 0, 0
-        progress.seen = {}
+        progress.seen, progress.seconds = {}, 0.0
         if progress.position:  # each stage starts with a whole pass
             progress.epoch, progress.position = progress.epoch + 1, 0
         if self.config.stages[progress.stage].start == "best":
@@ -293,6 +230,7 @@ class Trainer:
             or (end.updates is not None and progress.stage_update >= end.updates)
             or (end.patience is not None and progress.stalled >= end.patience)
             or (end.rate is not None and self._fallen(stage, end.rate))
+            or (end.hours is not None and progress.seconds >= end.hours * 3600)
         )
 
     def _fallen(self, stage: StageConfig, floor: float) -> bool:

@@ -32,3 +32,13 @@ def test_the_seed_fixes_it_and_evaluation_has_none() -> None:
     torch.manual_seed(4)
     assert torch.equal(drop(x), first) and not torch.equal(first, second)
     assert drop.eval()(x) is x and Dropout(0.0)(x) is x
+
+
+def test_another_rate_for_a_while() -> None:
+    drop, none, x = Dropout(0.5), Dropout(0.0), torch.ones(400, 400)
+    for one in (drop, none):
+        one.override(0.2)
+    assert (drop(x) == 0).float().mean() == pytest.approx(0.2, abs=0.01) and none(x) is x
+    assert drop.now == 0.2 and drop.eval().now == 0
+    drop.train().override(None)
+    assert (drop(x) == 0).float().mean() == pytest.approx(0.5, abs=0.01)

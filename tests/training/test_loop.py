@@ -16,6 +16,7 @@ from fusetk import run as runs
 from fusetk.data.corpus import Corpus
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
@@ -255,3 +256,38 @@ def test_kill_9_loses_nothing(toy: Path, tmp_path: Path) -> None:
             kills += 1
         assert kills < 60, "no progress between kills"
     assert files(tmp_path / "killed", 120) == files(tmp_path / "alone", 120)
+
+
+def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None:
+    """Attention's dropout, too; what the model does not drop out stays so; the next stage is as the model has it, resumed or not."""
+    stages = ["{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, dropout: 0.6, end: {updates: 2}}",
+              "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, end: {updates: 2}}"]  # fmt: skip
+    seen: list[set[float]] = []
+    overrides = [f"training.stages=[{', '.join(stages)}]", "model.attention_dropout=0.3", "training.validation.every_updates=1"]
+
+    class Watched(Validator):
+        def part(self, model: Any, *given: Any) -> Part:
+            seen.append({module.rate for module in model.modules() if isinstance(module, Dropout)})
+            return super().part(model, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs, "Validator", Watched)
+        runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+        assert seen == [{0.6, 0.0}, {0.6, 0.0}, {0.1, 0.3, 0.0}, {0.1, 0.3, 0.0}]
+        seen.clear()
+        last = checkpoint.whole(tmp_path / "a")[2]
+        checkpoint.prune(tmp_path / "a", checkpoint.whole(tmp_path / "a")[:3])
+        checkpoint.link(tmp_path / "a", "last", last)
+        runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+        assert seen == [{0.1, 0.3, 0.0}]
+
+
+def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
+    overrides = ["training.stages.0.end={hours: 0.0006}", "training.validation.every_updates=1000000"]
+    begun = time.monotonic()
+    runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+    assert 2 < time.monotonic() - begun < 20
+    state = checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["progress"]
+    assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
+    runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+    assert checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["progress"]["update"] == state["update"], "nothing to do"

@@ -1,0 +1,94 @@
+"""What a training can be told."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fusetk.config import Config, choice
+from fusetk.data.sampler import BatchConfig
+from fusetk.training.optim import OPTIMIZERS
+from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig
+from fusetk.training.validation import ValidationConfig
+
+
+class EndConfig(Config):
+    """When a stage ends: at the first of these."""
+
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the training pairs."""
+    updates: int | None = Field(None, ge=1)
+    """Optimiser steps of this stage."""
+    patience: int | None = Field(None, ge=1)
+    """Validations in a row without a new best."""
+    rate: float | None = Field(None, gt=0)
+    """The learning rate falls below this, as `schedule: plateau` makes it; a warm-up that begins below it is no fall."""
+    hours: float | None = Field(None, gt=0)
+    """Hours of updates, validation and checkpoints of this stage, over all the times that it was resumed. What time allows depends on
+    the machine, so such a stage is not the same twice."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> "EndConfig":
+        if all(value is None for value in (self.epochs, self.updates, self.patience, self.rate, self.hours)):
+            raise ValueError("give epochs, updates, patience, rate or hours, or the stage never ends")
+        return self
+
+
+class StageConfig(Config):
+    """A stretch of training with an optimiser of its own, started fresh."""
+
+    optimizer: choice(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
+    """How a gradient becomes a step."""
+    schedule: choice(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
+    """The learning rate as a function of the stage's updates."""
+    batch: BatchConfig = BatchConfig()
+    """What one update sees."""
+    clip: float = Field(0.0, ge=0)
+    """Largest gradient norm; 0 for none."""
+    end: EndConfig
+    """When the stage ends."""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """Every dropout of the model that is not 0 is this one in this stage; as the model has them if not given."""
+    start: Literal["last", "best"] = "last"
+    """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
+
+    @model_validator(mode="after")
+    def _rate_falls_to_the_end(self) -> "StageConfig":
+        schedule, end = self.schedule, self.end.rate
+        if end is None:
+            return self
+        if isinstance(schedule, ConstantConfig):
+            raise ValueError("end.rate needs a schedule whose rate falls, such as plateau; this one is constant")
+        if isinstance(schedule, PlateauConfig) and schedule.rate < end:
+            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {end} from the start")
+        if isinstance(schedule, LinearConfig) and schedule.peak < end:
+            raise ValueError(f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it")
+        if isinstance(schedule, PlateauConfig | LinearConfig) and schedule.floor >= end:
+            raise ValueError(f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor")
+        return self
+
+
+class TrainingConfig(Config):
+    """How a model is trained."""
+
+    seed: int = Field(1, ge=0, lt=1 << 32)
+    """Fixes initial weights, batches and dropout."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of matrix products and activations; weights, sums and losses are float32 always."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Probability taken from the right word and spread over all others; reported losses are without it."""
+    stages: list[StageConfig] = Field(min_length=1)
+    """One after the other."""
+    validation: ValidationConfig = ValidationConfig()
+    """When and by what the model is judged."""
+    save_every: int | None = Field(None, ge=1)
+    """Updates between checkpoints, besides those at validations."""
+    keep_last: int = Field(5, ge=1)
+    """Latest checkpoints to keep."""
+    keep_best: int = Field(1, ge=1)
+    """Best checkpoints to keep, by the validation metric."""
+    log_every: int = Field(100, ge=1)
+    """Updates between log lines."""
+    max_skipped: int = Field(5, ge=1)
+    """An update whose gradient is not finite is skipped; so many in a row end the training."""
+    tensorboard: bool = False
+    """Write TensorBoard files into the run folder, too (needs the package tensorboard)."""
