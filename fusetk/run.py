@@ -42,8 +42,10 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     return model
 
 
-def load(path: Path | str, device: str | torch.device = "cpu") -> Loaded:
+def load(path: Path | str, device: str | torch.device = "cpu", raw: bool = False) -> Loaded:
     """A run folder (its best checkpoint, or its last without one) or one checkpoint folder, ready to translate.
+
+    Of a checkpoint with an exponential mean of the weights that is what is loaded, unless ``raw`` ones are wanted.
 
     Raises CheckpointError when it is neither, or when something in it is missing or damaged.
     """
@@ -51,7 +53,8 @@ def load(path: Path | str, device: str | torch.device = "cpu") -> Loaded:
     recipe = recipes.load(run / CONFIG)
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    checkpoint.load_model(model, folder)
+    mean = not raw and (folder / checkpoint.EMA).exists()
+    checkpoint.load_model(model, folder, checkpoint.EMA if mean else checkpoint.MODEL)
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
 
 

@@ -64,11 +64,12 @@ Emit = Callable[[str], None]
     "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
     help="Of the model; log-probabilities are always fp32.",
 )
+@click.option("--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them.")
 @device_option
 @threads_option
 @quiet_option
 def command(
-    models: tuple[str, ...], source: str, target: str, tokenized: bool, as_json: bool,
+    models: tuple[str, ...], source: str, target: str, tokenized: bool, as_json: bool, raw: bool,
     precision: str, device: str, threads: int | None, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Translate text line by line, through the text preparation of the run: raw text in, raw text out.
@@ -86,7 +87,7 @@ def command(
         torch.set_num_threads(threads)
     if source != "-" and target != "-":
         readable([Path(source)], Path(target))
-    loaded = [run.load(Path(model), device) for model in models]
+    loaded = [run.load(Path(model), device, raw) for model in models]
     _check_vocabularies(models, loaded)
     config = _settings(loaded[0].recipe.decoding, {key: value for key, value in options.items() if value is not None})
     networks = [one.model.to(torch.bfloat16) if precision == "bf16" else one.model for one in loaded]

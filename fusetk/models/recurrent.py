@@ -169,11 +169,11 @@ class Recurrent(Seq2Seq):
         packed = packing(src_mask.sum(1), src.shape[1], _multiple(words))
         read = packed.pack(words)
         x = torch.stack((read, read.index_select(0, packed.mirrored))) @ self.encoder.input
-        nothing = words.new_zeros(2, packed.sizes[0], self.encoder.width)
+        nothing = words.new_zeros(2, packed.sizes[0], self.encoder.width, dtype=_state_dtype(words))
         states = recur(self.encoder, x, nothing, packed.sizes, self.candidate_dropout).states
         if isinstance(self.encoder_fuse, Last) and self.attend.reads_top:
             states = states[-1:]
-        found = [packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)) for there, back in states]
+        found = [packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)).to(words.dtype) for there, back in states]
         history = (words, *found)
         return Memory(history, self.encoder_fuse(history), src_mask)
 
@@ -185,7 +185,7 @@ class Recurrent(Seq2Seq):
             values = values * len(sources) ** -0.5
         mask = memory.mask[..., None]
         mean = (memory.top * mask).sum(1) / mask.sum(1)
-        return State((keys, values, memory.mask), (torch.tanh(self.initial(mean)).to(mean.dtype),), 0)
+        return State((keys, values, memory.mask), (torch.tanh(self.initial(mean)).to(_state_dtype(mean)),), 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys, values, mask = state.fixed
@@ -214,13 +214,15 @@ class Recurrent(Seq2Seq):
             return x[:, None] if packed is None else packed.unpack(x)
 
         found = [unpacked(one[0]) for one in states]
+        last = found[-1][:, -1]
+        found = [one.to(words.dtype) for one in found]
         if wanted and weights is not None:
             self._record(unpacked(weights), len(state.fixed[0]))
         context = unpacked(contexts)
         if self.project is not None:
             context = self.project(context)
         features = torch.tanh(self.readout(torch.cat((words, self.decoder_fuse([words, *found]), context), -1)))
-        return self.output_dropout(features), State(state.fixed, (found[-1][:, -1],), state.step + tgt_in.shape[1])
+        return self.output_dropout(features), State(state.fixed, (last,), state.step + tgt_in.shape[1])
 
     def _packing(self, tgt_in: Tensor, sentences: int, words: Tensor) -> Packing | None:
         """None for a single step; of several, the steps of each row up to its last word."""
@@ -239,6 +241,11 @@ class Recurrent(Seq2Seq):
 def _multiple(words: Tensor) -> int:
     """What numbers of rows are rounded up to a multiple of: for bf16 on CPU each new shape of a product is compiled first."""
     return 16 if words.device.type == "cpu" and product_dtype(words) == torch.bfloat16 else 1
+
+
+def _state_dtype(words: Tensor) -> torch.dtype:
+    """States are float32 at least: what is added to them step by step would be lost in less."""
+    return torch.promote_types(words.dtype, torch.float32)
 
 
 def build_fusion(config: FusionConfig, widths: Sequence[int], name: str) -> Fusion:

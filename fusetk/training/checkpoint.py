@@ -1,7 +1,8 @@
 """Checkpoints on disk: safetensors and JSON, whole or not there at all.
 
-``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser state) and ``state.json``
-(progress, validation results, checksums). ``best`` and ``last`` are relative links beside it.
+``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser state), ``ema.safetensors`` where a
+mean of the weights is kept, and ``state.json`` (progress, validation results, checksums). ``best`` and ``last`` are relative links
+beside it.
 """
 
 import json
@@ -20,7 +21,7 @@ from fusetk.data.manifest import checksum
 from fusetk.errors import CheckpointError
 
 FORMAT = 1
-MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+MODEL, TRAINING, EMA, STATE = "model.safetensors", "training.safetensors", "ema.safetensors", "state.json"
 
 
 def name_of(update: int) -> str:
@@ -33,12 +34,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def load_model(model: nn.Module, folder: Path) -> None:
+def load_model(model: nn.Module, folder: Path, file: str = MODEL) -> None:
     """Fill a model's parameters. Raises CheckpointError when names or shapes differ."""
-    found, wanted = read_tensors(folder, MODEL), dict(model.named_parameters())
+    found, wanted = read_tensors(folder, file), dict(model.named_parameters())
     wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if wrong:
-        raise CheckpointError(f"{folder / MODEL} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}")
+        raise CheckpointError(f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}")
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])
@@ -65,11 +66,14 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
         optimizer.state[parameters[parameter]][key] = tensor.to(device) if tensor.dim() or device.type == "cuda" else tensor
 
 
-def save(folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def save(
+    folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any],
+    ema: Mapping[str, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Write a checkpoint aside, flush it to disk, and rename it into place. Raises CheckpointError when the disk refuses."""
     aside = folder.with_name("." + folder.name)
     try:
-        _write(aside, model, training, state)
+        _write(aside, {MODEL: model, TRAINING: training, **({EMA: ema} if ema else {})}, state)
         if folder.exists():  # a run that was set back writes an update again
             old = folder.with_name("." + folder.name + ".old")
             shutil.rmtree(old, ignore_errors=True)
@@ -83,11 +87,11 @@ def save(folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tenso
         raise CheckpointError(f"{folder} cannot be written: {error}; the one before it is whole: free some space and go on") from None
 
 
-def _write(aside: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     sums = {}
-    for file, tensors in ((MODEL, model), (TRAINING, training)):
+    for file, tensors in files.items():
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
         sums[file] = checksum(aside / file)
         _flush(aside / file)

@@ -78,6 +78,9 @@ class TrainingConfig(Config):
     """Probability taken from the right word and spread over all others; reported losses are without it."""
     stages: list[StageConfig] = Field(min_length=1)
     """One after the other."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Keep an exponential mean of the weights with this decay, such as 0.999, beside them; validation judges the mean, and it is what
+    `fusetk decode` translates with."""
     validation: ValidationConfig = ValidationConfig()
     """When and by what the model is judged."""
     save_every: int | None = Field(None, ge=1)

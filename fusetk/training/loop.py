@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.training import checkpoint
 from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.distributed import ALONE, World
+from fusetk.training.ema import Ema
 from fusetk.training.loss import Loss
 from fusetk.training.metrics import Log
 from fusetk.training.optim import OPTIMIZERS
@@ -78,6 +79,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
+        self.ema = Ema(model, config.ema) if config.ema else None
         self._window: list[Sums] = []
         self._since = 0.0
         self._halved = False  # whether a batch was, for lack of memory
@@ -126,6 +128,8 @@ class Trainer:
                 sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world)
                 self._check(sums, indices)
                 progress.advance(len(updates))
+                if self.ema and math.isfinite(sums.grad_norm):
+                    self.ema.update(progress.update)
                 self._count_time(stage)
                 self._report(sums, rate, len(updates), stage)
                 if self.world.any(self.stop.signal is not None):
@@ -220,7 +224,7 @@ class Trainer:
         if progress.position:  # each stage starts with a whole pass
             progress.epoch, progress.position = progress.epoch + 1, 0
         if self.config.stages[progress.stage].start == "best":
-            checkpoint.load_model(self.model, self.run / "checkpoints" / "best")
+            self._load(self.run / "checkpoints" / "best")
         self.log.line(f"stage {progress.stage + 1} of {len(self.config.stages)} begins after update {progress.update}")
 
     def _over(self, stage: StageConfig) -> bool:
@@ -258,7 +262,7 @@ class Trainer:
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
         part = None
-        with suppress(StopNow), self.stop.at_once():
+        with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), self.stop.at_once():
             part = self.validator.part(self.model, self.device, self.config.precision, self.world)
         parts = self.world.collect(part)
         if None in parts:
@@ -308,7 +312,7 @@ class Trainer:
         if not valid and folder.exists():
             valid = checkpoint.read_state(folder).get("valid", {})
         state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
-        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state)
+        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state, self.ema.mean if self.ema else None)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
@@ -324,7 +328,7 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint: weights, optimiser, position."""
         state = checkpoint.read_state(folder)
-        checkpoint.load_model(self.model, folder)
+        self._load(folder)
         self.progress = Progress(**state["progress"])
         self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))
@@ -333,6 +337,11 @@ class Trainer:
         if self.progress.stage_update:
             self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
             checkpoint.load_optimizer(self.model, self.optimizer, folder)
+
+    def _load(self, folder: Path) -> None:
+        checkpoint.load_model(self.model, folder)
+        if self.ema:
+            self.ema.load(checkpoint.read_tensors(folder, checkpoint.EMA))
 
     # Reports
 

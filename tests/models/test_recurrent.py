@@ -75,6 +75,21 @@ def test_positions_are_scaled_and_may_be_left_out() -> None:
     torch.testing.assert_close(added[0], with_them.source.positions(3, 3) / 4)
 
 
+def test_in_bf16_throughout() -> None:
+    """As ``fusetk decode --precision bf16`` has it: the state is float32 still."""
+    model, found = made(init=0.15), batch()
+    with torch.inference_mode():
+        wanted = model(found.src, found.src_mask, found.tgt_in)
+        model = model.to(torch.bfloat16)
+        features = model(found.src, found.src_mask, found.tgt_in)
+        state = model.start(model.encode(found.src, found.src_mask))
+        for t in range(2):
+            step, state = model.decode(found.tgt_in[:, t : t + 1], state)
+            torch.testing.assert_close(step[:, 0].float(), wanted[:, t], rtol=0.1, atol=0.05)
+    assert features.dtype == torch.bfloat16 and state.moving[0].dtype == torch.float32
+    torch.testing.assert_close(features.float(), wanted, rtol=0.1, atol=0.05)
+
+
 def test_dropout_is_where_the_paper_has_it() -> None:
     found = batch()
     none = {"embedding_dropout": 0.0, "candidate_dropout": 0.0, "output_dropout": 0.0}

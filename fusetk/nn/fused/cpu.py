@@ -64,7 +64,7 @@ class Kernels:
         call.threads, call.kind, call.bf16, call.norm = self.threads, KINDS[cell.kind], self.bf16, cell.gain is not None
         call.directions, call.width, call.positions, call.next_positions = directions, cell.width, positions, positions
         call.threshold, call.scale = self.plan.threshold, self.plan.scale
-        call.bias, call.linear_bias, call.gain, call.shift = map(_at, (cell.bias, cell.linear_bias, cell.gain, cell.shift))
+        call.bias, call.linear_bias, call.gain, call.shift = map(_at, self.made.own[c])
         return call
 
     def _attention(self) -> Any:
@@ -73,7 +73,7 @@ class Kernels:
         call.threads, call.bf16, call.heads, call.sources = self.threads, self.bf16, plan.attention.heads, plan.attention.sources
         call.width, call.value_width, call.length = made.keys.shape[-1], made.values.shape[-1], plan.mask.shape[1]
         call.sentences, call.hypotheses = len(made.keys), plan.sizes[0] // len(made.keys)
-        call.keys, call.values, call.vector, call.mask = map(_at, (made.keys, made.values, plan.attention.vector, plan.mask))
+        call.keys, call.values, call.vector, call.mask = map(_at, (made.keys, made.values, made.vector, plan.mask))
         return call
 
     def _place(self, c: int, t: int) -> Any:

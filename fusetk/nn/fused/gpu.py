@@ -57,8 +57,8 @@ class Kernels:
 
     def _own(self, c: int) -> tuple[Tensor, ...]:
         """Drawn numbers, biases, gain and shift of a cell."""
-        cell, words = self.plan.cells[c], self.plan.words
-        found = (words[c] if words else None, cell.bias, cell.linear_bias, cell.gain, cell.shift)
+        words = self.plan.words
+        found = (words[c] if words else None, *self.made.own[c])
         return tuple(self.nothing if tensor is None else tensor for tensor in found)
 
     def _or_nothing(self, tensor: Tensor | None) -> Tensor:
@@ -83,7 +83,7 @@ class Kernels:
     def _read(self) -> tuple[Tensor, ...]:
         made, plan = self.made, self.plan
         assert plan.attention is not None and plan.mask is not None
-        return made.queries, made.keys, made.values, plan.mask.view(torch.uint8), plan.attention.vector, made.weights
+        return made.queries, made.keys, made.values, plan.mask.view(torch.uint8), made.vector, made.weights
 
     def attend(self, t: int) -> None:
         made, plan = self.made, self.plan

@@ -52,7 +52,7 @@ def run(plan: Plan, x: Tensor, h: Tensor, across: Sequence[Tensor] = ()) -> tupl
     """
     attention = plan.attention
     own = (attention.query, attention.vector) if attention else ()
-    weights = [p for cell in plan.cells for p in (cell.state, cell.bias, cell.linear_bias, cell.gain, cell.shift)]
+    weights = [p for cell in plan.cells for p in (cell.state, *_vectors(cell))]
     states = _Loop.apply(plan, x, h, *across, *own, *weights)
     count = len(plan.cells)
     return states[:count], *(states[count:] if attention else (None, None))
@@ -86,6 +86,10 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(a, b, out=out)
 
 
+def _vectors(cell: Cell) -> tuple[Tensor | None, ...]:
+    return cell.bias, cell.linear_bias, cell.gain, cell.shift
+
+
 class Forward:
     """Buffers of all N slots: what is computed step by step, and what the backward pass reads of it."""
 
@@ -97,6 +101,8 @@ class Forward:
         directions, positions, _ = x.shape
         width, mixed = h.shape[-1], x.dtype != h.dtype
         self.maps = [cell.state.to(x.dtype) for cell in plan.cells]
+        # The kernels want all else of a cell in float32.
+        self.own = [[p if p is None else p.float().contiguous() for p in _vectors(cell)] for cell in plan.cells]
         self.states = [h.new_empty(directions, positions, width) for _ in plan.cells]
         self.mapped = [x.new_empty(directions, positions, map_.shape[-1]) for map_ in self.maps]
         # What each product reads: of the lowest cell the highest one's state a step before, of others that of the cell below. Where
@@ -106,6 +112,7 @@ class Forward:
         self.reads[0][:, : plan.sizes[0]] = h[:, : plan.sizes[0]]
         if plan.attention is not None:
             self.keys, self.values, self.map, self.query = (tensor.to(x.dtype).contiguous() for tensor in rest[:4])
+            self.vector = rest[4].float().contiguous()
             self.queries, self.contexts = x.new_empty(positions, width), x.new_empty(positions, self.values.shape[-1])
             self.weights = h.new_empty(positions, self.keys.shape[1], plan.attention.heads)
             self.read = x.new_empty(1, positions, self.map.shape[-1])

@@ -1,0 +1,55 @@
+"""The exponential mean of the weights: its formula, what is judged and translated with, exact resume."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusetk import run as runs
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+from fusetk.training.ema import Ema
+
+GIVEN = ["training.ema=0.9", "training.validation.every_updates=2"]
+
+
+def test_the_formula() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    ema, wanted = Ema(model, 0.4), {name: p.detach().clone() for name, p in model.named_parameters()}
+    for t in range(1, 8):
+        for name, p in model.named_parameters():
+            p.data += torch.randn_like(p)
+            d = min(0.4, (1 + t) / (10 + t))
+            wanted[name] = d * wanted[name] + (1 - d) * p.detach()
+        ema.update(t)
+    raw = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(RuntimeError), ema.in_place():
+        torch.testing.assert_close(dict(model.named_parameters()), wanted)
+        raise RuntimeError
+    torch.testing.assert_close(dict(model.named_parameters()), raw)
+    torch.testing.assert_close(ema.mean, wanted)
+
+
+def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> None:
+    runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+    last = tmp_path / "run" / "checkpoints" / "last"
+    raw, mean = (checkpoint.read_tensors(last, file) for file in (checkpoint.MODEL, checkpoint.EMA))
+    assert raw.keys() == mean.keys() and not any(torch.equal(raw[name], mean[name]) for name in raw)
+    for given, tensors in ((False, mean), (True, raw)):
+        loaded = dict(runs.load(last, raw=given).model.named_parameters())
+        assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    recipe = load(toy, GIVEN)
+    validator = runs.Validator(recipe.training.validation, recipe.decoding, Path(recipe.data.folder), runs.load(last).pipeline)
+    judged = validator.judge([validator.part(runs.load(last).model, torch.device("cpu"), "fp32")])
+    assert judged["loss"] == pytest.approx(checkpoint.read_state(last)["valid"]["loss"], rel=1e-5)
+
+
+def test_resuming_is_exact(toy: Path, tmp_path: Path) -> None:
+    runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
+    runs.train(load(toy, [*GIVEN, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
+    runs.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
+    for file in (checkpoint.MODEL, checkpoint.TRAINING, checkpoint.EMA):
+        whole, parts = ((tmp_path / name / "checkpoints" / checkpoint.name_of(8) / file).read_bytes() for name in ("whole", "parts"))
+        assert whole == parts, file
