@@ -99,7 +99,7 @@ class RecurrentConfig(ModelConfig):
         if not attend.reads_top and encoder.fuse.kind != "last":
             raise ValueError(
                 f"decoder.attend: {decoder.attend.kind} reads the encoder's states themselves, so of encoder.fuse: {encoder.fuse.kind} "
-                "only the first state would come: take one of them away"
+                "only the decoder's first state would come: take one of them away"
             )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
@@ -153,6 +153,7 @@ class Recurrent(Seq2Seq):
         self.query = Transition(query.cell, query.depth, size, width, norm=norm)
         self.attention = AdditiveAttention(width, config.heads, len(widths))
         self.project = nn.Linear(context, width, bias=False) if config.project_context else None
+        self._projected: Tensor | None = None
         self.context_width = width if config.project_context else context
         self.decoder = Transition(decoder.cell, decoder.depth, self.context_width, width, norm=norm)
         states = [width] * (query.depth + decoder.depth + 2)
@@ -199,8 +200,7 @@ class Recurrent(Seq2Seq):
             before = before.index_select(0, packed.order)
             if len(keys) == len(words):  # one hypothesis a sentence
                 keys, values, mask = (tensor.index_select(0, packed.order) for tensor in (keys, values, mask))
-        into = self.decoder.input[0] if self.project is None else self.project.weight.mT @ self.decoder.input[0]
-        across = Across(self.attention, self.decoder, into, keys, values, mask)
+        across = Across(self.attention, self.decoder, self._input(), keys, values, mask)
         sizes = [len(words)] if packed is None else packed.sizes
         wanted = trace.wanted(self.name)
         states, contexts, weights = recur(
@@ -213,24 +213,43 @@ class Recurrent(Seq2Seq):
         def unpacked(x: Tensor) -> Tensor:
             return x[:, None] if packed is None else packed.unpack(x)
 
-        found = [unpacked(one[0]) for one in states]
-        last = found[-1][:, -1]
-        found = [one.to(words.dtype) for one in found]
+        last = unpacked(states[-1][0])[:, -1]
         if wanted and weights is not None:
             self._record(unpacked(weights), len(state.fixed[0]))
-        context = unpacked(contexts)
+        found = [read, *(one[0].to(words.dtype) for one in states), contexts]
+        if not self.training:  # whoever watches a fusion wants to see sentences
+            found = [unpacked(one) for one in found]
+        *history, context = found
         if self.project is not None:
             context = self.project(context)
-        features = torch.tanh(self.readout(torch.cat((words, self.decoder_fuse([words, *found]), context), -1)))
-        return self.output_dropout(features), State(state.fixed, (last,), state.step + tgt_in.shape[1])
+        features = torch.tanh(self.readout(torch.cat((history[0], self.decoder_fuse(history), context), -1)))
+        features = self.output_dropout(features)
+        return unpacked(features) if self.training else features, State(state.fixed, (last,), state.step + tgt_in.shape[1])
+
+    def _input(self) -> Tensor:
+        """What maps what attention found to the columns that the decoder reads; without gradients it is made once."""
+        if self.project is None:
+            return self.decoder.input[0]
+        if self.training or torch.is_grad_enabled():
+            return self.project.weight.mT @ self.decoder.input[0]
+        if self._projected is None:
+            self._projected = self.project.weight.mT @ self.decoder.input[0]
+        return self._projected
+
+    def train(self, mode: bool = True) -> "Recurrent":
+        self._projected = None
+        super().train(mode)
+        return self
 
     def _packing(self, tgt_in: Tensor, sentences: int, words: Tensor) -> Packing | None:
         """None for a single step; of several, the steps of each row up to its last word."""
         rows, steps = tgt_in.shape
         if steps == 1:
             return None
-        last = torch.arange(1, steps + 1, device=tgt_in.device) * (tgt_in != PAD)
-        return packing(last.amax(1).clamp_min(1), steps, _multiple(words) if rows == sentences else 1)
+        last = torch.arange(1, steps + 1, device=tgt_in.device)
+        if rows != sentences:  # hypotheses of a sentence stay together
+            return packing(last[-1:].expand(rows), steps)
+        return packing((last * (tgt_in != PAD)).amax(1).clamp_min(1), steps, _multiple(words))
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Weights (B * K, T, n * S, H)."""

@@ -9,8 +9,8 @@ from torch import Tensor
 class Packing(NamedTuple):
     """Step t of a recurrence handles the first ``sizes[t]`` of the sentences, the longest first.
 
-    Slots are counted step by step. Where sizes are rounded up, slots that are too many repeat what stands before them; nobody reads
-    what comes out of them.
+    Slots are counted step by step. Where sizes or their sum are rounded up, slots that are too many repeat what stands before them;
+    nobody reads what comes out of them, and those behind the last step are not handled at all.
     """
 
     sizes: list[int]  # sentences at each step
@@ -29,15 +29,21 @@ class Packing(NamedTuple):
 
 
 def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
-    """Of B sentences (B,), each of at least one token, in at most so many steps; sizes are multiples of ``multiple``."""
+    """Of B sentences (B,), each of at least one token, in at most so many steps; sizes are multiples of ``multiple``, N of 16 times it
+    where that is not 1.
+    """
     device = lengths.device
     lengths, order = lengths.cpu().sort(descending=True, stable=True)
     alive = (lengths[:, None] > torch.arange(steps)).sum(0)  # (T,)
     sizes = (alive + multiple - 1) // multiple * multiple
     sizes = sizes[: int(lengths[0])]
     starts = sizes.cumsum(0) - sizes
+    count = int(sizes.sum())
     step = torch.arange(len(sizes)).repeat_interleave(sizes)
-    row = torch.arange(int(sizes.sum())) - starts[step]  # of each slot
+    row = torch.arange(count) - starts[step]  # of each slot
+    if multiple > 1:
+        behind = -count % (16 * multiple)
+        step, row = torch.cat((step, step[-1:].expand(behind))), torch.cat((row, row[-1:].expand(behind)))
     row = row.clamp_max(len(lengths) - 1)
     step = torch.minimum(step, lengths[row] - 1)
     rank = order.argsort()

@@ -80,7 +80,7 @@ class ReplicasConfig(Kind):
     rate: float = Field(gt=0)
     """Rate that the warm-up starts from; it goes up to `replicas` times this one."""
     replicas: int = Field(1, ge=1)
-    """How many batches make an update: 8 GPUs, or one with `batch.accumulate: 8`."""
+    """How many batches make an update, which `batch.accumulate` says, on however many GPUs."""
     warmup: int = Field(500, ge=1)
     """Updates of warm-up for each of `replicas`: it is over after `warmup` * `replicas` updates."""
     decay_start: int = Field(ge=0)

@@ -87,10 +87,14 @@ merge "$merged/reference.en" "${found[@]}"
 references=(-r "$merged/reference.en")
 for number in 1 2 3; do
     files "$further/" "/$number.txt"
-    if ls "${found[@]}" > /dev/null 2>&1; then
-        merge "$merged/reference.en$number" "${found[@]}"
-        references+=(-r "$merged/reference.en$number")
-    fi
+    some=()
+    for file in "${found[@]}"; do
+        [ ! -f "$file" ] || some+=("$file")
+    done
+    [ "${#some[@]}" -gt 0 ] || continue
+    [ "${#some[@]}" -eq "${#found[@]}" ] || die "reference $number is there for ${#some[@]} of ${#found[@]} sets: have it for all or for none"
+    merge "$merged/reference.en$number" "${found[@]}"
+    references+=(-r "$merged/reference.en$number")
 done
 say "${sets[*]} as one, $((${#references[@]} / 2)) references"
 options=() translations=()

@@ -11,6 +11,9 @@ from fusetk.data.vocab import PAD
 from fusetk.errors import ConfigError
 from fusetk.models import seq2seq
 from fusetk.models.recurrent import Recurrent, RecurrentConfig
+from fusetk.nn import recurrence
+from fusetk.nn.fused import build as build_kernels
+from fusetk.nn.tree import select
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE, build
 from tests.contracts.test_models import batch
 from tests.models import plain_recurrent as plain
@@ -56,6 +59,36 @@ def test_rows_that_are_over_are_not_computed() -> None:
 
 def test_padding_has_one_number() -> None:
     assert seq2seq.PAD == PAD
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_run_in_bf16_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if build_kernels.library() is None:
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(recurrence, "_plain", lambda *given: pytest.fail("the plain loop runs"))
+    model, found = SYSTEMS[name](), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(found.src, found.src_mask, found.tgt_in).float().sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_several_hypotheses_of_several_words_and_a_padded_one(dtype: torch.dtype) -> None:
+    """Each beside itself alone, and its gradients."""
+    model, found = made(init=0.15), batch()
+    twice = torch.cat((found.tgt_in, found.tgt_in.flip(1)), 1).view(10, 6)
+    twice[3, 2:], twice[6] = PAD, PAD
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        state = model.start(model.encode(found.src, found.src_mask))
+        state = state._replace(moving=select(state.moving, torch.arange(5).repeat_interleave(2)))
+        together, _ = model.decode(twice, state)
+        alone = torch.stack([model(found.src, found.src_mask, twice[k::2]) for k in range(2)], 1).flatten(0, 1)
+    for row, length in enumerate([6, 6, 6, 2, 6, 6, 1, 6, 6, 6]):
+        tolerance = 1e-5 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(together[row, :length], alone[row, :length], rtol=tolerance, atol=tolerance)
+    if dtype == torch.float32:
+        keep = torch.arange(6) < torch.tensor([6, 6, 6, 2, 6, 6, 1, 6, 6, 6])[:, None]
+        grads = [torch.autograd.grad((one * keep[..., None]).sum(), model.attention.query)[0] for one in (together, alone)]
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-5)
 
 
 def test_nothing_stands_before_the_first_word() -> None:
@@ -141,7 +174,7 @@ def test_weights_begin_as_the_paper_says() -> None:
     ("options", "told"),
     [
         ({"decoder": {"attend": "layerwise"}}, "a recurrent decoder has one"),
-        ({"decoder": {"attend": "dense-sum"}, "encoder": {"fuse": "average"}}, "only the first state would come"),
+        ({"decoder": {"attend": "dense-sum"}, "encoder": {"fuse": "average"}}, "only the decoder's first state would come"),
         ({"heads": 3}, "no multiple of heads 3"),
         ({"encoder": {"cell": "t-gru"}}, "gru"),
         ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "leaves"),

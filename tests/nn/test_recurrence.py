@@ -1,5 +1,6 @@
 """The recurrence: the fused one is the plain one, in values and gradients; sentences that are over cost and change nothing."""
 
+import gc
 import subprocess
 import sys
 from typing import Any
@@ -34,7 +35,7 @@ class Case:
     def __init__(self, kind: str, directions: int = 1, norm: bool = True, attention: bool = False, sources: int = 1, width: int = WIDTH):
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
-        rows, slots = self.packing.sizes[0], sum(self.packing.sizes)
+        rows, slots = self.packing.sizes[0], len(self.packing.places)
         self.first = drawn(Transition(kind, 2, READ, width, directions, norm))  # type: ignore[arg-type]
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
@@ -64,7 +65,8 @@ class Case:
             if self.attention is not None:
                 across = Across(self.attention, self.above, self.above.input[0], self.keys, self.values, self.mask)
             found = recur(self.first, self.x @ self.first.input, self.h, self.packing.sizes, Dropout(rate), across, weights=True)
-        outputs = [*found.states, *([] if found.contexts is None else [found.contexts])]
+        real = sum(self.packing.sizes)
+        outputs = [*(state[:, :real] for state in found.states), *([] if found.contexts is None else [found.contexts[:real]])]
         sum((output.float().cpu() * torch.randn(output.shape)).sum() for output in outputs).backward()  # type: ignore[union-attr]
         return found, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
 
@@ -152,7 +154,8 @@ def test_packing() -> None:
 def test_packing_rounded_up(multiple: int) -> None:
     packed = packing(LENGTHS, 8, multiple)
     assert [-(-least // multiple) * multiple for least in (5, 4, 4, 3, 3, 2, 2)] == packed.sizes
-    assert len(packed.order) == packed.sizes[0] and len(packed.places) == len(packed.mirrored) == sum(packed.sizes)
+    assert len(packed.order) == packed.sizes[0] and len(packed.places) == len(packed.mirrored)
+    assert len(packed.places) % (16 * multiple) == 0 and 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
     ids = torch.arange(5 * 8).view(5, 8)
     assert torch.equal(packed.unpack(packed.pack(ids)), packing(LENGTHS, 8).unpack(packing(LENGTHS, 8).pack(ids)))
 
@@ -179,15 +182,112 @@ def test_without_a_compiler_the_plain_one_runs_and_says_so(compiler: str, tmp_pa
 
 
 @fused
-def test_kernels_are_compiled_once(tmp_path, monkeypatch) -> None:
+def test_kernels_are_compiled_once_and_again_where_they_are_damaged(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
     try:
         assert build.library() is not None
-        [made] = (tmp_path / "fusetk").iterdir()
-        before = made.stat().st_mtime_ns
+        digest, made = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
+        whole, before = made.read_bytes(), made.stat().st_mtime_ns
         build.library.cache_clear()
         assert build.library() is not None and made.stat().st_mtime_ns == before
-        assert list((tmp_path / "fusetk").iterdir()) == [made]
+        for damaged in (b"", whole[:1000], b"x" + whole[1:]):
+            made.unlink()  # what is loaded must not change under the process
+            made.write_bytes(damaged)
+            build.library.cache_clear()
+            assert build.library() is not None and made.read_bytes() == whole
+        assert sorted((tmp_path / "fusetk").iterdir()) == sorted([digest, made])
     finally:
         build.library.cache_clear()
+
+
+@fused
+@pytest.mark.parametrize("home", [None, "/proc/1"])
+def test_without_a_home_they_lie_among_temporary_files(home, tmp_path, monkeypatch) -> None:
+    def nowhere() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    if home is None:
+        monkeypatch.setattr(build.Path, "home", nowhere)
+    else:
+        monkeypatch.setenv("HOME", home)
+    build.library.cache_clear()
+    try:
+        assert build.library() is not None
+        assert len(list(tmp_path.glob("fusetk-*/kernels-*.so"))) == 1
+    finally:
+        build.library.cache_clear()
+
+
+@fused
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads(threads: int, monkeypatch) -> None:
+    """Rows enough for several threads, each with sums of its own; the same bits each time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        case = Case("l-gru", attention=True, width=512)
+        found, grads = case.run(0.1, torch.float32)
+        again, repeated = case.run(0.1, torch.float32)
+        assert all(torch.equal(a, b) for a, b in zip([*found.states, *grads], [*again.states, *repeated], strict=True))
+        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+        wanted, theirs = case.run(0.1, torch.float32)
+        for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
+            close(a, b, 1e-3)
+    finally:
+        torch.set_num_threads(before)
+
+
+@fused
+def test_long_sentences_do_not_need_a_large_stack() -> None:
+    """Scores of 60,000 positions in each of 16 heads."""
+    rows, slots, width, context = 2, 60_000, 16, 16
+    torch.manual_seed(0)
+    first, above, attention = Transition("gru", 0, READ, width), Transition("gru", 0, context, width), AdditiveAttention(width, 16)
+    for module in (first, above, attention):
+        drawn(module)
+    keys, values = torch.randn(rows, slots, width, requires_grad=True), torch.randn(rows, slots, context)
+    across = Across(attention, above, above.input[0], keys, values, torch.ones(rows, slots, dtype=torch.bool))
+    found = recur(first, torch.randn(1, rows, READ) @ first.input, torch.zeros(1, rows, width), [rows], Dropout(0.0), across)
+    found.states[-1].sum().backward()
+    assert keys.grad is not None and keys.grad.isfinite().all()
+
+
+def alive(kind: type) -> int:
+    gc.collect()
+    return sum(issubclass(type(found), kind) for found in gc.get_objects())
+
+
+@fused
+def test_what_is_not_gone_back_through_is_let_go() -> None:
+    case = Case("l-gru", attention=True)
+    before = alive(recurrence.fused.Forward)
+    for _ in range(3):
+        across = Across(case.attention, case.above, case.above.input[0], case.keys, case.values, case.mask)
+        found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0), across)
+        del found
+    assert alive(recurrence.fused.Forward) == before
+    case.run(0.0, torch.float32)
+    assert alive(recurrence.fused.Forward) == before
+
+
+@fused
+def test_changes_between_forward_and_backward_are_noticed() -> None:
+    case = Case("gru")
+    for of_weights in (True, False):
+        found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)).states[-1]
+        with torch.no_grad():
+            (case.first.cells[0].state if of_weights else found).mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            found.sum().backward()
+
+
+@fused
+def test_a_second_backward_pass_is_refused() -> None:
+    case = Case("gru")
+    found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)).states[-1].sum()
+    found.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
+        found.backward()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fusetk.nn.fused import KINDS
 from fusetk.nn.fused.build import library
 
 if TYPE_CHECKING:
     from fusetk.nn.fused.loop import Backward, Forward
 
-KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}
 _INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
@@ -89,7 +89,7 @@ class Kernels:
         made, call = self.made, self.attention
         call.rows, start = self.plan.sizes[t], made.starts[t]
         call.queries, call.found = _at(made.queries, start), _at(made.contexts, start)
-        call.weights = _at(made.weights, start * made.weights.shape[1])
+        call.weights = _at(made.weights, made.weights_at(t) * made.weights.shape[1])
         return call
 
     def cell(self, c: int, t: int) -> None:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shutil
+import warnings
 import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,24 +13,40 @@ from torch import Tensor
 
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import EPS
+from fusetk.nn.fused import KINDS, wanted
 
 if TYPE_CHECKING:
     from fusetk.nn.fused.loop import Backward, Forward
 
 PARTS = 64  # programs of a direction that share the rows of a step in the backward pass
-KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}
 
 
 @lru_cache(maxsize=1)
 def _there() -> bool:
-    """Whether there is Triton, which torch brings where it has CUDA, and it is wanted."""
-    return os.environ.get("FUSETK_KERNELS") != "off" and importlib.util.find_spec("triton") is not None
+    """Whether there is Triton, which torch brings where it has CUDA, and the C compiler that it wants."""
+    if not wanted() or importlib.util.find_spec("triton") is None:
+        return False
+    if any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
+        return True
+    _warn("Triton finds no C compiler")
+    return False
 
 
 def usable(attention: AdditiveAttention | None) -> bool:
     """Whether the kernels can do it: heads and their features are powers of two."""
+    if not _there():
+        return False
     sizes = () if attention is None else (attention.heads, len(attention.vector))
-    return _there() and all(size == _power_of_2(size) for size in sizes)
+    if all(size == _power_of_2(size) for size in sizes):
+        return True
+    _warn(f"{sizes[0]} heads of {sizes[1]} features are no powers of two")
+    return False
+
+
+@lru_cache
+def _warn(why: str) -> None:
+    """Say it once."""
+    warnings.warn(f"recurrent models run without fused kernels, which is slow on a GPU: {why}", stacklevel=2)
 
 
 def _power_of_2(size: int) -> int:
@@ -89,8 +107,8 @@ class Kernels:
         made, plan = self.made, self.plan
         assert plan.attention is not None and plan.mask is not None
         self.programs.attend[plan.sizes[t],](
-            *self._read(), self.scores, made.contexts, made.starts[t], plan.sizes[0] // len(made.keys), plan.mask.shape[1],
-            SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), **self._sizes(),
+            *self._read(), self.scores, made.contexts, made.starts[t], made.weights_at(t), plan.sizes[0] // len(made.keys),
+            plan.mask.shape[1], SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), **self._sizes(),
         )  # fmt: skip
 
     def back(self, backward: "Backward") -> None:

@@ -3,6 +3,7 @@
 // nothing else is kept. Products come in T, float or bfloat16; states and gradients of states are float.
 
 #include <stdint.h>
+#include <stdlib.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -12,6 +13,12 @@ static int omp_get_thread_num() { return 0; }
 
 typedef int64_t Int;
 typedef uint16_t Bf16;
+
+struct Scratch {  // of one thread; on the heap, for sentences may be long and stacks short
+    float *at;
+    explicit Scratch(Int size) : at((float *)malloc(size * sizeof(float))) {}
+    ~Scratch() { free(at); }
+};
 
 static inline float get(const float *p, Int i) { return p[i]; }
 static inline void put(float *p, Int i, float value) { p[i] = value; }
@@ -246,12 +253,12 @@ static void run_cell(const Cell &c, bool backward) {
     const Int rows = c.directions * c.rows;
 #pragma omp parallel num_threads(c.threads) if (rows * c.width > 4096)
     {
-        float scratch[9 * c.width];
+        Scratch scratch(9 * c.width);
 #pragma omp for schedule(static)
         for (Int row = 0; row < rows; row++) {
             Int r = row / c.rows, i = row % c.rows;
             Row<T, KIND> one(c, r, i);
-            backward ? one.backward(r, i, scratch) : one.forward(r, i, scratch);
+            backward ? one.backward(r, i, scratch.at) : one.forward(r, i, scratch.at);
         }
     }
 }
@@ -293,12 +300,12 @@ struct Attention {
 };
 
 template <class T>
-static void attend(const Attention &c, Int row) {
+static void attend(const Attention &c, Int row, float *scratch) {
     const Int sentence = row / c.hypotheses, slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
     const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + sentence * slots * c.width;
     const T *values = (const T *)c.values + sentence * slots * c.value_width;
     const uint8_t *mask = c.mask + sentence * c.length;
-    float *weights = c.weights + row * slots * c.heads, sum[c.value_width], query[c.width];
+    float *weights = c.weights + row * slots * c.heads, *sum = scratch, *query = sum + c.value_width;
     for (Int d = 0; d < c.width; d++) query[d] = get(q, d);
     for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
     for (Int s = 0; s < slots; s++)
@@ -339,7 +346,7 @@ static void attend(const Attention &c, Int row) {
 }
 
 template <class T>
-static void attend_backward(const Attention &c, Int row) {
+static void attend_backward(const Attention &c, Int row, float *scratch) {
     const Int slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
     const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + row * slots * c.width;
     const T *values = (const T *)c.values + row * slots * c.value_width, *product = (const T *)c.product + row * c.value_width;
@@ -347,7 +354,7 @@ static void attend_backward(const Attention &c, Int row) {
     const float *weights = c.weights + row * slots * c.heads;
     float *grad = c.grad + row * c.value_width, *by_keys = c.by_keys + row * slots * c.width;
     float *by_vector = c.by_vector + omp_get_thread_num() * size;
-    float scores[slots * c.heads], query[c.width], by_query[c.width];
+    float *query = scratch, *by_query = query + c.width, *scores = by_query + c.width;
     for (Int d = 0; d < c.width; d++) {
         query[d] = get(q, d);
         by_query[d] = 0;
@@ -389,10 +396,9 @@ static void attend_backward(const Attention &c, Int row) {
 }
 
 template <class T>
-static void values_backward(const Attention &c, Int row) {
+static void values_backward(const Attention &c, Int row, float *sum) {
     const Int slots = c.sources * c.length, value_size = c.value_width / c.heads;
     T *found = (T *)c.by_values + row * slots * c.value_width;
-    float sum[c.value_width];
     for (Int s = 0; s < slots; s++) {
         for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
         for (Int t = 0; t < c.steps && row < c.sizes[t]; t++) {
@@ -409,8 +415,16 @@ static void values_backward(const Attention &c, Int row) {
 template <class T>
 static void run_attention(const Attention &c, int what) {
     const Int rows = what == 2 ? c.sentences : c.rows;
-#pragma omp parallel for schedule(static) num_threads(c.threads) if (rows * c.sources * c.length * c.width > 4096)
-    for (Int row = 0; row < rows; row++) what == 0 ? attend<T>(c, row) : what == 1 ? attend_backward<T>(c, row) : values_backward<T>(c, row);
+    const Int slots = c.sources * c.length;
+#pragma omp parallel num_threads(c.threads) if (rows * slots * c.width > 4096)
+    {
+        Scratch scratch(2 * c.width + c.value_width + slots * c.heads);
+#pragma omp for schedule(static)
+        for (Int row = 0; row < rows; row++)
+            what == 0   ? attend<T>(c, row, scratch.at)
+            : what == 1 ? attend_backward<T>(c, row, scratch.at)
+                        : values_backward<T>(c, row, scratch.at);
+    }
 }
 
 // what: 0 forward, 1 backward, 2 the gradient of the values

@@ -3,11 +3,13 @@
 Products that need no order are made once for all steps: gradients of weights, of the input's map, of the values of attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell
@@ -25,6 +27,7 @@ class Plan(NamedTuple):
     scale: float
     attention: AdditiveAttention | None
     mask: Tensor | None
+    weights: bool  # of attention are wanted, or a backward pass will read them
 
 
 class Kernels(Protocol):
@@ -55,27 +58,45 @@ def run(plan: Plan, x: Tensor, h: Tensor, across: Sequence[Tensor] = ()) -> tupl
     weights = [p for cell in plan.cells for p in (cell.state, *_vectors(cell))]
     states = _Loop.apply(plan, x, h, *across, *own, *weights)
     count = len(plan.cells)
-    return states[:count], *(states[count:] if attention else (None, None))
+    contexts, found = states[count:] if attention else (None, None)
+    return states[:count], contexts, found if plan.weights else None
 
 
 class _Loop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, x: Tensor, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(x.device.type, enabled=False):
-            made = Forward(plan, x, h, rest)
-            made.run()
-        if any(ctx.needs_input_grad):
-            ctx.made = made
-        if made.attention is None:
-            return tuple(made.states)
-        ctx.mark_non_differentiable(made.weights)
-        return *made.states, made.contexts, made.weights
+    """What the backward pass reads lies on a ``Forward`` of its own, where nothing refers to the outputs: those would refer back to it.
+    Inputs and outputs are saved besides, so that autograd notices when one of them was changed since.
+    """
 
     @staticmethod
+    def forward(ctx: Any, plan: Plan, x: Tensor, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        with _here(x):
+            made = Forward(plan, x, h, rest)
+            made.run()
+        found = [tensor.detach() for tensor in (*made.states, *((made.contexts, made.weights) if made.attention else ()))]
+        if any(ctx.needs_input_grad):
+            ctx.made = made
+            ctx.save_for_backward(x, h, *rest, *found)
+        if made.attention:
+            ctx.mark_non_differentiable(found[-1])
+        return tuple(found)
+
+    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         made, ctx.made = ctx.made, None
-        with torch.autocast(made.x.device.type, enabled=False):
+        if made is None:
+            raise RuntimeError("a recurrence on fused kernels has one backward pass; for several, set FUSETK_KERNELS=off")
+        assert ctx.saved_tensors
+        with _here(made.x):
             return None, *Backward(made, grads).run()
+
+
+@contextmanager
+def _here(x: Tensor) -> Iterator[None]:
+    """Products in the type that they have, kernels on the device of ``x``."""
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        yield
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -110,12 +131,18 @@ class Forward:
         self.copies = [mixed or not c for c in range(len(plan.cells))]
         self.reads = [x.new_empty(directions, positions, width) if copy else self.states[c - 1] for c, copy in enumerate(self.copies)]
         self.reads[0][:, : plan.sizes[0]] = h[:, : plan.sizes[0]]
+        behind = slice(self.starts[-1], None)  # of the last step: what is not computed must be a number, for products over all slots
+        for buffer in (*self.reads, *self.states):
+            buffer[:, behind] = 0
         if plan.attention is not None:
             self.keys, self.values, self.map, self.query = (tensor.to(x.dtype).contiguous() for tensor in rest[:4])
             self.vector = rest[4].float().contiguous()
             self.queries, self.contexts = x.new_empty(positions, width), x.new_empty(positions, self.values.shape[-1])
-            self.weights = h.new_empty(positions, self.keys.shape[1], plan.attention.heads)
+            self.weights = h.new_empty(positions if plan.weights else plan.sizes[0], self.keys.shape[1], plan.attention.heads)
             self.read = x.new_empty(1, positions, self.map.shape[-1])
+            self.contexts[behind] = 0
+            if plan.weights:
+                self.weights[behind] = 0
         self.kernels: Kernels = cpu.Kernels(self) if x.device.type == "cpu" else gpu.Kernels(self)
 
     def input_of(self, c: int) -> Tensor | None:
@@ -127,6 +154,10 @@ class Forward:
         if c or t:
             return self.states[c - 1], self.starts[t if c else t - 1]
         return self.h, 0
+
+    def weights_at(self, t: int) -> int:
+        """The slot from which on a step's weights of attention stand."""
+        return self.starts[t] if self.plan.weights else 0
 
     def after(self, c: int, t: int) -> tuple[Tensor | None, int, int]:
         """Where the state that a cell makes is wanted for a product, from which slot on, and of how many rows."""
@@ -166,6 +197,9 @@ class Backward:
             self.contexts = h.new_empty(made.contexts.shape)
             self.context_product = x.new_empty(plan.sizes[0], made.contexts.shape[-1])
             self.keys = h.new_zeros(made.keys.shape)
+        behind = slice(made.starts[-1], None)
+        for buffer in (*self.mapped, self.x, *((self.read, self.queries[None]) if made.attention else ())):
+            buffer[:, behind] = 0
         # Sums over rows, in as many parts as the kernels like: (parts, R, 2, gates, D) of gain and shift, (parts, d) of the vector.
         self.norms: list[Tensor | None] = []
         self.vector: Tensor

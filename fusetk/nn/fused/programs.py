@@ -172,7 +172,8 @@ def cell_back(
 
 @triton.jit
 def attend(
-    queries, keys, values, mask, vector, weights, scores, found, start, hypotheses, length, SOURCES: tl.constexpr, HEADS: tl.constexpr,
+    queries, keys, values, mask, vector, weights, scores, found, start, weights_start, hypotheses, length,
+    SOURCES: tl.constexpr, HEADS: tl.constexpr,
     SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Row ``program 0`` of a step: scores, a softmax for each source, the weighted sum."""

@@ -1,0 +1,156 @@
+"""Start of training on a large corpus: python tests/benchmarks/corpus.py FOLDER [--pairs 40000000] [--tokens 25] [--weights].
+
+A prepared folder with so many pairs of random ids is made in FOLDER, which must not exist, and removed afterwards. Measured in a process of
+its own, from the start of `train` to the first batch: seconds, and memory beside the mapped files (anonymous, sampled); then the same for
+the order of one more epoch. With --weights the corpus is one of two that weigh 1.5 and 0.5.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fusetk.data import manifest
+from fusetk.data.batch import collate
+from fusetk.data.corpus import write_sentences
+from fusetk.data.prepare import prepare
+from fusetk.data.vocab import EOS, SPECIAL
+from fusetk.recipe import load
+
+WORDS = 16_000  # of each vocabulary
+CHUNK = 1_000_000  # pairs that are written at once
+
+
+def make(folder: Path, pairs: int, tokens: int) -> Path:
+    """A config and its prepared folder, of which only the training ids are large."""
+    folder.mkdir(parents=True)
+    for language in ("de", "en"):
+        lines = [" ".join(f"{language}{i}" for i in range(start, start + 20)) for start in range(0, WORDS, 20)]
+        for name, part in (("train", lines), ("valid", lines[:50])):
+            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
+    size = {"width": 16, "heads": 2, "ffn": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
+    stage = {"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.001}, "batch": {"size": 4096}, "end": {"updates": 1}}
+    values: dict[str, Any] = {
+        "data": {"source": "de", "target": "en", "folder": "prepared", "train": ["train"], "valid": ["valid"]},
+        "model": {"kind": "transformer", **size},
+        "training": {"stages": [stage]},
+    }
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    prepared = prepare(load(config).data).folder
+    data = manifest.read(prepared)
+    random, total = np.random.default_rng(1), WORDS + len(SPECIAL)
+    with ExitStack() as stack:
+        writers = write_sentences(prepared, "train", ("de", "en"), (total, total), stack)
+        for start in range(0, pairs, CHUNK):
+            base = random.gamma(4, tokens / 4, min(CHUNK, pairs - start))
+            for out in writers:
+                lengths = np.clip(base * random.normal(1, 0.1, len(base)), 2, 200).astype(np.int64)
+                ids = random.integers(len(SPECIAL), total, int(lengths.sum()), dtype=np.uint16)
+                ids[np.cumsum(lengths) - 1] = EOS
+                out.write(ids, lengths, len(ids))
+    split, outputs = data["splits"]["train"], data["stages"]["ids.train"]["outputs"]
+    split["source"], split["target"] = (out.summary() for out in writers)
+    split["corpora"] = [{"prefix": "first", "pairs": pairs // 2}, {"prefix": "second", "pairs": pairs - pairs // 2}]
+    for name in outputs:
+        outputs[name] = manifest.written(prepared / name)
+    manifest.write(prepared, data)
+    return config
+
+
+@contextmanager
+def anonymous() -> Iterator[dict[str, float]]:
+    """The process' anonymous memory in GB before, and at most inside."""
+
+    def now() -> float:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024 / 1e9
+
+    found = {"before": now(), "most": 0.0}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            found["most"] = max(found["most"], now())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+        found["most"] = max(found["most"], now())
+
+
+class Done(Exception):
+    """The first batch is there."""
+
+
+def measure(config: Path, weights: bool) -> None:
+    """Start a training up to its first batch, and print."""
+    from fusetk import run as runs
+    from fusetk.data.sampler import batches
+    from fusetk.training.loop import Trainer
+
+    found: dict[str, Any] = {}
+
+    def first(trainer: Trainer, indices: Any, tokens: int) -> Any:
+        collate(trainer.corpus, indices[0])
+        found.update(seconds=time.perf_counter() - begun, trainer=trainer)
+        raise Done
+
+    Trainer._gradients = first  # type: ignore[method-assign]
+    recipe = load(config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else [])
+    begun = time.perf_counter()
+    with anonymous() as memory, suppress(Done):
+        runs.train(recipe, config.parent / "run", "cpu", quiet=True)
+    trainer = found["trainer"]
+    print(f"{len(trainer.corpus):,} pairs: first batch after {found['seconds']:.1f} s", end=", ")
+    print(f"memory {memory['before']:.2f} GB before and {memory['most']:.2f} GB at most beside mapped files", end=", ")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with their pages")
+    lengths, begun = [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)], time.perf_counter()
+    with anonymous() as memory:
+        order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._shares[0])
+        ordered = time.perf_counter() - begun
+    print(f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, {memory['most'] - memory['before']:.2f} GB at most")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pairs", type=int, default=40_000_000)
+    parser.add_argument("--tokens", type=int, default=25, help="of a sentence, on average")
+    parser.add_argument("--weights", action="store_true")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        measure(given.folder / "config.yaml", given.weights)
+        return
+    if given.folder.exists():
+        parser.error(f"{given.folder} exists; give the name of a new folder")
+    try:
+        begun = time.perf_counter()
+        make(given.folder, given.pairs, given.tokens)
+        sizes = {path.name: path.stat().st_size for path in (given.folder / "prepared").iterdir() if path.is_file()}
+        print(f"made in {time.perf_counter() - begun:.0f} s: {json.dumps(sizes)}", flush=True)
+        options = ["--weights"] if given.weights else []
+        subprocess.run([sys.executable, os.path.abspath(__file__), str(given.folder), "--measure", *options], check=True)
+    finally:
+        shutil.rmtree(given.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
