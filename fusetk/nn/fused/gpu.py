@@ -36,10 +36,12 @@ def usable(attention: AdditiveAttention | None) -> bool:
     """Whether the kernels can do it: heads and their features are powers of two."""
     if not _there():
         return False
-    sizes = () if attention is None else (attention.heads, len(attention.vector))
-    if all(size == _power_of_2(size) for size in sizes):
+    if attention is None:
         return True
-    _warn(f"{sizes[0]} heads of {sizes[1]} features are no powers of two")
+    heads, size = attention.heads, len(attention.vector)
+    if heads == _power_of_2(heads) and size == _power_of_2(size):
+        return True
+    _warn(f"{heads} heads of {size} features are no powers of two")
     return False
 
 
