@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +118,35 @@ def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_pat
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert said.count("fusetk: the disk is full") == 2  # one a process
+
+
+def test_two_hosts(toy: Path, tmp_path: Path) -> None:
+    """Two launchers that find each other by a rendezvous, one process each: as two processes of one."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    meet = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=7"]
+    hosts = [launch(1, toy, tmp_path / "hosts", PLAIN, *meet) for _ in range(2)]
+    said = [finished(host) for host in hosts]
+    assert sum("done: 8 updates" in text for text in said) == 1
+    finished(launch(2, toy, tmp_path / "one", PLAIN))
+    found_, wanted = weights(tmp_path / "hosts", 8), weights(tmp_path / "one", 8)
+    assert all(torch.equal(found_[name], wanted[name]) for name in wanted)
+
+
+def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.training import loop\nplain = loop.apply\n"
+        "def apply(*given, **named):\n"
+        "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
+        "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "    if first and os.environ['RANK'] == '1' and loop.calls == 6: raise RuntimeError('once')\n"
+        "    return plain(*given, **named)\nloop.apply = apply\n"
+    )
+    said = finished(launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail))
+    assert "once" in said and "resumed after update 4" in said and "done: 8 updates" in said
+    finished(launch(2, toy, tmp_path / "whole", []))
+    assert all(torch.equal(tensor, weights(tmp_path / "whole", 8)[name]) for name, tensor in weights(tmp_path / "run", 8).items())
 
 
 def test_parts_of_a_batch() -> None:
