@@ -19,6 +19,12 @@ class CheckpointError(FusetkError):
     """A run folder or checkpoint that is missing, damaged or does not fit."""
 
 
+class DiskFull(CheckpointError):
+    """There is no space for a checkpoint. The one before it is whole; with space, the same command goes on from there."""
+
+    exit_code = 74  # EX_IOERR: a batch system should not requeue the job before somebody has made room
+
+
 class Interrupted(FusetkError):
     """A signal ended the work; everything up to the last update is saved."""
 

@@ -1,9 +1,10 @@
 """Run folders: everything that training leaves and translation needs."""
 
-import shutil
+import os
+import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +12,7 @@ import fusetk
 from fusetk import config
 from fusetk import recipe as recipes
 from fusetk.config import find_kind
-from fusetk.data import manifest
+from fusetk.data import guards, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
@@ -20,6 +21,7 @@ from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint, distributed, metrics
 from fusetk.training.loop import Trainer
+from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.signals import Stop
 from fusetk.training.validation import Validator
 
@@ -53,14 +55,15 @@ def load(path: Path | str, device: str | torch.device = "cpu", raw: bool = False
     recipe = recipes.load(run / CONFIG)
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    mean = not raw and (folder / checkpoint.EMA).exists()
+    state = checkpoint.read_state(folder)
+    mean = not raw and (checkpoint.EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state))
     checkpoint.load_model(model, folder, checkpoint.EMA if mean else checkpoint.MODEL)
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
     """The run folder and the checkpoint folder that a path to either stands for."""
-    if (path / checkpoint.STATE).exists():
+    if (path / checkpoint.STATE).exists() or (path.is_dir() and path.absolute().parent.name == "checkpoints"):
         for run in (path.absolute().parent.parent, path.resolve().parent.parent):
             if (run / CONFIG).exists():
                 return run, path
@@ -69,7 +72,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
         raise CheckpointError(f"{path} is no run folder: " + ("it is a file" if path.exists() else "there is no such folder"))
     for name in ("best", "last"):
         found = path / "checkpoints" / name
-        if (found / checkpoint.STATE).exists() and (path / CONFIG).exists():
+        if found.is_dir() and (path / CONFIG).exists():
             return path, found
     raise CheckpointError(f"{path} is no run folder: it has no {CONFIG} with checkpoints/best or checkpoints/last beside it")
 
@@ -82,7 +85,8 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     device = device_of(distributed.local_device(device_name))
     world = distributed.join(device)
     try:
-        _train(recipe, run, device, quiet, world)
+        with Stop() as stop:
+            _train(recipe, run, device, quiet, world, stop)
     except Exception as error:
         if world.size > 1 and not isinstance(error, FusetkError):
             print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -90,15 +94,19 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     world.leave()
 
 
-def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World) -> None:
+def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop) -> None:
     data = Path(recipe.data.folder)
-    fingerprint = manifest.training_fingerprint(manifest.read(data))
-    last = world.tell(_last(run))
+    found = manifest.read(data)
+    fingerprint = manifest.training_fingerprint(found)
+    guards.check_files(data, found)
+    last = world.tell(_last(run) if world.first else None)
     changes = _changes(recipe, run, last, fingerprint) if last else []
     pipeline = Pipeline.load(data / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint, world)
+    sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
+    guards.check_ids(data, found, sizes, {"train": trainer.corpus, "valid": validator.corpus})
     _check_positions(model, trainer.corpus, validator.corpus)
     if last:
         trainer.resume(last)
@@ -106,7 +114,7 @@ def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: 
     if world.first:
         _prepare(recipe, run, trainer.progress.update if last else 0)
     log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
-    with log, Stop() as stop:
+    with log:
         for line in [*_card(recipe, model, pipeline, trainer), *(f"changed: {change}" for change in changes)]:
             log.line(line)
         if trainer.over():
@@ -120,53 +128,85 @@ def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: 
 
 def _prepare(recipe: Recipe, run: Path, update: int) -> None:
     """Put into the run folder all that is not a checkpoint, and forget what its metrics say of later updates."""
-    run.mkdir(parents=True, exist_ok=True)
-    metrics.forget_after(run, update)
-    shutil.copytree(Path(recipe.data.folder) / TEXT, run / TEXT, dirs_exist_ok=True)
-    text = config.dump(recipe)
-    if not (run / CONFIG).exists() or (run / CONFIG).read_text(encoding="utf-8") != text:
-        (run / CONFIG).write_text(text, encoding="utf-8")
+    text = Path(recipe.data.folder) / TEXT
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        metrics.forget_after(run, update)
+        for file in sorted(path for path in text.rglob("*") if path.is_file()):
+            _put(run / TEXT / file.relative_to(text), file.read_bytes())
+        _put(run / CONFIG, config.dump(recipe).encode())
+    except OSError as error:
+        raise checkpoint.refused(run, error) from None
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file aside and rename it, unless it is there as it should be: so there is a whole one at any time."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.new")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _last(run: Path) -> Path | None:
-    """The checkpoint to go on from: ``last``, or the newest whole one where that link was lost."""
+    """The checkpoint to go on from: ``last``, or the newest whole one where that link leads nowhere."""
+    checkpoint.recover(run)
     last = run / "checkpoints" / "last"
-    if (last / checkpoint.STATE).exists():
+    if last.is_dir():
         return last.resolve()
-    there = checkpoint.whole(run)
-    return there[-1] if there else None
+    there = sorted((run / "checkpoints").glob("update-*"))
+    return next((path for path in reversed(there) if checkpoint.sound(path)), there[-1] if there else None)
 
 
 # What may change between a run and its continuation: it decides how long and how closely watched, not which model.
 FREE = (
-    "data.",  # paths; what was made of them is compared by fingerprint
-    "decoding.",
-    "paper.",
-    "training.keep_last",
-    "training.keep_best",
-    "training.log_every",
-    "training.save_every",
-    "training.tensorboard",
-    "training.validation.every_",
-    "training.validation.bleu",
-    "training.validation.tokens",
+    r"data\..*",  # paths; what was made of them is compared by fingerprint
+    r"paper(\..*)?",
+    r"training\.(keep_last|keep_best|log_every|save_every|tensorboard)",
+    r"training\.stages\.\d+\.end\..*",
+    r"training\.validation\.(bleu|tokens)",
 )
+SEARCH = r"decoding\..*"  # free unless it decides which model is best
+WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate
+
+
+def _free(recipe: Recipe) -> list[str]:
+    stages, metric = recipe.training.stages, recipe.training.validation.metric
+    heard = any(find_kind(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages)
+    return [*FREE, *([] if metric == "bleu" else [SEARCH]), *([] if heard else [WATCHED])]
 
 
 def _changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
     """What differs from the run so far; raises ConfigError or DataError where that would make it another run."""
     before, now = (found.model_dump(mode="json") for found in (recipes.load(run / CONFIG), recipe))
-    added = now["training"]["stages"][len(before["training"]["stages"]) :]
-    now["training"]["stages"] = now["training"]["stages"][: len(before["training"]["stages"])]
+    old, new = before["training"]["stages"], now["training"]["stages"]
+    both = min(len(old), len(new))
+    added = [f"training.stages.{i}: new, {_stage(stage)}" for i, stage in enumerate(new[both:], both)]
+    gone = [f"training.stages.{i}: taken away, {_stage(stage)}" for i, stage in enumerate(old[both:], both)]
+    before["training"]["stages"], now["training"]["stages"] = old[:both], new[:both]
     found = list(manifest.differences(before, now))
-    deep = [change for change in found if not change.startswith(FREE) and ".end" not in change.partition(":")[0]]
-    if deep:
-        raise ConfigError(f"{run} was begun with another config ({'; '.join(deep)}): name another --run, or take back the change")
+    deep = [change for change in found if not any(re.fullmatch(pattern, change.partition(":")[0]) for pattern in _free(recipe))]
+    if deep or gone:
+        raise ConfigError(f"{run} was begun with another config ({'; '.join([*deep, *gone])}): name another --run, or take back the change")
     if checkpoint.read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
             f"the data in {recipe.data.folder} are not those that {run} was trained on: prepare them as they were, or name another --run"
         )
-    return [*found, *(f"training.stages: one more, {stage}" for stage in added)]
+    return [*found, *added]
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    """A stage in a few words: `adam, inverse-sqrt, updates 8`."""
+    end = (f"{key} {value}" for key, value in stage["end"].items() if value is not None)
+    return ", ".join([stage["optimizer"]["kind"], stage["schedule"]["kind"], *end])
 
 
 def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:

@@ -19,7 +19,7 @@ from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.troff import bold, escape, italic, page, prose
 from fusetk.config import Config, Kind
-from fusetk.errors import FusetkError, Interrupted
+from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
 from fusetk.models.stack import ATTENDS, CONNECTIONS
@@ -36,7 +36,8 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-INTERRUPTIBLE = {"train"}  # commands that save and exit when a signal comes
+# Exit codes of some commands only.
+SPECIAL: dict[type[FusetkError], set[str]] = {DiskFull: {"train", "average"}, Interrupted: {"train"}}
 PRIMITIVES = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -71,7 +72,7 @@ def command_page(name: str, command: click.Command) -> str:
     if command.epilog:
         example = command.epilog.removeprefix("Example: ")
         body += [".SH EXAMPLES", prose(command.epilog if example == command.epilog else f"`{example}`")]
-    return page(f"fusetk-{name}", 1, COMMANDS[name], [*body, *exit_codes(name in INTERRUPTIBLE), *see_also(name)])
+    return page(f"fusetk-{name}", 1, COMMANDS[name], [*body, *exit_codes(name), *see_also(name)])
 
 
 def main_page() -> str:
@@ -81,7 +82,7 @@ def main_page() -> str:
     body += [prose(rest), ".SH COMMANDS"]
     for name, text in COMMANDS.items():
         body += [".TP", f"\\fBfusetk\\-{escape(name)}\\fR(1)", prose(text)]
-    body += [".SH OPTIONS", *options(fusetk_command), *exit_codes(True), *see_also("")]
+    body += [".SH OPTIONS", *options(fusetk_command), *exit_codes(""), *see_also("")]
     return page("fusetk", 1, summary, body)
 
 
@@ -122,11 +123,12 @@ def options(command: click.Command) -> Iterator[str]:
         yield " ".join([prose(option.help or ""), *map(escape, notes)])
 
 
-def exit_codes(interruptible: bool) -> list[str]:
-    """EXIT STATUS, with the one of work that a signal ended for commands that can go on later."""
+def exit_codes(name: str) -> list[str]:
+    """EXIT STATUS, with those that only some commands have; all of them without a name."""
     found = {0: "All went well.", FusetkError.exit_code: "An error that you can mend; standard error says what, where and how."}
-    if interruptible:
-        found[Interrupted.exit_code] = inspect.getdoc(Interrupted) or ""
+    for error, those in SPECIAL.items():
+        if not name or name in those:
+            found[error.exit_code] = inspect.getdoc(error) or ""
     body = [".SH EXIT STATUS"]
     for code, text in found.items():
         body += [".TP", bold(str(code)), prose(text)]

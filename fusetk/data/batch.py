@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.vocab import BOS, PAD
+from fusetk.errors import DataError
 
 
 class Batch(NamedTuple):
@@ -37,7 +38,8 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def gather(sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None) -> tuple[Tensor, Tensor]:
     """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go.
 
-    The longest is padded to a multiple of so many tokens, where that does not pass ``limit``.
+    The longest is padded to a multiple of so many tokens, where that does not pass ``limit``. Raises DataError for an id that the
+    vocabulary has not.
     """
     starts = np.asarray(sentences.offsets[indices])
     lengths = np.asarray(sentences.offsets[indices + 1]) - starts
@@ -46,7 +48,10 @@ def gather(sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, 
     columns = np.arange(padded if limit is None or padded <= limit else longest)
     mask = columns < lengths[:, None]
     ids = np.full(mask.shape, PAD, dtype=np.int64)
-    ids[mask] = sentences.ids[(starts[:, None] + columns)[mask]]
+    found = sentences.ids[(starts[:, None] + columns)[mask]]
+    if sentences.entries is not None and (largest := int(found.max())) >= sentences.entries:
+        raise DataError(f"{sentences.name} has the id {largest} and the vocabulary {sentences.entries} entries; run fusetk prep again")
+    ids[mask] = found
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 

@@ -61,7 +61,7 @@ class Build:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())
         results = stage.run(self)
-        outputs = {name: manifest.record(self.aside / name) for name in self._written() if name not in before}
+        outputs = {name: manifest.written(self.aside / name) for name in self._written() if name not in before}
         self.stages[stage.name] = {**state, "outputs": outputs, "results": results}
         self.made.append(stage.name)
 
@@ -89,7 +89,7 @@ class Build:
 def describe(stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a stage depends on, and one key for all of it."""
     files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
-    sums = [record["sha256"] for record in files.values()]
+    sums = [inputs[str(path)]["sha256"] for pair in stage.pairs for path in pair]
     key = digest([stage.settings, sums, [stages[name]["key"] for name in stage.needs]])
     return {"key": key, "settings": dict(stage.settings), "inputs": files, "needs": stage.needs}
 

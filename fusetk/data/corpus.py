@@ -9,21 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusetk.data.vocab import EOS
+from fusetk.data.weights import Part
 from fusetk.errors import DataError
 
 OFFSETS = np.dtype("<i8")
+BLOCK = 1 << 20  # sentences whose lengths are found at once
 
 
 class Sentences:
     """One side of a corpus: all ids in one array, every sentence with `EOS` at its end.
 
-    `ids` is (tokens,), `offsets` (n + 1,), `lengths` (n,) with the end mark counted.
+    `ids` is (tokens,), `offsets` (n + 1,), `lengths` (n,) with the end mark counted. `entries` are those of the vocabulary, where
+    known, and `name` is the file's.
     """
 
-    def __init__(self, ids: NDArray[Any], offsets: NDArray[np.int64]):
+    def __init__(self, ids: NDArray[Any], offsets: NDArray[np.int64], entries: int | None = None, name: str = "ids"):
         self.ids = ids
         self.offsets = offsets
-        self.lengths = np.diff(offsets).astype(np.int32)
+        self.entries = entries
+        self.name = name
+        self.lengths = np.empty(len(offsets) - 1, np.int32)
+        for start in range(0, len(self.lengths), BLOCK):
+            self.lengths[start : start + BLOCK] = np.diff(offsets[start : start + BLOCK + 1])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,32 +43,45 @@ class Sentences:
 
 
 class Corpus:
-    """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder."""
+    """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder. `parts` are the corpora that `train` was made of."""
 
-    def __init__(self, source: Sentences, target: Sentences):
+    def __init__(self, source: Sentences, target: Sentences, parts: Sequence[Part] = ()):
         assert len(source) == len(target)
         self.source = source
         self.target = target
+        self.parts = parts
 
     def __len__(self) -> int:
         return len(self.source)
 
     @classmethod
     def open(cls, folder: Path | str, split: str) -> "Corpus":
-        """Map a split; raises DataError when the folder is not prepared, has no such split, or lost a file."""
+        """Map a split; raises DataError when the folder is not prepared, has no such split, or when its files are not whole."""
         from fusetk.data.manifest import read
 
         folder = Path(folder)
         manifest = read(folder)
         if split not in manifest["splits"]:
             raise DataError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
-        return cls(*(_open(folder, split, manifest["splits"][split][side]) for side in ("source", "target")))
+        found = manifest["splits"][split]
+        source, target = (_open(folder, split, found[side], manifest["vocabulary"][side]) for side in ("source", "target"))
+        if len(source) != len(target):
+            raise DataError(f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; run fusetk prep again")
+        return cls(source, target, [Part(part["prefix"], part["pairs"]) for part in found.get("corpora", [])])
 
 
-def _open(folder: Path, split: str, side: dict[str, Any]) -> Sentences:
+def _open(folder: Path, split: str, side: dict[str, Any], entries: int) -> Sentences:
     name = folder / f"{split}.{side['language']}"
     ids = _map(Path(f"{name}.ids"), np.dtype(side["dtype"]), side["tokens_with_end"])
-    return Sentences(ids, _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1))
+    offsets = _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1)
+    found = Sentences(ids, offsets, entries, f"{name}.ids")
+    shortest = int(found.lengths.min(initial=1))
+    if offsets[0] != 0 or offsets[-1] != len(ids) or shortest < 1:
+        raise DataError(
+            f"{name}.offsets does not fit {name}.ids: it goes from {offsets[0]} to {offsets[-1]} with a sentence of {shortest} tokens, "
+            f"and there are {len(ids)} ids; run fusetk prep again"
+        )
+    return found
 
 
 def _map(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
@@ -102,7 +122,10 @@ class SentenceWriter:
         self.counts += np.bincount(ids, minlength=len(self.counts))
 
     def summary(self) -> dict[str, Any]:
-        """What was written, for the manifest. `types` are known tokens; the rate of unknown ones is of all but end marks."""
+        """What was written, for the manifest.
+
+        `types` are known tokens; the rate of unknown ones is of all but end marks; `largest` is the largest id.
+        """
         tokens = self.position - self.sentences
         unknown = int(self.counts[1])
         return {
@@ -115,6 +138,7 @@ class SentenceWriter:
             "types": int(np.count_nonzero(self.counts)) - (self.sentences > 0) - (unknown > 0),
             "unknown": unknown,
             "unknown_rate": unknown / tokens if tokens else 0.0,
+            "largest": int(self.counts.nonzero()[0].max(initial=0)),
         }
 
 

@@ -16,7 +16,9 @@ from fusetk.errors import DataError
 NAME = "manifest.json"
 FORMAT = 1
 BLOCK = 1 << 20
-Record = dict[str, Any]  # size, mtime_ns, sha256, and for inputs lines
+SMALL, PIECES, PIECE = 1 << 24, 256, 1 << 16  # larger files have a checksum of pieces, too
+READ = ("train.", "valid.", "text/")  # what training reads of a folder
+Record = dict[str, Any]  # size, mtime_ns, sha256, for inputs lines, and for large outputs sample
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -59,6 +61,17 @@ def checksum(path: Path) -> str:
     return total.hexdigest()
 
 
+def sample(path: Path) -> str:
+    """The SHA-256 of pieces that are spread over a file, its first and its last among them."""
+    total = hashlib.sha256()
+    last = max(path.stat().st_size - PIECE, 0)
+    with open(path, "rb") as file:
+        for i in range(PIECES):
+            file.seek(last * i // (PIECES - 1))
+            total.update(file.read(PIECE))
+    return total.hexdigest()
+
+
 def versions() -> dict[str, str]:
     """What the output depends on beside settings and inputs."""
     found = {"python": platform.python_version()}
@@ -90,6 +103,12 @@ def record(path: Path) -> Record:
     """What is recorded of a file."""
     stat = path.stat()
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": checksum(path)}
+
+
+def written(path: Path) -> Record:
+    """What is recorded of an output."""
+    found = record(path)
+    return {**found, "sample": sample(path)} if found["size"] > SMALL else found
 
 
 def inspect(path: Path, known: Record | None) -> Record:
@@ -144,7 +163,7 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
 def training_fingerprint(manifest: Mapping[str, Any]) -> str:
     """A checksum of all that training reads: ids and vocabularies, but no test set and no path."""
     outputs = {name: record["sha256"] for stage in manifest["stages"].values() for name, record in stage["outputs"].items()}
-    return digest({name: found for name, found in outputs.items() if name.startswith(("train.", "valid.", "text/"))})
+    return digest({name: found for name, found in outputs.items() if name.startswith(READ)})
 
 
 def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:

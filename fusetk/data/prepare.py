@@ -178,11 +178,13 @@ def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: B
             "pairs_out": pairs_out,
             "dropped": {**read["dropped"], **ids["dropped"]},
             **({"to_valid": read["to_valid"]} if read.get("to_valid") else {}),
+            **({"corpora": _corpora(config, ids)} if split == "train" else {}),
             "source": ids["source"],
             "target": ids["target"],
         }
     for split, counts in splits.items():
         assert counts["pairs_in"] == counts["pairs_out"] + sum(counts["dropped"].values()) + counts.get("to_valid", 0), split
+    assert sum(part["pairs"] for part in splits["train"]["corpora"]) in (0, splits["train"]["pairs_out"])
     made = [[name, stage["key"], {file: out["sha256"] for file, out in stage["outputs"].items()}] for name, stage in build.stages.items()]
     return {
         "format": manifest.FORMAT,
@@ -196,3 +198,11 @@ def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: B
         "inputs": dict(inputs),
         "stages": build.stages,
     }
+
+
+def _corpora(config: DataConfig, ids: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How many training pairs came from each prefix, in the order in which they stand; nothing where an earlier version did not note it."""
+    counts = ids.get("corpora") or ([ids["source"]["sentences"]] if len(config.train) == 1 else [])
+    if not counts:
+        return []
+    return [{"prefix": prefix, "pairs": pairs} for prefix, pairs in zip(config.train, counts, strict=True)]

@@ -127,15 +127,15 @@ class Encoder:
         self.sides = [Ids(pipeline, side) for side in SIDES]
         self.longest = longest
 
-    def __call__(self, chunk: list[Lines]) -> tuple[Chunk, int]:
-        """For each side ids, lengths and the number of words; and how many pairs went."""
+    def __call__(self, chunk: list[Lines]) -> tuple[Chunk, list[int]]:
+        """For each side ids, lengths and the number of words; and which pairs of the chunk went."""
         rows: tuple[list[list[int]], list[list[int]]] = ([], [])
-        words, gone = [0, 0], 0
-        for pair in chunk:
+        words, gone = [0, 0], []
+        for place, pair in enumerate(chunk):
             split = [line.split(" ") if line else [] for line in pair]
             ids = [[i for word in line for i in known[word]] for line, known in zip(split, self.sides, strict=True)]
             if self.longest is not None and max(map(len, ids)) > self.longest:
-                gone += 1
+                gone.append(place)
                 continue
             for side in (0, 1):
                 rows[side].append(ids[side])
@@ -151,20 +151,26 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     names = [f"words/train.{language}" if train else f"{split}.{language}.txt" for language in languages(config)]
     longest = config.bpe.max_subwords if config.bpe and train else None
     pairs = read_words(Pair(*(build.find(name) for name in names)))
-    dropped = 0
+    corpora = build.stages["words.train"]["results"].get("corpora") if train else None  # not noted by earlier versions
+    left, ends = np.array(corpora or [], np.int64), np.cumsum(corpora or [])
+    dropped = read = 0
     build.new(f"{split}.ids")
     with ExitStack() as stack:
         writers: list[SentenceWriter] = write_sentences(
             build.aside, split, languages(config), (sizes["source"], sizes["target"]), stack
         )
         for sides, gone in ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs):
-            dropped += gone
+            if len(left) and gone:
+                left -= np.bincount(np.searchsorted(ends, read + np.array(gone), side="right"), minlength=len(left))
+            dropped += len(gone)
+            read += len(gone) + len(sides[0][1])
             for out, (ids, lengths, words) in zip(writers, sides, strict=True):
                 out.write(ids, lengths, words)
     if not writers[0].sentences:
         raise DataError(f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; raise it")
     return {
         "dropped": {SUBWORDS: dropped} if dropped else {},
+        **({"corpora": left.tolist()} if corpora else {}),
         **{side: out.summary() for side, out in zip(SIDES, writers, strict=True)},
     }
 

@@ -32,10 +32,15 @@ def size_of(pair: Lines) -> int:
     return len(pair[0]) + len(pair[1])
 
 
-def all_pairs(pairs: Sequence[Pair]) -> Iterator[Lines]:
-    """The lines of several parallel files, one after the other."""
+def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[Lines]:
+    """The lines of several parallel files, one after the other; ``ends`` is told at the end of each how many there were so far."""
+    read = 0
     for pair in pairs:
-        yield from read_pairs(pair)
+        for lines in read_pairs(pair):
+            read += 1
+            yield lines
+        if ends is not None:
+            ends.append(read)
 
 
 # Words of the training text ------------------------------------------------------------------------------------------
@@ -45,7 +50,8 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
     """All steps over the training pairs, and the split; a truecaser is learned between two passes."""
     counts: Counter[str] = Counter()
     truecasers: dict[str, Truecaser] = {}
-    lines: Callable[[], Iterator[Lines]] = lambda: all_pairs(pairs)  # noqa: E731
+    ends: list[int] = []
+    lines: Callable[[], Iterator[Lines]] = lambda: all_pairs(pairs, ends)  # noqa: E731
     numbers: Path | None = None
     keeps_empty = any(isinstance(step, Filter) and step.min_length == 0 for step in config.steps)
     passes = _passes(config.steps)
@@ -66,11 +72,15 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
         raise DataError(f"all {total} training pairs were dropped ({reasons}); loosen the filter, or check that the files belong together")
     for side, truecaser in truecasers.items():
         truecaser.save(build.new(f"words/truecase.{config.source if side == 'source' else config.target}"))
-    valid = _split(build, config, pairs, kept, len(passes) - 1)
+    chosen = _split(build, config, pairs, kept, len(passes) - 1)
+    origin = _lines_of(build.aside / f"pass{len(passes) - 1}.lines")
+    corpora = np.diff(np.searchsorted(origin, [0, *ends])) - np.diff(np.searchsorted(origin[chosen], [0, *ends]))
+    valid = len(chosen)
     for i in range(len(passes)):
         for suffix in (*languages(config), "lines"):
             (build.aside / f"pass{i}.{suffix}").unlink(missing_ok=True)
-    return {"pairs_in": total, "pairs_out": kept - valid, "to_valid": valid, "dropped": dict(sorted(counts.items()))}
+    dropped_by_reason = dict(sorted(counts.items()))
+    return {"pairs_in": total, "pairs_out": kept - valid, "to_valid": valid, "dropped": dropped_by_reason, "corpora": corpora.tolist()}
 
 
 def _passes(steps: Sequence[Step]) -> list[list[Step]]:
@@ -126,13 +136,13 @@ def _lines_of(path: Path) -> NDArray[np.int64]:
     return np.memmap(path, LINE, "r") if path.stat().st_size else np.zeros(0, LINE)
 
 
-def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int) -> int:
-    """Part validation from training pairs if the config says so; returns how many went to validation."""
+def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int) -> NDArray[np.int64]:
+    """Part validation from training pairs if the config says so; returns which of those that are left went to validation."""
     names = [build.aside / f"pass{last}.{language}" for language in languages(config)]
     if isinstance(config.valid, list):
         for language, name in zip(languages(config), names, strict=True):
             name.replace(build.new(f"words/train.{language}"))
-        return 0
+        return np.zeros(0, np.int64)
     chosen = _choose(config.valid, kept)
     if not len(chosen) or len(chosen) >= kept:
         raise DataError(
@@ -146,7 +156,7 @@ def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, l
     for side, language in enumerate(languages(config)):
         with writer(build.new(f"valid.{language}.raw")) as valid:
             _deal((line for pair in pairs for line in read_lines(pair[side])), raw, valid.write, None)
-    return len(chosen)
+    return chosen
 
 
 def _choose(split: Any, kept: int) -> NDArray[np.int64]:

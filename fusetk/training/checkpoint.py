@@ -1,27 +1,33 @@
 """Checkpoints on disk: safetensors and JSON, whole or not there at all.
 
 ``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser state), ``ema.safetensors`` where a
-mean of the weights is kept, and ``state.json`` (progress, validation results, checksums). ``best`` and ``last`` are relative links
-beside it.
+mean of the weights is kept, and ``state.json`` (progress, validation results, checksums, of itself too). ``best`` and ``last`` are
+relative links beside it.
 """
 
+import errno
 import json
+import math
 import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fusetk.data.manifest import checksum
-from fusetk.errors import CheckpointError
+from fusetk.data.manifest import checksum, digest
+from fusetk.errors import CheckpointError, DiskFull
 
 FORMAT = 1
 MODEL, TRAINING, EMA, STATE = "model.safetensors", "training.safetensors", "ema.safetensors", "state.json"
+BLOCK = 4096  # what a disk may need more, for each file
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
 
 
 def name_of(update: int) -> str:
@@ -39,7 +45,8 @@ def load_model(model: nn.Module, folder: Path, file: str = MODEL) -> None:
     found, wanted = read_tensors(folder, file), dict(model.named_parameters())
     wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if wrong:
-        raise CheckpointError(f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}")
+        what = f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}"
+        raise damaged(folder, what, {name: tuple(parameter.shape) for name, parameter in wanted.items()})
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])
@@ -61,7 +68,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
     for name, tensor in read_tensors(folder, TRAINING).items():
         parameter, _, key = name.rpartition(":")
         if parameter not in parameters:
-            raise CheckpointError(f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not")
+            raise damaged(folder, f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not")
         device = parameters[parameter].device
         optimizer.state[parameters[parameter]][key] = tensor.to(device) if tensor.dim() or device.type == "cuda" else tensor
 
@@ -70,21 +77,25 @@ def save(
     folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any],
     ema: Mapping[str, Tensor] | None = None,
 ) -> None:  # fmt: skip
-    """Write a checkpoint aside, flush it to disk, and rename it into place. Raises CheckpointError when the disk refuses."""
-    aside = folder.with_name("." + folder.name)
+    """Write a checkpoint aside, flush it to disk, and rename it into place.
+
+    Raises CheckpointError when the disk refuses, DiskFull where that is for lack of space; what was there is as it was.
+    """
+    aside, old = folder.with_name("." + folder.name), folder.with_name("." + folder.name + ".old")
+    files = {MODEL: model, TRAINING: training, **({EMA: ema} if ema else {})}
     try:
-        _write(aside, {MODEL: model, TRAINING: training, **({EMA: ema} if ema else {})}, state)
+        _write(aside, files, state)
         if folder.exists():  # a run that was set back writes an update again
-            old = folder.with_name("." + folder.name + ".old")
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
-            aside.rename(folder)
-            shutil.rmtree(old)
-        else:
-            aside.rename(folder)
+        aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
         _flush(folder.parent)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}; the one before it is whole: free some space and go on") from None
+        shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise refused(folder, error, [sum(t.numel() * t.element_size() for t in tensors.values()) for tensors in files.values()]) from None
 
 
 def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
@@ -95,20 +106,70 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mappin
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
         sums[file] = checksum(aside / file)
         _flush(aside / file)
-    text = json.dumps({"format": FORMAT, **state, "sha256": sums}, indent=1)
-    (aside / STATE).write_text(text + "\n", encoding="utf-8")
+    content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": sums}))
+    (aside / STATE).write_text(json.dumps({**content, "digest": digest(content)}, indent=1) + "\n", encoding="utf-8")
     _flush(aside / STATE)
+    _flush(aside)
+
+
+def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
+    """What to raise when ``path`` cannot be written; ``sizes`` are those of its files in bytes, where they are known."""
+    found = re.search(r"os error (\d+)", str(error))  # safetensors has the number in its text only
+    number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
+    there = [one.name for one in whole(path.parent.parent)]
+    whole_one = f"{there[-1]} is whole; " if there else ""
+    sizes = [size + BLOCK for size in sizes]
+    needed = sum(sizes) + BLOCK
+    takes = f", it takes {_megabytes(needed)}" if sizes else ""
+    kind: type[CheckpointError] = DiskFull
+    room = "make room"
+    if number == errno.ENOSPC:
+        free = shutil.disk_usage(next(parent for parent in path.absolute().parents if parent.exists())).free
+        why = f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free"
+        room = f"make room for {_megabytes(needed - free)} more" if sizes and needed > free else room
+    elif number == errno.EDQUOT:
+        why = f"your disk quota is used up{takes}"
+    elif number == errno.EFBIG:
+        why = "no file may be so large" + (f", the largest has {_megabytes(max(sizes))}" if sizes else "")
+        room = "raise the limit (ulimit -f)"
+    else:
+        kind, why, room = CheckpointError, str(error), "see to it"
+    return kind(f"{path} cannot be written: {why}; {whole_one}{room} and run the same command again")
+
+
+def _megabytes(size: int) -> str:
+    """Rounded up, so that something is never 0.0 MB."""
+    return f"{math.ceil(size / 1e5) / 10:,.1f} MB"
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """``state.json``. Raises CheckpointError when it is missing, damaged or of a newer fusetk."""
     try:
+        return _state(folder)
+    except CheckpointError as error:
+        raise damaged(folder, str(error)) from None
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    """``state.json``, or nothing where it cannot be read."""
+    try:
+        return _state(folder)
+    except CheckpointError:
+        return {}
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        version = state["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE} cannot be read ({error})") from None
-    if version > FORMAT:
+        version, sums, expected = state["format"], state.get("sha256", {}), state.pop("digest", None)
+        unchanged = expected in (None, digest(state))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is damaged, {type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE} cannot be read ({why})") from None
+    if isinstance(version, int) and version > FORMAT:
         raise CheckpointError(f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk")
+    if version != FORMAT or not isinstance(sums, dict) or not unchanged:
+        raise CheckpointError(f"{folder / STATE} is damaged: it is not as it was written")
     return dict(state)
 
 
@@ -116,11 +177,42 @@ def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     """Tensors of one file, its checksum compared first."""
     expected = read_state(folder).get("sha256", {}).get(file)
     try:
-        if checksum(folder / file) != expected:
-            raise CheckpointError(f"{folder / file} is damaged: its checksum is not the one in {STATE}; use another checkpoint beside it")
-        return dict(load_file(folder / file))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / file} cannot be read: {error}") from None
+        if checksum(folder / file) == expected:
+            return dict(load_file(folder / file))
+        why = f"is damaged: its checksum is not the one in {STATE}"
+    except FileNotFoundError:
+        why = "is missing"
+    except UNREADABLE as error:
+        why = f"cannot be read: {error}"
+    raise damaged(folder, f"{folder / file} {why}")
+
+
+def damaged(folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> CheckpointError:
+    """What to raise when a checkpoint is damaged: with the newest whole one beside it, whose parameters have these shapes."""
+    wrong = folder.resolve()
+    last = (wrong.parent / "last").resolve() == wrong
+    for path in reversed(whole(wrong.parent.parent)):
+        if path.name != wrong.name and sound(path) and (shapes is None or _shapes(path) == shapes):
+            go_on = f"; to train on from there, remove {wrong.name}" if last else ""
+            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest whole one{go_on}")
+    return CheckpointError(f"{what}; no other checkpoint beside it is whole")
+
+
+def sound(folder: Path) -> bool:
+    """Whether every file of a checkpoint is as it was written."""
+    try:
+        sums = _state(folder)["sha256"]
+        return MODEL in sums and all(checksum(folder / file) == sums[file] for file in (MODEL, TRAINING, EMA) if file in sums)
+    except (CheckpointError, OSError, KeyError):
+        return False
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(folder / MODEL, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except UNREADABLE:
+        return {}
 
 
 def whole(run: Path) -> list[Path]:
@@ -128,24 +220,44 @@ def whole(run: Path) -> list[Path]:
     return sorted(p for p in (run / "checkpoints").glob("update-*") if (p / STATE).exists())
 
 
+def recover(run: Path) -> None:
+    """Clear up what a killed process left: a checkpoint that was being replaced comes back, what is half written or deleted goes."""
+    for path in sorted((run / "checkpoints").glob(".update-*")):
+        place = path.with_name(path.name[1:].removesuffix(".old"))
+        if path.suffix == ".old" and not place.exists():
+            path.rename(place)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Within this context what the system refuses is a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(path, error) from None
+
+
 def link(run: Path, name: str, target: Path) -> None:
     """Point ``checkpoints/<name>`` at a checkpoint, in one step."""
-    aside = run / "checkpoints" / f".{name}"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(target.name)
-    path = run / "checkpoints" / name
-    if path.is_dir() and not path.is_symlink():  # a copy that followed the links
-        shutil.rmtree(path)
-    aside.rename(path)
+    path, aside = run / "checkpoints" / name, run / "checkpoints" / f".{name}"
+    with _writing(path):
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(target.name)
+        if path.is_dir() and not path.is_symlink():  # a copy that followed the links
+            shutil.rmtree(path)
+        aside.rename(path)
 
 
 def prune(run: Path, keep: Iterable[Path]) -> None:
-    """Delete all checkpoints but these; the one file that makes each whole goes first."""
+    """Delete all checkpoints but these; each is out of sight before it is in parts."""
     kept = {p.name for p in keep}
     for path in whole(run):
         if path.name not in kept:
-            (path / STATE).unlink()
-            shutil.rmtree(path)
+            with _writing(path):
+                gone = path.rename(path.with_name(f".{path.name}.gone"))
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from fusetk.config import Config, choice
 from fusetk.data.sampler import BatchConfig
@@ -42,6 +42,10 @@ class StageConfig(Config):
     """The learning rate as a function of the stage's updates."""
     batch: BatchConfig = BatchConfig()
     """What one update sees."""
+    weights: dict[str, NonNegativeFloat] | None = None
+    """How often an epoch has each pair of a training corpus, by its prefix in `data.train` or the end of that path: 2.5 is twice, and with
+    probability 0.5 once more, drawn by seed and epoch; what is not named weighs 1. 0 leaves a corpus out: a later stage with weights
+    fine-tunes on one corpus of several."""
     clip: float = Field(0.0, ge=0)
     """Largest gradient norm; 0 for none."""
     end: EndConfig

@@ -14,7 +14,8 @@ import torch
 from fusetk.config import find_kind
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import Indices, batches, cut, groups
+from fusetk.data.sampler import Indices, batches, fits, groups
+from fusetk.data.weights import Share, shares
 from fusetk.errors import CheckpointError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -72,7 +73,7 @@ class Trainer:
         """``width`` for schedules that go by it; ``fingerprint`` of the data, kept in the checkpoints; ``world`` of the processes that
         train together.
 
-        Raises DataError when a sentence is longer than a batch of one of the stages.
+        Raises DataError when a sentence is longer than a batch of one of the stages, ConfigError for weights of no corpus.
         """
         self.config, self.model, self.width, self.corpus, self.run = config, model, width, corpus, run
         self.validator, self.fingerprint, self.world = validator, fingerprint, world
@@ -84,8 +85,10 @@ class Trainer:
         self._since = 0.0
         self._halved = False  # whether a batch was, for lack of memory
         self.skipped = 0  # updates in a row whose gradient was not finite
-        for stage in config.stages:
-            cut(corpus.target.lengths, stage.batch)
+        self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
+        for stage, drawn in zip(config.stages, self._shares, strict=True):
+            whole = [Share(0, len(corpus), 1.0)]
+            fits(max(int(corpus.target.lengths[start:end].max(initial=0)) for start, end, _ in drawn or whole), stage.batch)
 
     # The loop
 
@@ -119,7 +122,8 @@ class Trainer:
         if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
             self._between_updates()
         while not self._over(stage):
-            order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch)
+            drawn = self._shares[progress.stage]
+            order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch, drawn)
             updates = groups(order, stage.batch.accumulate)
             for indices in updates[progress.position :]:
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
@@ -310,27 +314,30 @@ class Trainer:
         folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
         training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
         if not valid and folder.exists():
-            valid = checkpoint.read_state(folder).get("valid", {})
+            valid = checkpoint.noted(folder).get("valid", {})
         state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
         checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state, self.ema.mean if self.ema else None)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
-        judged = [(value, u) for u, value in progress.ranking if not math.isnan(value)]
-        ranked = sorted(judged, reverse=self.config.validation.metric not in LOWER_IS_BETTER)
+        sign = 1 if self.config.validation.metric in LOWER_IS_BETTER else -1
+        ranked = sorted((sign * value, u) for u, value in progress.ranking if not math.isnan(value))  # of equals the first is best
         best = [folder.with_name(checkpoint.name_of(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
         # Nor may later ones that a run which was set back left.
         there = [path for path in checkpoint.whole(self.run) if path.name <= folder.name]
-        regular = [path for path in there if path == folder or not checkpoint.read_state(path).get("interrupted")]
+        regular = [path for path in there if path == folder or not checkpoint.noted(path).get("interrupted")]
         checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
         """Go on from a checkpoint: weights, optimiser, position."""
         state = checkpoint.read_state(folder)
         self._load(folder)
-        self.progress = Progress(**state["progress"])
-        self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
+        try:
+            self.progress = Progress(**state["progress"])
+            self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
+        except (KeyError, TypeError, ValueError):
+            raise checkpoint.damaged(folder, f"{folder / checkpoint.STATE} does not say where training stood") from None
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))
         if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)

@@ -14,12 +14,35 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from fusetk.errors import ConfigError
 
 
+class Lines:
+    """A file that lines are added to. What the disk refuses waits until it takes more, and is no reason to stop; that is said once."""
+
+    def __init__(self, path: Path):
+        self._path, self._file = path, path.open("ab", buffering=0)
+        self._waiting, self._said = b"", False
+
+    def add(self, text: str) -> None:
+        """Write a line, and those that wait."""
+        self._waiting += text.encode() + b"\n"
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
+        except OSError as error:
+            if not self._said:
+                _say(f"{self._path} cannot be written ({error.strerror}): training goes on, what belongs there waits")
+            self._said = True
+
+    def close(self) -> None:
+        """The end."""
+        with suppress(OSError):
+            self._file.close()
+
+
 class Log:
     """Writes into a run folder and to standard error. Use as a context."""
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
-        self._text = (run / "log.txt").open("a", encoding="utf-8")
-        self._metrics = (run / "metrics.jsonl").open("a", encoding="utf-8")
+        self._text, self._metrics = Lines(run / "log.txt"), Lines(run / "metrics.jsonl")
         self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
@@ -42,27 +65,28 @@ class Log:
         self._text.close()
         self._metrics.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
     def line(self, text: str) -> None:
         """A line for people, with the time in the file."""
-        self._text.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-        self._text.flush()
+        self._text.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
         if self._progress.disable:
             if not self._console.quiet:
-                with suppress(OSError):  # whoever read it has gone; training goes on
-                    print(text, file=sys.stderr, flush=True)
+                _say(text)
         else:
             self._console.print(text, markup=False)
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """A line for programs: ``kind`` is train or valid."""
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._metrics.flush()
-        if self._board is not None:
+        self._metrics.add(json.dumps({"kind": kind, **values}))
+        try:
             for name, value in values.items():
-                if isinstance(value, int | float):
+                if self._board is not None and isinstance(value, int | float):
                     self._board.add_scalar(f"{kind}/{name}", value, values["update"])
+        except OSError as error:
+            self._board = None
+            self.line(f"TensorBoard's files cannot be written ({error}): training goes on without them")
 
     def progress(self, update: int, total: float | None, **fields: Any) -> None:
         """Move the live display; ``total`` updates where they can be known. What is not given stays as it was."""
@@ -100,16 +124,29 @@ def forget_after(run: Path, update: int) -> None:
     path = run / "metrics.jsonl"
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    before = path.read_bytes()
+    found: list[bytes] = []
+    for line in before.splitlines():
         try:
             if json.loads(line)["update"] <= update:
-                kept.append(line + "\n")
+                found.append(line + b"\n")
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a killed run
+    kept = b"".join(found)
+    if kept == before:
+        return
     aside = path.with_suffix(".aside")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.rename(path)
+    try:
+        aside.write_bytes(kept)
+        aside.rename(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # whoever read it has gone; training goes on
+        print(text, file=sys.stderr, flush=True)
 
 
 def _board(run: Path) -> Any:

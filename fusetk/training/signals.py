@@ -35,6 +35,7 @@ class Stop:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number).name
         if self._droppable:
+            self._droppable = False  # once: a second signal may come anywhere
             raise StopNow
 
     @contextmanager

@@ -236,28 +236,6 @@ def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: 
     assert [p.name for p in checkpoint.whole(tmp_path / "a")] == [p.name for p in checkpoint.whole(tmp_path / "b")]
 
 
-@pytest.mark.slow
-def test_kill_9_loses_nothing(toy: Path, tmp_path: Path) -> None:
-    """A process killed again and again ends with the model of one that was left alone."""
-    overrides = ["training.stages.0.end.updates=120", "training.validation.every_updates=10"]
-    runs.train(load(toy, overrides), tmp_path / "alone", "cpu", quiet=True)
-    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "killed"), "--threads", "1", "-d", "cpu"]
-    for override in overrides:
-        command += ["--set", override]
-    kills, random = 0, torch.Generator().manual_seed(int(time.time()))
-    while True:
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        try:
-            if process.wait(timeout=2.5 + 2 * float(torch.rand((), generator=random))) == 0:
-                break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        assert kills < 60, "no progress between kills"
-    assert files(tmp_path / "killed", 120) == files(tmp_path / "alone", 120)
-
-
 def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None:
     """Attention's dropout, too; what the model does not drop out stays so; the next stage is as the model has it, resumed or not."""
     stages = ["{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, dropout: 0.6, end: {updates: 2}}",

@@ -91,7 +91,7 @@ def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> 
         ("{kind: plateau, rate: 1, factor: 1}", "{rate: 0.1}", "factor"),
         ("{kind: plateau, rate: 1, rule: each}", "{rate: 0.1}", "each-rise"),
         ("{kind: plateau}", "{rate: 0.1}", "rate: must be given"),
-        ("{kind: plateau, rate: 1}", "{}", "epochs, updates, patience or rate"),
+        ("{kind: plateau, rate: 1}", "{}", "epochs, updates, patience, rate or hours"),
     ],
 )
 def test_what_would_never_end_or_begin_is_refused(toy: Path, schedule: str, end: str, said: str) -> None:

@@ -1,0 +1,228 @@
+"""Prepared files that do not belong together are refused, with the numbers, before training writes anything."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusetk import run as runs
+from fusetk.config import ConfigError
+from fusetk.data import guards, manifest
+from fusetk.data.batch import collate
+from fusetk.data.corpus import Corpus, Sentences
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.prepare import prepare
+from fusetk.data.vocab import EOS
+from fusetk.errors import DataError
+from fusetk.recipe import Recipe, load
+from fusetk.training.validation import Validator
+
+
+@pytest.fixture
+def recipe(toy: Path, tmp_path: Path) -> Recipe:
+    """The toy task with BPE, in a folder that may be spoilt."""
+    made = load(toy, [f"data.folder={tmp_path / 'prepared'}", "data.bpe={merges: 30}"])
+    prepare(made.data)
+    return made
+
+
+def folder(recipe: Recipe) -> Path:
+    return Path(recipe.data.folder)
+
+
+def edit(recipe: Recipe, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest."""
+    data = manifest.read(folder(recipe))
+    change(data)
+    (folder(recipe) / manifest.NAME).write_text(json.dumps(data))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Other content, and the time of the change as it was."""
+    stat = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def refused(recipe: Recipe, run: Path, said: str) -> None:
+    before = sorted(run.rglob("*")) if run.exists() else None
+    with pytest.raises(DataError, match=said):
+        runs.train(recipe, run, "cpu", quiet=True)
+    assert (sorted(run.rglob("*")) if run.exists() else None) == before, "nothing is written"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["text/vocab.de", "text/vocab.en", "text/bpe.codes", "text/pipeline.json", "valid.en.txt"])
+def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str) -> None:
+    path = folder(recipe) / name
+    lines = path.read_bytes().split(b"\n")
+    replace(path, b"\n".join([*lines[:2], lines[3], lines[2], *lines[4:]]))  # as many bytes
+    refused(recipe, tmp_path / "run", rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of [0-9a-f]{{12}}\)")
+    path.write_bytes(b"\n".join(lines[:-2]))
+    refused(recipe, tmp_path / "run", rf"{name} has \d+ bytes and fusetk prep wrote \d+; put it back as it was, or run fusetk prep --force")
+    path.unlink()
+    refused(recipe, tmp_path / "run", rf"{name} cannot be read: No such file")
+    prepare(recipe.data)
+    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+
+
+@pytest.mark.parametrize("name", ["train.de.ids", "train.en.offsets", "valid.de.ids"])
+@pytest.mark.parametrize("more", [-2, 8])
+def test_corpora_that_are_cut_or_longer(recipe: Recipe, tmp_path: Path, name: str, more: int) -> None:
+    path = folder(recipe) / name
+    content = path.read_bytes()
+    path.write_bytes(content[:more] if more < 0 else content + b"\0" * more)
+    refused(recipe, tmp_path / "run", rf"{name} has {len(content) + more} bytes and fusetk prep wrote {len(content)};")
+    with pytest.raises(DataError, match=rf"{name} has {len(content) + more} bytes instead of {len(content)}"):
+        Corpus.open(folder(recipe), name.partition(".")[0])
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (-1, 7), (5, 10**6), (5, -3)])
+def test_an_index_that_does_not_fit_the_ids(recipe: Recipe, tmp_path: Path, place: int, value: int) -> None:
+    path = folder(recipe) / "train.de.offsets"
+    offsets = np.frombuffer(path.read_bytes(), "<i8").copy()
+    offsets[place] = value
+    replace(path, offsets.tobytes())
+    refused(recipe, tmp_path / "run", r"train\.de\.offsets is not what fusetk prep wrote")
+    with pytest.raises(DataError, match=r"train\.de\.offsets does not fit .*train\.de\.ids: it goes from -?\d+ to \d+ with a sentence of"):
+        Corpus.open(folder(recipe), "train")
+
+
+def test_sides_of_unequal_numbers_of_sentences(recipe: Recipe) -> None:
+    edit(recipe, lambda data: data["splits"]["train"].update(target=data["splits"]["valid"]["target"] | {"language": "en"}))
+    for kind in ("ids", "offsets"):
+        shutil.copy(folder(recipe) / f"valid.en.{kind}", folder(recipe) / f"train.en.{kind}")
+    with pytest.raises(DataError, match="train has 600 source and 40 target sentences"):
+        Corpus.open(folder(recipe), "train")
+
+
+def test_large_files_are_known_by_pieces(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way they were copied; read whole they are only in folders of earlier versions, and when the time differs."""
+    for name, value in (("SMALL", 1000), ("PIECES", 20), ("PIECE", 64)):
+        monkeypatch.setattr(manifest, name, value)
+    prepare(recipe.data, force=True)
+    data = manifest.read(folder(recipe))
+    record = data["stages"]["ids.train"]["outputs"]["train.de.ids"]
+    assert record["sample"] == manifest.sample(folder(recipe) / "train.de.ids") != record["sha256"]
+    assert "sample" not in data["stages"]["vocabulary"]["outputs"]["text/pipeline.json"]
+    path = folder(recipe) / "train.de.ids"
+    content = path.read_bytes()
+    os.utime(path)
+    with monkeypatch.context() as patched:
+        whole = manifest.checksum
+        patched.setattr(manifest, "checksum", lambda path: pytest.fail(f"{path}") if path.name == "train.de.ids" else whole(path))
+        guards.check_files(folder(recipe), data)
+    for changed in (content[2:] + content[:2], b"\1\0" + content[2:], content[:-2] + b"\1\0"):
+        replace(path, changed)
+        with pytest.raises(DataError, match=r"train\.de\.ids is not what"):
+            guards.check_files(folder(recipe), data)
+    del record["sample"]
+    os.utime(path)
+    with pytest.raises(DataError, match=r"train\.de\.ids is not what"):
+        guards.check_files(folder(recipe), data)
+    os.utime(path, ns=(record["mtime_ns"], record["mtime_ns"]))
+    guards.check_files(folder(recipe), data)
+
+
+def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -> None:
+    """The manifest, and so the fingerprint, is as it was; sizes and times are, too."""
+    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    path = folder(recipe) / "train.en.ids"
+    content = path.read_bytes()
+    ids = np.frombuffer(content, "<u2").copy()
+    ids[ids > 4] = np.random.default_rng(1).permutation(ids[ids > 4])
+    replace(path, ids.tobytes())
+    more = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 1})})
+    refused(more, tmp_path / "run", r"train\.en\.ids is not what fusetk prep wrote")
+    replace(path, content)
+    runs.train(more, tmp_path / "run", "cpu", quiet=True)
+
+
+def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> None:
+    shutil.copytree(folder(recipe), tmp_path / "copy", copy_function=shutil.copyfile)
+    there = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(tmp_path / "copy")})})
+    runs.train(there, tmp_path / "run", "cpu", quiet=True)
+
+
+# Ids -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_id_is_noted(recipe: Recipe) -> None:
+    data = manifest.read(folder(recipe))
+    for split in ("train", "valid"):
+        corpus = Corpus.open(folder(recipe), split)
+        for side, sentences in (("source", corpus.source), ("target", corpus.target)):
+            assert data["splits"][split][side]["largest"] == int(sentences.ids.max()) == guards.largest_id(sentences)
+            assert sentences.entries == data["vocabulary"][side]
+
+
+def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
+    size = len(Pipeline.load(folder(recipe) / "text").source_vocab)
+    edit(recipe, lambda data: data["vocabulary"].update(source=size + 3))
+    refused(recipe, tmp_path / "run", rf"the source vocabulary in .* has {size} entries and the ids are of one with {size + 3}")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path, noted: bool) -> None:
+    """As the manifest says, or, where it does not, as the ids are."""
+    path = folder(recipe) / "train.de.ids"
+    ids = np.frombuffer(path.read_bytes(), "<u2").copy()
+    ids[100] = 999
+    path.write_bytes(ids.tobytes())
+
+    def change(data: dict[str, Any]) -> None:
+        data["stages"]["ids.train"]["outputs"]["train.de.ids"] = manifest.record(path)
+        data["splits"]["train"]["source"]["largest"] = 999
+        if not noted:
+            del data["splits"]["train"]["source"]["largest"]
+
+    edit(recipe, change)
+    size = len(Pipeline.load(folder(recipe) / "text").source_vocab)
+    refused(recipe, tmp_path / "run", rf"train\.de\.ids has the id 999 and the vocabulary {size} entries")
+
+
+def test_the_largest_id_is_looked_for_all_over_a_large_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "STRETCHES", 5)
+    monkeypatch.setattr(guards, "STRETCH", 10)
+    for place in (0, 9, 249, 500, 999):
+        ids = np.ones(1000, np.uint16)
+        ids[place] = 77
+        assert guards.largest_id(Sentences(ids, np.array([0, 1000]))) == 77
+    assert guards.largest_id(Sentences(np.zeros(0, np.uint16), np.array([0]))) == 0
+
+
+def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
+    """Before it becomes an error of the device."""
+    ids, offsets = np.array([5, 8, EOS, 4, EOS], np.uint16), np.array([0, 3, 5])
+    source, target = (Sentences(ids, offsets, entries, "train.de.ids") for entries in (8, 9))
+    assert collate(Corpus(target, target), np.array([0, 1])).src.shape == (2, 3)
+    with pytest.raises(DataError, match=r"train\.de\.ids has the id 8 and the vocabulary 8 entries"):
+        collate(Corpus(source, target), np.array([0]))
+    collate(Corpus(source, target), np.array([1]))
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_validation_set(recipe: Recipe) -> None:
+    data = manifest.read(folder(recipe))
+    for side, language in (("source", "de"), ("target", "en")):
+        data["splits"]["valid"][side].update(sentences=0, tokens_with_end=0)
+        (folder(recipe) / f"valid.{language}.ids").write_bytes(b"")
+        (folder(recipe) / f"valid.{language}.offsets").write_bytes(bytes(8))
+    (folder(recipe) / manifest.NAME).write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"the validation set in .* is empty: give data\.valid some text"):
+        Validator(recipe.training.validation, recipe.decoding, folder(recipe), Pipeline.load(folder(recipe) / "text"))
+
+
+def test_a_batch_that_does_not_hold_the_longest_sentence(recipe: Recipe, toy: Path, tmp_path: Path) -> None:
+    longest = int(Corpus.open(folder(recipe), "train").target.lengths.max())
+    small = load(toy, [f"data.folder={folder(recipe)}", "data.bpe={merges: 30}", f"training.stages.0.batch.size={longest - 1}"])
+    refused(small, tmp_path / "run", rf"target sentence has {longest} tokens and a batch holds {longest - 1}: raise batch\.size")

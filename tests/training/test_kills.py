@@ -1,0 +1,128 @@
+"""Kills at random moments: `fusetk train`, killed and started again and again, ends as if it had been left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusetk.cli.main import main
+from fusetk.training import checkpoint
+
+STAGES = (
+    "training.stages=["
+    "{{optimizer: adam, schedule: {{kind: inverse-sqrt, peak: 0.01, warmup: 20}}, batch: {{size: 400}}, end: {{updates: {first}}}}}, "
+    "{{optimizer: nag, schedule: {{kind: constant, rate: 0.001}}, batch: {{size: 30, unit: sentences}}, start: best, "
+    "end: {{updates: {second}}}}}]"
+)
+OFTEN = ["training.validation={every_updates: 5, metric: bleu}", "training.save_every=2", "training.ema=0.9"]
+
+
+def start(config: Path, run: Path, updates: tuple[int, int], fresh: bool) -> int:
+    """A process that trains: a fresh one, or a fork of this one, which has imported all and so begins at once."""
+    given = [STAGES.format(first=updates[0], second=updates[1]), *OFTEN]
+    arguments = ["train", str(config), "--run", str(run), "--threads", "1", "--device", "cpu", "--quiet"]
+    arguments += [word for one in given for word in ("--set", one)]
+    if pid := os.fork():
+        return pid
+    try:
+        os.dup2(os.open(run.with_suffix(".said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        if fresh:
+            os.execve(sys.executable, [sys.executable, "-m", "fusetk", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"})
+        os._exit(main(arguments, standalone_mode=False) or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def until(condition: Callable[[], bool]) -> float:
+    """Wait for something; returns when it was."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    return time.monotonic()
+
+
+def said(run: Path) -> int:
+    """How much training has said."""
+    return (run / "log.txt").stat().st_size if (run / "log.txt").exists() else 0
+
+
+def last(run: Path) -> int:
+    """The update of its last checkpoint."""
+    link = run / "checkpoints" / "last"
+    return int(link.readlink().name.removeprefix("update-")) if link.is_symlink() else 0
+
+
+def contents(run: Path, update: int) -> dict[str, Any]:
+    """All that a checkpoint holds, but for how long it took."""
+    folder = run / "checkpoints" / checkpoint.name_of(update)
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != checkpoint.STATE}
+    state = checkpoint.read_state(folder)
+    state["progress"].pop("seconds")
+    return {**found, **state}
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "valid"]
+
+
+def kill_and_compare(config: Path, folder: Path, kills: int, updates: tuple[int, int], seed: int, fresh: bool) -> None:
+    """Kill at random moments of the start, or some random updates later at a random moment between two checkpoints."""
+    choose, one, other, total = random.Random(seed), folder / "alone", folder / "killed", sum(updates)
+    begun = time.monotonic()
+    alone = start(config, one, updates, fresh)
+    began, saved = until(lambda: said(one) > 0), until(lambda: last(one) > 0)
+    assert ended(alone) == 0, one.with_suffix(".said").read_text()
+    between = 2 * (time.monotonic() - saved) / total
+    done: list[int] = []
+    for _ in range(kills):
+        goal = min(last(other) + choose.randrange(total * 8 // (kills * 5)), total - 4)
+        before = said(other)
+        process = start(config, other, updates, fresh)
+        if choose.random() < 0.1:
+            time.sleep(choose.random() * (began - begun))
+        else:
+            until(lambda before=before, goal=goal: said(other) > before and last(other) >= goal)
+            time.sleep(choose.random() * 2 * between)
+        os.kill(process, signal.SIGKILL)
+        if ended(process) != -signal.SIGKILL:
+            break
+        done.append(last(other))
+    print(f"{len(done)} kills, after the updates {done}")
+    assert len(done) > kills // 2, "killed too late"
+    assert ended(start(config, other, updates, fresh)) == 0, other.with_suffix(".said").read_text()
+    assert contents(other, total) == contents(one, total)
+    assert validations(other) == validations(one)
+    names = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (one, other)]
+    assert names[0] == names[1]
+    best = [(run / "checkpoints" / "best").resolve().name for run in (one, other)]
+    assert best[0] == best[1]
+
+
+def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
+    """In a process of its own, from which it is safe to fork."""
+    subprocess.run([sys.executable, __file__, toy, tmp_path], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_kills_lose_nothing(toy: Path, tmp_path: Path, seed: int) -> None:
+    kill_and_compare(toy, tmp_path, kills=20, updates=(250, 150), seed=seed, fresh=True)
+
+
+if __name__ == "__main__":
+    kill_and_compare(Path(sys.argv[1]), Path(sys.argv[2]), kills=5, updates=(30, 20), seed=4, fresh=False)
