@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import subprocess
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -25,6 +27,20 @@ def device_of(name: str) -> torch.device:
         keep_memory()
         fastest_float32()
     return device
+
+
+@cache
+def revision() -> str | None:
+    """The git revision of this code, with a + where files differ from it; None where it is no checkout."""
+    folder = Path(__file__).parent
+    try:
+        commands = ["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "."]
+        given = [subprocess.run(["git", "-C", str(folder), *one], capture_output=True, text=True, timeout=10) for one in commands]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if any(found.returncode for found in given):
+        return None
+    return given[1].stdout.strip() + ("+" if given[2].stdout.strip() else "")
 
 
 @cache

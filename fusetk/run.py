@@ -16,7 +16,7 @@ from fusetk.data import guards, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
-from fusetk.machine import device_of, fastest_float32
+from fusetk.machine import device_of, fastest_float32, revision
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint, distributed, metrics
@@ -225,9 +225,13 @@ def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer) 
     count = sum(p.numel() for p in model.parameters())
     products = f", float32 products by {fastest_float32()}" if device.type == "cpu" else f" ({torch.cuda.get_device_name(device)})"
     together = f", {world.size} processes" if world.size > 1 else ""
+    batch = recipe.training.stages[trainer.progress.stage].batch
+    several = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
+    code = f" ({revision()})" if revision() else ""
     return [
-        f"fusetk {fusetk.__version__}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads{together}, "
+        f"fusetk {fusetk.__version__}{code}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads{together}, "
         f"{recipe.training.precision}",
         f"{recipe.model.kind}, {count:,} parameters; vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
-        f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; seed {recipe.training.seed}",
+        f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; batches of {batch.size:,} "
+        f"{'target tokens' if batch.unit == 'tokens' else 'pairs'}{several}; seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

@@ -24,7 +24,7 @@ from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.distributed import ALONE, World
 from fusetk.training.ema import Ema
 from fusetk.training.loss import Loss
-from fusetk.training.metrics import Log
+from fusetk.training.metrics import Log, peak_memory
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.signals import Stop, StopNow
@@ -375,11 +375,13 @@ class Trainer:
             "tokens_per_second": tokens / (time.perf_counter() - self._since),
             "grad_norm": sum(s.grad_norm for s in self._window) / len(self._window),
             "tokens": tokens,
+            "memory": peak_memory(self.device),
         }
         self.log.record("train", values)
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} ({smoothed:.4f} smoothed)  "
-            f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}"
+            f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}  "
+            f"{values['memory'] / 2**20:.0f} MB"
         )
         self.log.progress(progress.update, None, loss=loss, ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
         self._restart_clock()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -117,6 +118,18 @@ class Silent(Log):
 
     def progress(self, update: int, total: float | None, **fields: Any) -> None:
         pass
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held so far: of a GPU by torch, otherwise by this process, 0 where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def forget_after(run: Path, update: int) -> None:

@@ -16,6 +16,7 @@ from fusetk import run as runs
 from fusetk.data.corpus import Corpus
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
@@ -39,7 +40,7 @@ def files(run: Path, update: int) -> dict[str, bytes]:
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in found if line["kind"] == kind]
+    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "memory")} for line in found if line["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +270,17 @@ def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
     assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
     runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["progress"]["update"] == state["update"], "nothing to do"
+
+
+def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
+    """What another one needs to know of a run: code, batches, data; and how it goes."""
+    runs.train(load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True)
+    told = (tmp_path / "a" / "log.txt").read_text()
+    fingerprint = checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["data"]
+    assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
+    if found := revision():
+        assert f"fusetk 0.1.0 ({found})" in told
+    [line, *_] = [line for line in told.splitlines() if "  train  " in line]
+    for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "norm ", "lr ", " MB"):
+        assert part in line
+    assert 2**25 < json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])["memory"] < 2**40
