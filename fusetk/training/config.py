@@ -76,8 +76,9 @@ class TrainingConfig(Config):
 
     seed: int = Field(1, ge=0, lt=1 << 32)
     """Fixes initial weights, batches and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Of matrix products and activations; weights, sums and losses are float32 always."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of matrix products and activations; weights, sums and losses are float32 always. bf16 where the device has it: fp16 has few
+    exponents, so its losses are multiplied before and gradients divided after, by as much as they bear."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability taken from the right word and spread over all others; reported losses are without it."""
     stages: list[StageConfig] = Field(min_length=1)

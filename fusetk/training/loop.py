@@ -28,7 +28,7 @@ from fusetk.training.metrics import Log, peak_memory
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.signals import Stop, StopNow
-from fusetk.training.step import Sums, apply, gradients, length_multiple, out_of_memory
+from fusetk.training.step import Sums, apply, gradients, length_multiple, next_scale, out_of_memory
 from fusetk.training.validation import LOWER_IS_BETTER, Validator, better
 
 
@@ -44,6 +44,8 @@ class Progress:
     epochs: float = 0.0  # passes in all, the one under way counted by its part
     position: int = 0  # updates done in the pass that is under way
     seconds: float = 0.0  # that the stage took
+    scale: float = 65536.0  # of fp16 losses
+    scale_updates: int = 0  # since that changed
     best: float | None = None
     best_update: int = 0
     stalled: int = 0  # validations since the best
@@ -129,7 +131,7 @@ class Trainer:
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
                 tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
                 losses = self._gradients(indices, tokens)
-                sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world)
+                sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world, self._scale)
                 self._check(sums, indices)
                 progress.advance(len(updates))
                 if self.ema and math.isfinite(sums.grad_norm):
@@ -164,7 +166,7 @@ class Trainer:
             torch.manual_seed((self.config.seed * 1_000_003 + self.progress.update) ^ (self.world.rank << 48))
             try:
                 ready = (collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in mine)
-                return gradients(self.model, ready, self.config.label_smoothing, precision, tokens)
+                return gradients(self.model, ready, self.config.label_smoothing, precision, tokens, self._scale)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -195,7 +197,10 @@ class Trainer:
 
     def _check(self, sums: Sums, indices: Sequence[Indices]) -> None:
         """Stop when too many updates in a row were skipped because their gradient was not finite."""
-        if math.isfinite(sums.grad_norm):
+        finite = math.isfinite(sums.grad_norm)
+        if self.config.precision == "fp16" and self._rescale(finite):
+            return
+        if finite:
             self.skipped = 0
             return
         self.skipped += 1
@@ -206,6 +211,19 @@ class Trainer:
                 f"{self.skipped} updates in a row after update {self.progress.update} had no finite gradient: training has diverged; "
                 f"use checkpoints/best of {self.run}, or lower the learning rate, clip gradients, train in fp32"
             )
+
+    @property
+    def _scale(self) -> float:
+        return self.progress.scale if self.config.precision == "fp16" else 1.0
+
+    def _rescale(self, finite: bool) -> bool:
+        """Find the next loss scale; whether a gradient that is not finite is nothing to worry about, for a smaller one will do."""
+        progress, before = self.progress, self.progress.scale
+        progress.scale, progress.scale_updates = next_scale(before, progress.scale_updates, finite)
+        if finite or progress.scale == before:
+            return False
+        self.log.line(f"update {progress.update + 1} skipped: fp16 losses were too large, times {progress.scale:g} now and not {before:g}")
+        return True
 
     def _interrupt(self) -> NoReturn:
         self._save({}, interrupted=True)

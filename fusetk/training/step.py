@@ -13,6 +13,8 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training.distributed import ALONE, World
 from fusetk.training.loss import Loss, loss
 
+SMALLEST, LARGEST = 2.0**-4, 2.0**24  # of what fp16 losses are multiplied by
+
 
 class Sums(NamedTuple):
     """What an update saw, summed over its target tokens; the losses, where several processes train together, over those of this one."""
@@ -24,8 +26,8 @@ class Sums(NamedTuple):
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """bf16 matrix products with float32 weights, or plain float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """bf16 or fp16 matrix products with float32 weights, or plain float32."""
+    return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16, enabled=precision != "fp32")
 
 
 def length_multiple(device: torch.device, precision: str) -> int:
@@ -50,26 +52,32 @@ def update(
     return apply(model, optimizer, gradients(model, batches, smoothing, precision, tokens), rate, clip, tokens)
 
 
-def gradients(model: Seq2Seq, batches: Iterable[Batch], smoothing: float, precision: str, tokens: int) -> list[Loss]:
-    """Add to the model's gradients those of the batches' losses divided by ``tokens``; returns the losses."""
+def gradients(
+    model: Seq2Seq, batches: Iterable[Batch], smoothing: float, precision: str, tokens: int, scale: float = 1.0
+) -> list[Loss]:  # fmt: skip
+    """Add to the model's gradients those of the batches' losses divided by ``tokens``, times ``scale``; returns the losses."""
     found = []
     for batch in batches:
         with autocast(batch.src.device, precision):
             one = batch_loss(model, model, batch, smoothing)
-        (one.smoothed / tokens).backward()
+        (one.smoothed / tokens * scale).backward()
         found.append(Loss(*(value.detach() for value in one)))
     return found
 
 
 def apply(
-    model: Seq2Seq, optimizer: torch.optim.Optimizer, losses: Sequence[Loss], rate: float, clip: float, tokens: int, world: World = ALONE
-) -> Sums:
+    model: Seq2Seq, optimizer: torch.optim.Optimizer, losses: Sequence[Loss], rate: float, clip: float, tokens: int,
+    world: World = ALONE, scale: float = 1.0,
+) -> Sums:  # fmt: skip
     """One optimiser step with the gradients of all processes, of ``tokens`` target tokens in all; ``losses`` are this one's.
+    Gradients that were made ``scale`` times as large are what they should be before anything is done with them.
 
     A gradient that is not finite is dropped: weights and optimiser stay as they are.
     """
     world.add_gradients(model)
     parameters = [p for p in model.parameters() if p.grad is not None]
+    if scale != 1:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / scale)
     norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
     if math.isfinite(norm):
         for group in optimizer.param_groups:
@@ -79,6 +87,15 @@ def apply(
     nothing = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
     smoothed, nll = (sum((getattr(one, name) for one in losses), nothing) for name in ("smoothed", "nll"))
     return Sums(smoothed, nll, tokens, norm)
+
+
+def next_scale(scale: float, good: int, finite: bool) -> tuple[float, int]:
+    """What fp16 losses are multiplied by, and the updates since it last changed: half as much after a gradient that is not finite, twice
+    as much after 2,000 that were (Micikevicius et al. 2018, section 3.2).
+    """
+    if not finite:
+        return max(scale / 2, SMALLEST), 0
+    return (min(scale * 2, LARGEST), 0) if good + 1 == 2000 else (scale, good + 1)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

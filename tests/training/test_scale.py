@@ -1,0 +1,65 @@
+"""Training in fp16: losses are scaled by as much as they bear, and nothing else changes."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusetk import run as runs
+from fusetk.errors import FusetkError
+from fusetk.recipe import load
+from fusetk.training import checkpoint, loop
+from fusetk.training.step import LARGEST, SMALLEST, next_scale
+
+GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]
+
+
+def test_down_at_once_and_up_slowly() -> None:
+    assert next_scale(1024.0, 7, finite=False) == (512.0, 0)
+    scale, good = 1024.0, 0
+    for _ in range(4000):
+        scale, good = next_scale(scale, good, finite=True)
+    assert (scale, good) == (4096.0, 0)
+    assert next_scale(SMALLEST, 0, finite=False) == (SMALLEST, 0)
+    assert next_scale(LARGEST, 1999, finite=True) == (LARGEST, 0)
+
+
+def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
+    for precision in ("fp16", "fp32"):
+        given = [f"training.precision={precision}", "training.stages.0.end.updates=40", "model.dropout=0"]
+        runs.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
+    half, full = (checkpoint.read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"] for name in ("fp16", "fp32"))
+    assert half == pytest.approx(full, rel=0.03)
+
+
+def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
+    """Gradients are not finite where the losses were multiplied by more than this."""
+    plain = loop.apply
+
+    def apply(model, optimizer, losses, rate, clip, tokens, world, scale):
+        if scale > above:
+            next(iter(model.parameters())).grad.fill_(math.inf)
+        return plain(model, optimizer, losses, rate, clip, tokens, world, scale)
+
+    monkeypatch.setattr(loop, "apply", apply)
+
+
+def test_what_is_too_large_is_halved_and_resuming_is_exact(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overflowing(monkeypatch, 8192)
+    runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
+    assert (tmp_path / "whole" / "log.txt").read_text().count("fp16 losses were too large") == 3  # 65536, 32768, 16384
+    states = [checkpoint.read_state(path)["progress"] for path in checkpoint.whole(tmp_path / "whole")]
+    assert [state["scale"] for state in states] == [32768, 16384, 8192, 8192, 8192, 8192, 8192, 8192]
+    runs.train(load(toy, [*GIVEN, "training.stages.0.end.updates=2"]), tmp_path / "parts", "cpu", quiet=True)
+    runs.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
+    folders = (tmp_path / name / "checkpoints" / checkpoint.name_of(8) for name in ("whole", "parts"))
+    whole, parts = (checkpoint.read_tensors(folder, checkpoint.MODEL) for folder in folders)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_what_no_scale_mends_ends_training(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overflowing(monkeypatch, 0)
+    with pytest.raises(FusetkError, match="5 updates in a row"):
+        given = [*GIVEN, "training.stages.0.end.updates=100", "training.validation.every_updates=1000"]
+        runs.train(load(toy, given), tmp_path / "a", "cpu", quiet=True)
