@@ -108,7 +108,11 @@ def join(device: torch.device) -> World:
     if missing:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start training by torchrun")
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE, **options)
+    # Each attempt of torchrun meets under a name of its own: at the old one stand addresses of processes that are gone.
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store = dist.PrefixStore(f"fusetk/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE, **options)
     return World(dist.get_rank(), dist.get_world_size(), device)
 
 
