@@ -61,7 +61,7 @@ class RecurrentConfig(ModelConfig):
     embedding: int | None = Field(None, ge=1)
     """Features of words, and of what is compared with them at the end; as `width` if not given."""
     heads: int = Field(16, ge=1)
-    """Heads of the additive attention."""
+    """Heads of the additive attention. On a GPU, kernels want them, and the features of each, to be powers of two."""
     encoder: RecurrentEncoderConfig = RecurrentEncoderConfig()
     """The source's transition."""
     query: TransitionConfig = TransitionConfig()

@@ -20,7 +20,8 @@ PAD = 0  # the id that fills up the rows of a batch at the right
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
 
-    history: tuple[Tensor, ...]  # each (B, S, D_i): the embedding (or the last summary), then the outputs of the layers above it
+    # Each (B, S, D_i): the embedding (or the last summary), then the outputs of the layers above it, where somebody reads them.
+    history: tuple[Tensor, ...]
     top: Tensor  # (B, S, D): the fused output, or the highest where nothing is fused
     mask: Tensor  # (B, S)
     embedded: Tensor | None = None  # (B, S, E): words and positions as they were, where the decoder wants them
@@ -60,8 +61,8 @@ class Seq2Seq(nn.Module):
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Read the next T target tokens (B * K, T): features (B * K, T, D) that ``output`` maps to the vocabulary.
 
-        T is the whole sentence in training and 1 in search: one code path. K is what ``tgt_in`` says, B what
-        ``state.fixed`` says; hypotheses of one sentence stand together.
+        T is the whole sentence in training and 1 in search: one code path. Behind the words of a row PAD fills it up, and what comes
+        out there is rubbish. K is what ``tgt_in`` says, B what ``state.fixed`` says; hypotheses of one sentence stand together.
         """
         raise NotImplementedError
 

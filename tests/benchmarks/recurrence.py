@@ -2,7 +2,8 @@
 
 Training speed of each config, as in training.py, with the fused loop, with the same loop by autograd alone (``unfused``), and word
 by word, cell by cell, gate by gate (``plain``); ratios are to the plain one. With --gru, a bidirectional GRU without normalisation
-beside torch's own (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words, instead; configs are widths.
+beside torch's own (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words, instead; configs are widths. With --profile,
+how long an update takes in each of the three and what share of it matrix products are, by torch's profiler.
 """
 
 import argparse
@@ -77,11 +78,36 @@ def gru(name: str, precision: str, given: argparse.Namespace, sentences: int = 2
         yield given.updates * words * sentences / (time.perf_counter() - begun)
 
 
+PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm")
+
+
+def profile(name: str, precision: str, given: argparse.Namespace) -> None:
+    """Print how long an update takes, and the share of products and of what else takes longest."""
+    system = turns(name, precision, given)
+    next(system)
+    begun = time.perf_counter()
+    with torch.profiler.profile() as found:
+        next(system)
+    took = time.perf_counter() - begun
+    own = {event.key: event.self_cpu_time_total / 1e6 for event in found.key_averages()}
+    products = sum(own.pop(key, 0.0) for key in PRODUCTS)
+    others = sorted(own.items(), key=lambda item: -item[1])[:6]
+    print(f"{name} {precision}: {1000 * took / given.updates:.0f} ms an update, products {products / took:.0%}; ", end="")
+    print(", ".join(f"{key.removeprefix('aten::')} {seconds / took:.0%}" for key, seconds in others))
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
     parser.add_argument("--gru", action="store_true", help="configs are widths")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, on CPU")
     given = parser.parse_args()
+    if given.profile:
+        for config in given.configs:
+            for precision in given.precision:
+                for how in ("plain", "unfused", "fused"):
+                    profile(f"{how} {config}", precision, given)
+        return
     for config in given.configs:
         given.configs = [f"{who} {config}" for who in (("torch", "fused") if given.gru else ("plain", "unfused", "fused"))]
         compare(given, gru if given.gru else turns, "words/s" if given.gru else "target tokens/s")
