@@ -17,22 +17,48 @@ class SearchConfig(Config):
     penalty: Literal["power", "gnmt"] = "power"
     """By what scores are divided: `power` is length^alpha (Marian, fairseq), `gnmt` is ((5 + length) / 6)^alpha (Wu et al. 2016).
     The end mark counts in the length."""
-    stop: Literal["exact", "beam", "first"] = "beam"
+    word_penalty: float = 0.0
+    """Taken from a score for each token, the end mark counted, before the length penalty divides it (Marian); below 0 it rewards
+    length."""
+    coverage_penalty: float = Field(0.0, ge=0)
+    """Beta of Wu et al. 2016: beta * sum over source tokens of log(min(attention that it got, 1)) is added to the score of a finished
+    hypothesis after the length penalty; attention is the mean over layers and heads. It chooses among what the beam finishes."""
+    stop: Literal["exact", "beam", "first"] = "exact"
     """When a sentence is done: `exact`, no live hypothesis can still reach the n best; `beam`, that, or as many hypotheses as
     the beam is wide have ended; `first`, that, or n hypotheses have ended. `exact` took 1.2 to 1.8 times as long
     as `beam` where it was tried, longest with weak models; `first` finds much worse translations."""
     n_best: int = Field(1, ge=1)
-    """Translations returned a sentence; at most `beam`."""
+    """Translations returned a sentence; at most `beam`, of samples any number."""
     max_length_factor: float = Field(2.0, ge=0)
     """A translation has at most `max_length_factor` * source tokens + `max_length_extra` tokens, end marks not counted."""
     max_length_extra: int = Field(10, ge=0)
     """See `max_length_factor`."""
     min_length: int = Field(1, ge=0)
     """Fewest tokens of a translation, the end mark not counted."""
+    min_length_factor: float = Field(0.0, ge=0)
+    """Fewest tokens of a translation for each source token, end marks not counted, rounded down; the larger of the two minima holds."""
     max_source_length: int = Field(1024, ge=1)
     """Longer sources, in tokens without the end mark, are cut, with a warning."""
     forbid_unknown: bool = False
     """Never produce the unknown word."""
+    no_repeat_ngram: int = Field(0, ge=0)
+    """No run of so many tokens stands twice in a translation; 0 allows all."""
+    groups: int = Field(1, ge=1)
+    """Diverse beam search (Vijayakumar et al. 2018): the beam is searched in so many equal groups, and a token costs a group `diversity`
+    for each time that groups before it chose it at the same step. `n_best` of them all are returned, none twice."""
+    diversity: float = Field(0.5, ge=0)
+    """What a token costs that another group chose, in natural logarithms; the score of a translation is without it."""
+    sample: bool = False
+    """Draw `n_best` translations from the model's distribution instead of searching, and put them in order of their scores."""
+    temperature: float = Field(1.0, gt=0)
+    """Of samples: logarithms of probabilities are divided by it before a token is drawn; scores are those of the model."""
+    top_k: int = Field(0, ge=0)
+    """Of samples: draw from the so many likeliest tokens only; 0 is all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Of samples: draw from the likeliest tokens only that together first reach this probability (Holtzman et al. 2020); 1 is all. With
+    `top_k`, of what that leaves."""
+    seed: int = Field(1, ge=0)
+    """Of samples: fixes them, together with a line's number, so that neither batches nor shards matter."""
     ensemble: Literal["probability", "log"] = "probability"
     """What is averaged over several models: probabilities, or log-probabilities (as Marian does; the mean is not a distribution
     and is not made one)."""
@@ -40,7 +66,14 @@ class SearchConfig(Config):
     """Size of a batch: sentences * beam * source tokens of the longest."""
 
     @model_validator(mode="after")
-    def _n_best_fits(self) -> "SearchConfig":
+    def _fits(self) -> "SearchConfig":
+        if self.sample:
+            return self
         if self.n_best > self.beam:
             raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
+        if self.beam % self.groups:
+            raise ValueError(f"beam {self.beam} cannot be parted into {self.groups} groups of one size")
+        given = [key for key in ("temperature", "top_k", "top_p") if getattr(self, key) != type(self).model_fields[key].default]
+        if given:
+            raise ValueError(f"{given[0]} is of samples: set sample, too")
         return self

@@ -2,10 +2,12 @@
 
 import select
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, TypeVar
 
 from fusetk.errors import DataError
+
+Item = TypeVar("Item")
 
 PATIENCE = 0.03  # seconds to wait for more input before what is there is translated
 
@@ -48,13 +50,13 @@ class Arrivals:
             self.lines.append(b"".join(self.rest))
 
 
-def chunks(lines: Iterator[str], most: int, ready: Callable[[], bool] = lambda: True) -> Iterator[list[str]]:
+def chunks(lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True) -> Iterator[list[Item]]:
     """At most ``most`` lines at a time, fewer when no more is ``ready``.
 
     A DataError that ``lines`` raises comes after the lines before it.
     """
     while True:
-        chunk: list[str] = []
+        chunk: list[Item] = []
         broken: DataError | None = None
         try:
             while len(chunk) < most and (not chunk or ready()):
@@ -69,3 +71,9 @@ def chunks(lines: Iterator[str], most: int, ready: Callable[[], bool] = lambda: 
             raise broken
         if not most:
             return
+
+
+def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:
+    """Indices of things of these sizes, dealt to several hands, the largest first, so that each hand has about as much."""
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    return [order[hand::hands] for hand in range(hands)]

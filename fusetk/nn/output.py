@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor's cache
+PIECE_GPU = 1 << 27
+
 
 class Output(nn.Module):
     """Features (..., D) to unnormalised log-probabilities (..., V); the matrix may be an embedding's.

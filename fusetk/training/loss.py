@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusetk.nn.output import Output
+from fusetk.nn.output import PIECE, PIECE_GPU, Output
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
 
-PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor's cache
-PIECE_GPU = 1 << 27
 ROWS = 32  # of a piece, or a multiple, for bf16 on CPU, where each new shape of a product is compiled first
 
 

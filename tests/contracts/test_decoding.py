@@ -9,6 +9,9 @@ from torch import Tensor
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.forced import force
+from fusetk.decoding.rules import Demand
+from fusetk.decoding.sample import sample
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.tree import map_tensors, select
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
@@ -190,6 +193,32 @@ def test_neither_order_nor_company_matter(model):
         same(found, wanted)
     for source, wanted in zip(SOURCES, together, strict=True):
         same(search([model], *batch([source]), config)[0], wanted)
+
+
+DEMANDS = [Demand([5]), Demand(constraints=[[6, 4]], line=1), Demand(line=2), Demand([4, 4], [[7]], 3)]
+SEARCHED = {
+    "beam": 4, "n_best": 2, "groups": 2, "no_repeat_ngram": 3, "coverage_penalty": 0.3, "word_penalty": -0.2, "min_length_factor": 0.5,
+}  # fmt: skip
+SAMPLED = {"sample": True, "n_best": 3, "top_k": 6, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("options", [SEARCHED, SAMPLED], ids=["searched", "sampled"])
+def test_all_that_may_be_asked_of_an_ensemble(model, options):
+    """Scores are those of a forced pass, prefixes and phrases are there, and company does not matter."""
+    models, config = [model, SYSTEMS["transformer"]()], SearchConfig(max_length_factor=0.5, max_length_extra=2, **options)
+    demands = [demand._replace(constraints=()) for demand in DEMANDS] if config.sample else DEMANDS
+    find = sample if config.sample else search
+    together = find(models, *batch(SOURCES), config, demands)
+    same(find(models, *batch(SOURCES[:1]), config, demands[:1])[0], together[0])
+    pairs = [(source, one.ids) for source, found in zip(SOURCES, together, strict=True) for one in found]
+    scores = iter(force(models, pairs))
+    for demand, found in zip(demands, together, strict=True):
+        assert 0 < len(found) <= config.n_best
+        for one in found:
+            assert one.score == pytest.approx(sum(next(scores).scores), abs=1e-3)
+            assert one.ids[: len(demand.prefix)] == list(demand.prefix)
+            for phrase in demand.constraints:
+                assert phrase in [one.ids[i : i + len(phrase)] for i in range(len(one.ids))]
 
 
 def test_two_searches_at_once(model):

@@ -8,8 +8,9 @@ import torch
 
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding import beam as beam_module
-from fusetk.decoding.beam import Hypothesis, length_limits, search
+from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.rules import length_limits
 from fusetk.decoding.scores import PENALTIES
 from fusetk.errors import FusetkError
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
@@ -94,7 +95,7 @@ def test_stopping_early_loses_nothing(monkeypatch):
     settings = config(beam=3, n_best=2, max_length_extra=15, normalize=0.4)
     found = search([model], *batch(SOURCES), settings)
     steps = len(model.rows)
-    monkeypatch.setattr(beam_module._Finished, "done", lambda self, live: live.score[:, 0] == beam_module.DEAD)
+    monkeypatch.setattr(beam_module._Finished, "done", lambda self, live, length: live.score[:, 0] == beam_module.DEAD)
     model.rows.clear()
     assert search([model], *batch(SOURCES), settings) == found
     assert len(model.rows) == 16 > steps

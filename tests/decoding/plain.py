@@ -1,0 +1,151 @@
+"""The search as the head of ``fusetk.decoding.beam`` defines it, in lists, for one sentence; slow and without a cache of states."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fusetk.data.vocab import EOS, UNK
+from fusetk.decoding.beam import Hypothesis
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.rules import Demand
+
+Next = Callable[[tuple[int, ...]], list[float]]  # log-probabilities of all tokens after a prefix
+
+
+@dataclass(frozen=True)
+class Live:
+    """A hypothesis, or a candidate."""
+
+    ids: tuple[int, ...]
+    score: float
+    cost: float = 0.0  # of this step, for what other groups chose
+
+
+@dataclass
+class Group:
+    """One group's search."""
+
+    live: list[Live] = field(default_factory=lambda: [Live((), 0.0)])
+    finished: list[Hypothesis] = field(default_factory=list)
+    done: bool = False
+
+
+class PlainSearch:
+    """``limit`` counts the end mark; ``words`` are all tokens besides end, begin and padding; ``coverage`` of a hypothesis with its end."""
+
+    def __init__(
+        self, following: Next, words: Sequence[int], limit: int, least: int, config: SearchConfig, demand: Demand,
+        coverage: Callable[[Sequence[int]], float] = lambda ids: 0.0,
+    ):  # fmt: skip
+        self.following, self.words, self.limit, self.least, self.config, self.demand = following, words, limit, least, config, demand
+        self.coverage = coverage
+        self.beam = config.beam // config.groups
+        self.n_best = min(config.n_best, self.beam)
+
+    def met(self, ids: Sequence[int]) -> int:
+        """Tokens of the phrases that are met: phrase by phrase, each found as early as it can be."""
+        rest, met = list(ids), 0
+        for phrase in map(list, self.demand.constraints):
+            ends = [end for end in range(len(phrase), len(rest) + 1) if rest[end - len(phrase) : end] == phrase]
+            if not ends:
+                return met + max(k for k in range(len(phrase)) if k <= len(rest) and rest[len(rest) - k :] == phrase[:k])
+            met, rest = met + len(phrase), rest[ends[0] :]
+        return met
+
+    def begun(self, ids: Sequence[int]) -> int:
+        """As ``met``, without the phrase that is under way."""
+        met, whole = self.met(ids), 0
+        for phrase in self.demand.constraints:
+            if whole + len(phrase) > met:
+                break
+            whole += len(phrase)
+        return whole
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.demand.constraints))
+
+    def asked(self, ids: Sequence[int]) -> int | None:
+        """The next token of the phrase under way."""
+        flat = [token for phrase in self.demand.constraints for token in phrase]
+        return flat[self.met(ids)] if self.met(ids) < self.total else None
+
+    def allowed(self, ids: tuple[int, ...]) -> list[int]:
+        length = len(ids) + 1
+        if length <= len(self.demand.prefix):
+            return [self.demand.prefix[length - 1]]
+        if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 1:
+            return [self.asked(ids) or 0]
+        if length == self.limit:
+            return [EOS]
+        found = [token for token in self.words if token != UNK or not self.config.forbid_unknown]
+        size = self.config.no_repeat_ngram
+        if size:
+            runs = {ids[i : i + size] for i in range(len(ids) - size + 1)}
+            found = [token for token in found if (*ids, token)[-size:] not in runs]
+        if len(ids) >= self.least and self.met(ids) == self.total:
+            found.append(EOS)
+        return sorted(found)
+
+    def step(self, group: Group, costs: Counter, length: int) -> None:
+        candidates = []
+        for one in group.live:
+            scores = self.following(one.ids)
+            new = [Live((*one.ids, t), one.score + scores[t], costs[t] * self.config.diversity) for t in self.allowed(one.ids)]
+            if self.demand.constraints:
+                new.sort(key=lambda c: -(c.score - c.cost))
+                new = new[: self.beam + 1] + [c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(one.ids)]
+            candidates += new
+        candidates.sort(key=lambda c: -(c.score - c.cost))
+        full = [c for c in candidates if c.ids[-1] == EOS or self.met(c.ids) == self.total]
+        ended = [c for c in full[: self.beam] if c.ids[-1] == EOS]
+        for c in ended:
+            ids = list(c.ids[:-1])
+            divisor = length**self.config.normalize if self.config.penalty == "power" else ((5 + length) / 6) ** self.config.normalize
+            value = (c.score - self.config.word_penalty * length) / divisor + self.coverage(ids)
+            group.finished.append(Hypothesis(ids, c.score, value))
+        group.finished.sort(key=lambda h: -h.normalized)
+        going = [c for c in candidates if c.ids[-1] != EOS]
+        banks = [[c for c in going if self.met(c.ids) == met] for met in range(self.total, -1, -1)]
+        turns = [bank[turn] for turn in range(len(going)) for bank in banks if turn < len(bank)]
+        group.live = turns[: self.beam]
+
+    def over(self, group: Group, length: int) -> bool:
+        if not group.live:
+            return True
+        if len(group.finished) < self.n_best:
+            return False
+        best = max(one.score for one in group.live)
+        power, alpha = self.config.penalty == "power", self.config.normalize
+        reachable = range(length + 1, self.limit + 1)
+        bound = max((best - self.config.word_penalty * m) / (m**alpha if power else ((5 + m) / 6) ** alpha) for m in reachable)
+        return (
+            bound <= group.finished[self.n_best - 1].normalized
+            or self.config.stop == "first"
+            or self.beam == 1
+            or (self.config.stop == "beam" and len(group.finished) >= self.beam)
+        )
+
+    def search(self) -> list[Hypothesis]:
+        groups = [Group() for _ in range(self.config.groups)]
+        for length in range(1, self.limit + 1):
+            costs: Counter = Counter()
+            for group in groups:
+                if group.done:
+                    continue
+                self.step(group, costs, length)
+                costs.update(one.ids[-1] for one in group.live)
+                group.done = self.over(group, length)
+            if all(group.done for group in groups):
+                break
+        found: list[Hypothesis] = []
+        for one in sorted((h for group in groups for h in group.finished[: self.n_best]), key=lambda h: -h.normalized):
+            if one.ids not in [other.ids for other in found]:
+                found.append(one)
+        return found[: self.config.n_best]
+
+
+def covered(attention: Sequence[Sequence[float]], beta: float) -> float:
+    """Wu et al. 2016, Equation 14, of attention (T + 1, S) of source tokens without the end mark."""
+    return beta * sum(math.log(min(max(sum(column), 1e-6), 1.0)) for column in zip(*attention, strict=True))

@@ -1,0 +1,216 @@
+"""Every option of the search against the plain one in lists, on tiny models with random weights."""
+
+import math
+
+import pytest
+import torch
+
+from fusetk.data.vocab import BOS, EOS, UNK
+from fusetk.decoding import alignment
+from fusetk.decoding.beam import search
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.rules import Demand, length_limits
+from fusetk.decoding.scores import PENALTIES, bound, value
+from tests.contracts.systems import SYSTEMS
+from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
+from tests.decoding.plain import PlainSearch, covered
+
+SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
+MODELS = [Echo(vocabulary=9, seed=seed, scale=3.0) for seed in range(3)]
+WORDS = [UNK, 4, 5, 6, 7, 8]
+FREE = [Demand()] * len(SOURCES)
+MIXED = [  # with repeated beginnings, nested ones, two phrases, none
+    Demand(constraints=[[4, 5, 4, 6]]), Demand(constraints=[[7], [8, 8]]), Demand(), Demand(prefix=[5, 5], constraints=[[5, 4]]),
+    Demand(prefix=[8, 4, 7]),
+]  # fmt: skip
+
+
+def config(**options) -> SearchConfig:
+    return SearchConfig(**({"max_length_factor": 0, "max_length_extra": 6, "min_length": 0, "beam": 4} | options))
+
+
+def memory(model, source):
+    known: dict[tuple[int, ...], list[float]] = {}
+
+    def following(ids):
+        if ids not in known:
+            with torch.inference_mode():
+                features = model(*batch([source]), torch.tensor([[BOS, *ids]]))
+                known[ids] = model.output(features[0, -1]).double().log_softmax(-1).tolist()
+        return known[ids]
+
+    return following
+
+
+FOLLOWING = {(model, i): memory(model, source) for model in MODELS for i, source in enumerate(SOURCES)}
+
+
+def plain(model, i, settings, demand=FREE[0]):
+    mask = torch.ones(1, len(SOURCES[i]), dtype=torch.bool)
+    [limit] = length_limits([model], mask, settings, [demand])
+    least = max(settings.min_length, int(settings.min_length_factor * (len(SOURCES[i]) - 1)))
+    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, demand).search()
+
+
+def same(found, wanted):
+    assert [h.ids for h in found] == [h.ids for h in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(b.normalized, abs=1e-4)
+
+
+def check(settings, demands=FREE):
+    for model in MODELS:
+        found = search([model], *batch(SOURCES), settings, demands)
+        for i, hypotheses in enumerate(found):
+            same(hypotheses, plain(model, i, settings, demands[i]))
+            for one in hypotheses:
+                assert one.score == pytest.approx(log_probabilities(model, SOURCES[i], [one.ids]).item(), abs=1e-4)
+
+
+OPTIONS = {
+    "plain": {},
+    "word penalty": {"word_penalty": 0.7},
+    "word reward": {"word_penalty": -1.5},
+    "gnmt, word reward": {"word_penalty": -1.0, "penalty": "gnmt", "normalize": 0.6},
+    "no word twice": {"no_repeat_ngram": 1},
+    "no pair twice": {"no_repeat_ngram": 2},
+    "minimum": {"min_length": 2, "min_length_factor": 1.6},
+    "no unknown": {"forbid_unknown": True},
+    "2 groups": {"groups": 2, "diversity": 1.0},
+    "4 groups": {"groups": 4, "diversity": 0.8},
+    "groups, no pair twice": {"groups": 2, "diversity": 2.0, "no_repeat_ngram": 2, "beam": 6},
+}
+
+
+@pytest.mark.parametrize("demands", [FREE, MIXED], ids=["free", "asked"])
+@pytest.mark.parametrize("stop", ["exact", "beam", "first"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_definition(options, stop, demands):
+    for n_best in (1, 3):
+        check(config(stop=stop, n_best=n_best, **options), demands)
+
+
+@pytest.mark.parametrize("demands", [FREE, MIXED], ids=["free", "asked"])
+def test_greedy(demands):
+    check(config(beam=1), demands)
+    check(config(beam=3, groups=3), demands)
+
+
+@pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.6), ("power", 0.0)])
+@pytest.mark.parametrize("word_penalty", [0.5, -0.8])
+def test_a_beam_wide_enough_with_a_word_penalty_is_exhaustive_search(penalty, alpha, word_penalty):
+    settings = config(
+        beam=400, n_best=5, penalty=penalty, normalize=alpha, max_length_extra=3, word_penalty=word_penalty, stop="exact"
+    )  # fmt: skip
+    for model in MODELS:
+        for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+            every = exhaustive(model, source, WORDS, 4, settings)
+            divide = PENALTIES[penalty]
+            again = [one._replace(normalized=(one.score - word_penalty * (n := len(one.ids) + 1)) / divide(n, alpha)) for one in every]
+            same(found, sorted(again, key=lambda one: -one.normalized)[:5])
+
+
+@pytest.mark.parametrize("phrases", [[[4, 5]], [[5, 5]], [[8], [4]], [[4, 4, 5]]], ids=str)
+def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_with_them(phrases):
+    """Beams so wide that each bank holds all that there is."""
+    settings = config(beam=2000, n_best=4, max_length_extra=4, stop="exact")
+    for model in MODELS:
+        [found] = search([model], *batch(SOURCES[:1]), settings, [Demand(constraints=phrases)])
+
+        def holds(ids):
+            for phrase in phrases:
+                ends = [i + len(phrase) for i in range(len(ids)) if ids[i : i + len(phrase)] == phrase]
+                if not ends:
+                    return False
+                ids = ids[ends[0] :]
+            return True
+
+        same(found, [one for one in exhaustive(model, SOURCES[0], WORDS, 5, settings) if holds(one.ids)][:4])
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+def test_phrases_are_met_whatever_the_beam(beam):
+    model = Echo(vocabulary=30, seed=7, scale=5.0)
+    phrases = [[9, 9, 10], [11], [12, 13, 12, 14]]
+    found = search([model], *batch(SOURCES), config(beam=beam, max_length_extra=0), [Demand(constraints=phrases)] * len(SOURCES))
+    for [best] in found:
+        assert [token for token in best.ids if token in range(9, 15)] and " 9 9 10 " in f" {' '.join(map(str, best.ids))} "
+        assert " 12 13 12 14 " in f" {' '.join(map(str, best.ids))} "
+
+
+def test_groups_differ_and_none_stands_twice():
+    model = Echo(vocabulary=30, seed=3, scale=4.0)
+    one = search([model], *batch(SOURCES), config(beam=6, n_best=6, max_length_extra=9))
+    many = search([model], *batch(SOURCES), config(beam=6, n_best=6, groups=6, diversity=3.0, max_length_extra=9))
+
+    def firsts(found):
+        return sum(len({h.ids[0] for h in several if h.ids}) for several in found)
+
+    assert firsts(many) > 2 * firsts(one)
+    assert all(len({tuple(h.ids) for h in several}) == len(several) for several in many)
+    same_thing = search([model], *batch(SOURCES), config(beam=6, n_best=6, groups=6, diversity=0.0, max_length_extra=9))
+    assert all(len(several) == 1 for several in same_thing), "without a cost all groups find the greedy one"
+
+
+def test_no_run_stands_twice_and_forced_tokens_may():
+    model = Echo(vocabulary=6, seed=2, scale=2.0)
+    settings = config(no_repeat_ngram=2, max_length_extra=12, min_length=8, n_best=4)
+    for found in search([model], *batch(SOURCES), settings):
+        for one in found:
+            runs = list(zip(one.ids, one.ids[1:], strict=False))
+            assert len(one.ids) >= 8 and len(set(runs)) == len(runs)
+    forced = search([model], *batch(SOURCES), settings, [Demand(prefix=[4, 4, 4, 4])] * 5)
+    assert all(one.ids[:4] == [4, 4, 4, 4] for found in forced for one in found)
+
+
+@pytest.mark.parametrize("system", ["transformer", "conv", "recurrent"])
+def test_coverage(system):
+    name = next(name for name in SYSTEMS if name.startswith(system))
+    model = SYSTEMS[name]()
+    sources = [[4, 5, 6, 7, EOS], [8, EOS], [9, 4, EOS]]
+    settings = config(beam=40, n_best=5, max_length_extra=3, coverage_penalty=0.8, stop="exact")
+    found = search([model], *batch(sources), settings)
+    free = search([model], *batch(sources), settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}))
+    from fusetk.decoding.forced import force
+
+    for source, several, every in zip(sources, found, free, strict=True):
+        for one in several:
+            [read] = force([model], [(source, one.ids)], attention=alignment.Which())
+            least = one.score / (len(one.ids) + 1) + covered(read.attention[:, :-1].tolist(), 0.8)
+            assert one.normalized == pytest.approx(least, abs=1e-3)
+        assert {tuple(one.ids) for one in several} <= {tuple(one.ids) for one in every}
+        values = [one.normalized for one in several]
+        assert values == sorted(values, reverse=True)
+
+
+def test_the_bound_holds_for_every_penalty():
+    draw = torch.Generator().manual_seed(1)
+    for penalty in PENALTIES:
+        for word_penalty in (0.0, 0.4, -0.4, -3.0):
+            settings = config(penalty=penalty, word_penalty=word_penalty, normalize=0.9)
+            score = -torch.rand(20, generator=draw) * 10
+            limit = torch.randint(6, 20, (20,), generator=draw)
+            best = bound(score, 5, limit, settings)
+            reached = [max(float(value(s, m, settings)) for m in range(6, int(most) + 1)) for s, most in zip(score, limit, strict=True)]
+            assert best.tolist() == pytest.approx(reached, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["4 groups"], OPTIONS["no pair twice"]], ids=str)
+def test_neither_order_nor_company_matter(options):
+    model = Echo(vocabulary=40, seed=2, scale=3.0)
+    settings = config(n_best=3, max_length_factor=2.0, **options)
+    together = search([model], *batch(SOURCES), settings, MIXED)
+    for source, found, demand in zip(SOURCES, together, MIXED, strict=True):
+        same(search([model], *batch([source]), settings, [demand])[0], found)
+    for found, wanted in zip(search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True):
+        same(found, wanted)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    for options, reason in [
+        ({"groups": 3}, "beam 4 cannot be parted into 3 groups"), ({"top_k": 3}, "top_k is of samples"),
+        ({"temperature": 0.5}, "temperature is of samples"), ({"n_best": 5}, "n_best 5 is more than beam 4"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=reason):
+            config(**options)
+    assert math.isfinite(config(sample=True, n_best=50).temperature)
