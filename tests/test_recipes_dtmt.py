@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fusetk import run
-from fusetk.data.prepare import Manifest, prepare
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
-from tests.rows import GROUNDS, RECIPES, check_tables, load, rows
+from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
@@ -341,25 +340,9 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str], furth
         (folder / f"{name}.{languages[1]}{n}").write_text(text, encoding="utf-8")
 
 
-def prepared(tmp_path: Path, folder: str) -> Manifest:
-    """Made-up text of each file that a row reads, prepared as it says."""
-    data = rows(folder)["shallow"].data
-    assert data.bpe and isinstance(data.valid, list)
-    for prefix in {*data.train, *data.valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
-        write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
-    changes = {
-        "folder": str(tmp_path / "prepared"),
-        "train": [str(tmp_path / Path(p).name) for p in data.train],
-        "valid": [str(tmp_path / Path(p).name) for p in data.valid],
-        "test": {name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()},
-        "bpe": data.bpe.model_copy(update={"merges": 30}),
-    }
-    return prepare(data.model_copy(update=changes))
-
-
 @pytest.mark.parametrize(("folder", "pairs", "first"), [(NIST, 40, "well"), (ENDE, 120, "Well"), (ENFR, 200, "Well")])
 def test_text_is_prepared(tmp_path, folder, pairs, first):
-    found = prepared(tmp_path, folder)
+    found = prepared(tmp_path, rows(folder)["shallow"].data, write)
     assert found.splits["train"]["pairs_out"] == pairs
     target = found.data["languages"]["target"]
     tests = sorted(found.folder.glob(f"test.*.{target}.txt"))

@@ -11,9 +11,8 @@ import torch
 
 from fusetk import run
 from fusetk.cli.describe import agree
-from fusetk.data.prepare import Manifest, prepare
 from fusetk.recipe import Recipe
-from tests.rows import GROUNDS, RECIPES, check_tables, load, rows
+from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 LWC = RECIPES / "lwc"
 TABLES = {
@@ -284,22 +283,6 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
         (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
 
 
-def prepared(tmp_path: Path, folder: str) -> Manifest:
-    """Made-up text of each file that a row reads, prepared as it says."""
-    data = next(iter(rows(folder).values())).data
-    assert data.bpe and isinstance(data.valid, list)
-    for prefix in {*data.train, *data.valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
-        write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
-    changes = {
-        "folder": str(tmp_path / "prepared"),
-        "train": [str(tmp_path / Path(p).name) for p in data.train],
-        "valid": [str(tmp_path / Path(p).name) for p in data.valid],
-        "test": {name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()},
-        "bpe": data.bpe.model_copy(update={"merges": 30}),
-    }
-    return prepare(data.model_copy(update=changes))
-
-
 @pytest.mark.parametrize(("folder", "pairs", "first"), [
     ("iwslt14_roen", (40, 160, 40), "Well"), ("iwslt14_esen", (40, 160, 40), "Well"), ("wmt16_enro", (120, 40, 40), "well"),
     ("wmt14_ende", (40, 80, 40), "Well,"),
@@ -308,7 +291,7 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
     if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
         monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
         monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
-    found = prepared(tmp_path, f"lwc/{folder}")
+    found = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
     splits = found.splits
     assert tuple(splits[name]["pairs_out"] for name in ("train", "valid", *(name for name in splits if name.startswith("test")))) == pairs
     target = found.data["languages"]["target"]
