@@ -76,6 +76,10 @@ def command(
     metric = metric or SENTENCE_METRICS[0]
     for path in (first, second):
         _check(path)
+    if not (first.is_dir() or second.is_dir()):
+        of_runs = {"--device": device != "auto", "--threads": threads is not None, "--tokenized": tokenized and reference is None}
+        if idle := [name for name, given in of_runs.items() if given]:
+            raise DataError(f"{first} and {second} are translations already, so {' and '.join(idle)} would change nothing: leave that out")
     if output is not None:
         _check_output(output, [Path(name) for name in (source, reference, first, second) if name not in (None, "-")])
     sources = list(standard_input() if source == "-" else read_lines(source))

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from fusetk.cli.scored import Text, against, known_as, read
+from fusetk.cli.scored import Text, Texts, against, known_as, read, unheeded, warnings
 from fusetk.cli.tables import NONE, show
 from fusetk.errors import DataError
-from fusetk.evaluation.doubts import doubts
+from fusetk.evaluation.bleu import Options, make
 from fusetk.evaluation.length import BOUNDS, DEFAULT, Row, bins, count_words, grouped, longer, score_groups
 
 
@@ -45,7 +45,7 @@ class System(click.ParamType):
 
 
 class Asked(NamedTuple):
-    """The options beside --by-length."""
+    """Options of --by-length, some of which also serve without."""
 
     source: str | None
     longer_than: bool
@@ -55,21 +55,19 @@ class Asked(NamedTuple):
     output: Path | None
 
     def refuse(self) -> None:
-        """Raise UsageError for those that are given without it."""
-        names = "--source", "--longer-than", "--bounds", "--system", "--name", "--output"
-        given = [name for name, value in zip(names, self, strict=True) if value not in (None, False, ())]
-        if given:
-            raise click.UsageError(f"{', '.join(given)}: of no use without --by-length; give it, too, or leave them out")
+        """Raise UsageError for those that are of no use without it."""
+        given = [("--longer-than", self.longer_than), ("--bounds", self.bounds is not None), ("--output", self.output is not None)]
+        if names := [name for name, there in given if there]:
+            raise click.UsageError(f"{', '.join(names)}: of no use without --by-length; give it, too, or leave them out")
+        if self.name is not None and not self.systems:
+            raise click.UsageError("--name: of no use without --system or --by-length; give one, too, or leave it out")
 
-    def check(self, metrics: Sequence[str], tokenize: str | None, noted: Sequence[object]) -> str:
-        """The metric; raises what is wrong with the options, of which ``noted`` are those about a run, before anything is scored."""
+    def check(self, metrics: Sequence[str], options: Options) -> str:
+        """The metric; raises what is wrong with the options before anything is scored."""
         chosen = list(dict.fromkeys(metrics)) or [DEFAULT]
         if len(chosen) > 1 or chosen == ["all"]:
             raise click.UsageError(f"--by-length shows one metric, not {', '.join(chosen)}: give one --metric, or none for {DEFAULT}")
-        if any(value is not None for value in noted):
-            raise click.UsageError("--run, --set-name and --checkpoint note the score of a whole test set: note it without --by-length")
-        if tokenize is not None and chosen != ["sacrebleu"]:
-            raise click.UsageError(f"--tokenize is for sacreBLEU, and {chosen[0]} is scored: give --metric sacrebleu, or leave it out")
+        unheeded(chosen, options)
         if self.output is not None:
             from fusetk.plotting.figure import check_output
 
@@ -92,9 +90,7 @@ class Table(NamedTuple):
 
     metric: str
     signature: str | None  # None where no row has a sentence
-    systems: Mapping[str, Text]
-    references: Sequence[Text]
-    source: Text | None  # None: lengths are those of the first reference
+    texts: Texts  # without a source, lengths are those of the first reference
     rows: Sequence[Row]
     sentences: Sequence[int]  # of each row
     scores: Mapping[str, Sequence[float | None]]  # of each system, row by row
@@ -103,48 +99,34 @@ class Table(NamedTuple):
     @property
     def counted(self) -> Text:
         """The text of the lengths."""
-        return self.source or self.references[0]
+        return self.texts.source or self.texts.references[0]
 
 
-def run(
-    asked: Asked, metric: str, hypothesis: str, names: Sequence[str], *, lowercase: bool, tokenize: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def run(asked: Asked, hypothesis: str, names: Sequence[str], metrics: Sequence[str], options: Options, as_json: bool) -> None:
     """Score HYP and the systems beside it against the references ``names``; print a table or JSON, and draw what was asked for."""
-    files = asked.files(hypothesis)
-    texts = read([*files.values(), *names, *([asked.source] if asked.source is not None else [])])
-    systems, references = dict(zip(files, texts, strict=False)), texts[len(files) : len(files) + len(names)]
-    source = texts[-1] if asked.source is not None else None
-    streams = [text.lines for text in references]
-    lengths = count_words((source or references[0]).lines)
+    chosen = asked.check(metrics, options)
+    texts = read(asked.files(hypothesis), names, asked.source)
+    lengths = count_words((texts.source or texts.references[0]).lines)
     rows = (longer if asked.longer_than else bins)(asked.bounds or BOUNDS)
     groups = grouped(rows, lengths)
     if asked.output is not None and not any(groups):
         least = rows[0].fewest - 1
         raise DataError(f"{asked.output}: there is nothing to draw, for no line has more than {least} words; give lower --bounds")
-    found = {
-        name: score_groups(text.lines, streams, groups, metric, lowercase=lowercase, tokenize=tokenize) for name, text in systems.items()
-    }
+    [metric] = make([text.lines for text in texts.references], [chosen], options)
+    found = {name: score_groups(metric, text.lines, groups) for name, text in texts.systems.items()}
     one = next((score for column in found.values() for score in column if score), None)
-    table = Table(
-        one.metric if one else metric, one.signature if one else None, systems, references, source, rows, [len(group) for group in groups],
-        {name: [score.value if score else None for score in column] for name, column in found.items()}, lengths.count(0),
-    )  # fmt: skip
-    warnings = _warnings(table, lowercase)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    scores = {name: [score.value if score else None for score in column] for name, column in found.items()}
+    sizes = [len(group) for group in groups]
+    table = Table(metric.name, one.signature if one else None, texts, rows, sizes, scores, lengths.count(0))
+    doubts = warnings(texts, [metric.name], metrics, options)
+    for doubt in doubts:
+        click.echo(f"warning: {doubt}", err=True)
     if as_json:
-        click.echo(json.dumps({**_document(table), "warnings": warnings}, ensure_ascii=False, indent=2))
+        click.echo(json.dumps({**_document(table), "warnings": doubts}, ensure_ascii=False, indent=2))
     else:
         _print(table)
     if asked.output is not None:
         _draw(table, asked.output)
-
-
-def _warnings(table: Table, lowercase: bool) -> list[str]:
-    blind = lowercase or table.metric in ("multi-bleu-lc", "ter")
-    streams = [text.lines for text in table.references]
-    found = [(name, warning) for name, text in table.systems.items() for warning in doubts(text.lines, streams, lowercase=blind)]
-    return [f"{name}: {warning}" if len(table.systems) > 1 else warning for name, warning in found]
 
 
 # Output --------------------------------------------------------------------------------------------------------------
@@ -155,9 +137,9 @@ def _document(table: Table) -> dict[str, Any]:
         "metric": table.metric,
         "signature": table.signature,
         "sentences": len(table.counted.lines),
-        "lengths": {"of": "source" if table.source else "reference", **table.counted.about(), "blank": table.blank},
-        "systems": [{"name": name, **text.about()} for name, text in table.systems.items()],
-        "references": [text.about() for text in table.references],
+        "lengths": {"of": "source" if table.texts.source else "reference", **table.counted.about(), "blank": table.blank},
+        "systems": [{"name": name, **text.about()} for name, text in table.texts.systems.items()],
+        "references": [text.about() for text in table.texts.references],
         "rows": [
             {**row._asdict(), "sentences": table.sentences[i], "scores": {name: column[i] for name, column in table.scores.items()}}
             for i, row in enumerate(table.rows)
@@ -168,15 +150,15 @@ def _document(table: Table) -> dict[str, Any]:
 def _print(table: Table) -> None:
     heads = ["words", "sentences", *table.scores]
     columns = [map(str, table.rows), map(str, table.sentences), *(map(_cell, column) for column in table.scores.values())]
-    lines = [f"{name}: {against(text, table.references)}" for name, text in table.systems.items()]
-    why = "" if table.source else ", the first reference, for there is no --source"
+    lines = [f"{name}: {against(text, table.texts.references)}" for name, text in table.texts.systems.items()]
+    why = "" if table.texts.source else ", the first reference, for there is no --source"
     lines.append(f"lengths: words between white space in {table.counted.file}{why}")
     if table.blank:
         first = table.rows[0]
         lines.append(f"blank: {table.blank} of these lines, in {f'the row {first}' if first.has(0) else 'no row'}")
     if table.signature:
         lines.append(f"signature: {table.signature}")
-    title = f"{table.metric} by the length of the {'source' if table.source else 'first reference'}"
+    title = f"{table.metric} by the length of the {'source' if table.texts.source else 'first reference'}"
     show(title, heads, list(zip(*columns, strict=True)), lines)
 
 
@@ -187,5 +169,5 @@ def _cell(value: float | None) -> str:
 def _draw(table: Table, output: Path) -> None:
     from fusetk.plotting.length import Chart, plot
 
-    x = f"words of the {'source sentence' if table.source else 'first reference'}"
+    x = f"words of the {'source sentence' if table.texts.source else 'first reference'}"
     plot(Chart([str(row) for row in table.rows], table.sentences, table.scores, x, table.metric), output)

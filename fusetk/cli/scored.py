@@ -1,6 +1,6 @@
 """Texts that ``fusetk score`` reads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +8,8 @@ import click
 
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import split_words
+from fusetk.evaluation.bleu import CASELESS, HEEDED, Options, split_compounds, split_words
+from fusetk.evaluation.doubts import doubts
 
 
 class Text(NamedTuple):
@@ -23,8 +24,22 @@ class Text(NamedTuple):
         return {"file": self.file, "words": self.words}
 
 
-def read(names: Sequence[str]) -> list[Text]:
+class Texts(NamedTuple):
+    """All that is read, line by line."""
+
+    systems: Mapping[str, Text]  # by name, HYP first
+    references: Sequence[Text]
+    source: Text | None
+
+    @property
+    def first(self) -> Text:
+        """HYP."""
+        return next(iter(self.systems.values()))
+
+
+def read(systems: Mapping[str, str], references: Sequence[str], source: str | None) -> Texts:
     """The texts of these files, - being standard input; raises DataError for empty ones and unless all are as long as the first."""
+    names = [*systems.values(), *references, *([] if source is None else [source])]
     if names.count("-") > 1:
         raise click.UsageError("standard input can be only one of the texts")
     found: dict[str, Text] = {}
@@ -37,7 +52,8 @@ def read(names: Sequence[str]) -> list[Text]:
     for name, text in found.items():
         if len(text.lines) != first:
             raise _unequal(names[0], name, first, len(text.lines))
-    return [found[name] for name in names]
+    told = [found[name] for name in references]
+    return Texts({name: found[file] for name, file in systems.items()}, told, None if source is None else found[source])
 
 
 def known_as(name: str) -> str:
@@ -49,6 +65,39 @@ def against(hypothesis: Text, references: Sequence[Text]) -> str:
     """What was scored, and against what."""
     sides = ", ".join(f"{text.file} ({text.words} words)" for text in references)
     return f"{hypothesis.file} ({len(hypothesis.lines)} sentences, {hypothesis.words} words) against {sides}"
+
+
+def unheeded(metrics: Sequence[str], options: Options) -> list[str]:
+    """A sentence for each option that only some of the metrics heed; raises UsageError for one that none heeds."""
+    found = []
+    for name, value in options._asdict().items():
+        if value in (None, False) or name not in HEEDED:
+            continue
+        flag, heed = f"--{name.replace('_', '-')}", HEEDED[name]
+        others = [metric for metric in metrics if metric not in heed]
+        if len(others) == len(metrics):
+            advice = f"give --metric {' or '.join(heed)}, or leave it out"
+            raise click.UsageError(f"{flag} is for {' and '.join(heed)}, not for {', '.join(others)}: {advice}")
+        if others:
+            found.append(f"{flag} is for {' and '.join(heed)}; it changes nothing in {', '.join(others)}")
+    return found
+
+
+def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options: Options) -> list[str]:
+    """Why scores by ``metrics`` may mislead; ``asked`` are the metrics that the user named."""
+    blind = options.lowercase or CASELESS.issuperset(metrics)
+    told = [text.lines for text in texts.references]
+    source = texts.source.lines if texts.source else None
+    of_words = [metric for metric in metrics if options.compound_split and metric in HEEDED["compound_split"]]
+    wanted = [metric for metric in dict.fromkeys([*asked, *of_words]) if metric != "sacrebleu" or options.tokenize != "none"]
+    found = []
+    for name, text in texts.systems.items():
+        about = doubts(text.lines, told, blind, source=source, metrics=wanted)
+        found += [f"{name}: {doubt}" if len(texts.systems) > 1 else doubt for doubt in about]
+    everything = (line for text in (*texts.systems.values(), *texts.references) for line in text.lines)
+    if options.compound_split and all(split_compounds(line) == line for line in everything):
+        found.append("no word has a hyphen inside, so --compound-split changes nothing")
+    return found
 
 
 def _unequal(first: str, second: str, mine: int, theirs: int) -> DataError:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fusetk.evaluation.bleu import Score, count_lines, multi_bleu, score, split_words
+from fusetk.evaluation.bleu import Metric, Score, split_words
 
 BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # the paper's
 DEFAULT = "multi-bleu"
@@ -47,24 +47,7 @@ def grouped(rows: Sequence[Row], lengths: Sequence[int]) -> list[list[int]]:
     return [[i for i, length in enumerate(lengths) if row.has(length)] for row in rows]
 
 
-def score_groups(
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    groups: Sequence[Sequence[int]],
-    metric: str = DEFAULT,
-    *,
-    lowercase: bool = False,
-    tokenize: str | None = None,
-) -> list[Score | None]:
-    """What ``bleu.score`` says of the lines at the places of each group, None for a group without any."""
-    if metric in ("multi-bleu", "multi-bleu-lc"):
-        lowercase = lowercase or metric == "multi-bleu-lc"
-        counts = count_lines(hypotheses, references, lowercase)
-        return [multi_bleu([counts[i] for i in group], len(references), lowercase) if group else None for group in groups]
-
-    def scored(group: Sequence[int]) -> Score:
-        lines, *streams = ([stream[i] for i in group] for stream in (hypotheses, *references))
-        [found] = score(lines, streams, [metric], lowercase=lowercase, tokenize=tokenize)
-        return found
-
-    return [scored(group) if group else None for group in groups]
+def score_groups(metric: Metric, hypotheses: Sequence[str], groups: Sequence[Sequence[int]]) -> list[Score | None]:
+    """The scores of the lines at the places of each group, None for a group without any."""
+    rows = metric.count(hypotheses)
+    return [metric.score([rows[i] for i in group]) if group else None for group in groups]

@@ -157,6 +157,8 @@ def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> N
         (["a", "b", "-i", "src", "-o", "nowhere/c.json"], "no folder nowhere"),
         (["a", "text.json", "-i", "src", "-o", "text.json"], "both read and written"),
         (["a", "b", "-i", "src", "--top", "0"], "--top"),
+        (["a", "b", "-i", "src", "--device", "cpu", "--threads", "1"], "--device and --threads would change nothing"),
+        (["a", "b", "-i", "src", "--tokenized"], "a and b are translations already, so --tokenized would change nothing"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:

@@ -1,15 +1,18 @@
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import sacrebleu
 from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
 from fusetk.evaluation import notes
-from fusetk.evaluation.bleu import score
+from fusetk.evaluation.bleu import METRICS, score
+from fusetk.evaluation.significance import SAMPLES
 
 HYPOTHESIS = ["the cat sat on the mat .", "a dog ran home ."]
 REFERENCE = ["the cat sat on a mat .", "a big dog ran home ."]
@@ -42,7 +45,7 @@ def test_plain_lines(files: Path) -> None:
 
 def test_every_metric_has_its_line(files: Path) -> None:
     lines = run("hyp", "ref", "--metric", "all").stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["scored", "sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "chrf++", "ter"]
+    assert [line.split(":")[0] for line in lines] == ["scored", *METRICS]
     assert all("nrefs:1|" in line for line in lines[1:])
 
 
@@ -99,10 +102,22 @@ def test_unequal_line_counts(files: Path) -> None:
         (["hyp", "ref", "--metric", "bleau"], "multi-bleu"),
         (["hyp", "ref", "--tokenize", "13b"], "no tokeniser '13b'"),
         (["hyp", "."], "is a folder"),
+        (["hyp", "binary"], "binary, line 2: byte 0xff at offset 0 of the line is not UTF-8"),
+        (["hyp", "ref", "--metric", "chrf", "--metric", "ter", "--tokenize", "zh"], "--tokenize is for sacrebleu, not for chrf, ter"),
+        (["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"], "give --metric multi-bleu or multi-bleu-lc, or leave it out"),
+        (["hyp", "ref", "--name", "x"], "--name: of no use without --system or --by-length"),
+        (["hyp", "ref", "--significance", "bootstrap"], "give --system NAME=FILE"),
+        (["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"], "no --by-length"),
+        (["hyp", "ref", "--system", "a=ref", "--samples", "9"], "give --significance"),
+        (["hyp", "ref", "--system", "a=ref", "--significance", "bootstrap", "--seed", "0"], "--seed"),
+        (["hyp", "ref", "--system", "a=ref", "--run", "run", "--set-name", "test"], "note them without --system"),
+        (["hyp", "ref", "--system", "hyp=ref"], "two systems are called 'hyp'"),
+        (["hyp", "ref", "--source", "empty"], "empty is empty"),
     ],
 )
 def test_mistakes(files: Path, arguments: list[str], said: str) -> None:
     Path("empty").write_text("")
+    Path("binary").write_bytes(b"a\n\xff\xfe\n")
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in result.stderr and "Traceback" not in result.stderr
@@ -121,6 +136,110 @@ def test_case_is_no_matter_where_it_is_ignored(files: Path) -> None:
     assert "capitals" in run("hyp", "title").stderr
     assert run("hyp", "title", "--lowercase").stderr == ""
     assert run("hyp", "title", "--metric", "multi-bleu-lc").stderr == ""
+
+
+def test_line_ends_of_windows_and_a_byte_order_mark_do_not_matter(files: Path) -> None:
+    plain = run("hyp", "ref").stdout.splitlines()[1:]
+    Path("hyp").write_bytes(b"\xef\xbb\xbf" + Path("hyp").read_bytes().replace(b"\n", b"\r\n"))
+    assert run("hyp", "ref").stdout.splitlines()[1:] == plain
+
+
+def test_options_that_some_metrics_do_not_heed(files: Path) -> None:
+    result = run("hyp", "ref", "--tokenize", "char")
+    assert result.exit_code == 0 and "tok:char" in result.stdout
+    assert result.stderr == "warning: --tokenize is for sacrebleu; it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
+    assert run("hyp", "ref", "--tokenize", "none", "--metric", "sacrebleu").stderr == ""
+
+
+def test_compound_split(files: Path) -> None:
+    Path("hyp").write_text("ein Ost-West Ding\nund mehr .\n")
+    Path("ref").write_text("das Ost-Nord Ding\nund mehr .\n")
+    result = run("hyp", "ref", "--metric", "multi-bleu", "--compound-split")
+    assert "hyp_len=8, ref_len=8" in result.stdout and "compounds:split" in result.stdout and result.stderr == ""
+    assert "--compound-split changes nothing" in run("ref2", "ref2", "--metric", "multi-bleu", "--compound-split").stderr
+
+
+def test_compound_split_of_raw_text(files: Path) -> None:
+    Path("raw").write_text("Ein Ost-West-Ding.\nUnd mehr.\n" * 2)
+    warned = run("raw", "raw", "--metric", "sacrebleu", "--metric", "multi-bleu", "--compound-split").stderr.splitlines()
+    assert len(warned) == 2 and "does not look tokenised: for multi-bleu," in warned[1]
+    assert run("raw", "raw").stderr == ""
+
+
+def test_lines_that_were_not_translated(files: Path) -> None:
+    assert "are those of the source" in run("hyp", "ref", "--source", "hyp").stderr
+    assert run("hyp", "ref", "--source", "ref").stderr == ""
+
+
+def test_a_reader_that_has_seen_enough(files: Path) -> None:
+    for more in ("--system a=ref", "--by-length", "--metric all", "--json"):
+        command = f"{sys.executable} -m fusetk score hyp ref {more} | head -1; echo ${{PIPESTATUS[0]}}"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert result.stdout.splitlines()[1:] == ["0"] and result.stderr == ""
+
+
+# Several systems -----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_systems(files: Path) -> None:
+    result = run("hyp", "ref", "--system", "the other=ref2", "--name", "base", "--metric", "multi-bleu", "--metric", "ter")
+    assert result.exit_code == 0 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "2 systems"
+    assert lines[1] == "system     multi-bleu    ter"
+    for line, name, system in ((lines[2], "base", HYPOTHESIS), (lines[3], "the other", HYPOTHESIS[:1] + REFERENCE[1:])):
+        found = score(system, [REFERENCE], ["multi-bleu", "ter"])
+        assert line.split("  ")[0] == name and line.split()[-2:] == [f"{one.value:.2f}" for one in found]
+    assert lines[4] == "base: hyp (2 sentences, 12 words) against ref (13 words)"
+    assert lines[6] == f"multi-bleu: {found[0].signature}" and lines[7] == f"ter: {found[1].signature}" and len(lines) == 8
+
+
+@pytest.fixture
+def long(files: Path) -> None:
+    draw = random.Random(1)
+    reference = [" ".join(draw.choice("abcdefgh") for _ in range(12)) for _ in range(40)]
+    noisy = [" ".join("x" if draw.random() < 0.1 else word for word in line.split()) for line in reference]
+    for name, lines in (("ref", reference), ("hyp", noisy), ("bad", noisy[::-1]), ("near", [reference[0], *noisy[1:]])):
+        Path(name).write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_systems_are_tested_against_the_first(long: None, kind: str) -> None:
+    arguments = ["hyp", "ref", "--system", "same=hyp", "--system", "bad=bad", "--metric", "multi-bleu", "--metric", "chrf"]
+    arguments += ["--significance", kind]
+    result = run(*arguments, "--samples", "200")
+    assert result.exit_code == 0, result.output
+    bleu, chrf, end = result.stdout.split("\n\n")
+    title, head, first, same, bad, signature = bleu.splitlines()
+    assert (title, signature.split(":")[0], chrf.splitlines()[0]) == ("multi-bleu", "signature", "chrf")
+    assert " ".join(head.split()) == "system score difference mean 95% p" and first.split()[2::3] == ["-", "-"]
+    assert same.split()[2] == "+0.00" and same.split()[-1] == "1.0000"
+    assert float(bad.split()[2]) < -20 and float(bad.split()[-1]) < 0.01
+    assert f"200 samples, seed 12345, sacrebleu {sacrebleu.__version__}" in end.splitlines()[0]
+    assert run(*arguments, "--samples", "200", "--seed", "12345").stdout == result.stdout != run(*arguments, "--samples", "201").stdout
+
+
+def test_json_of_systems(long: None) -> None:
+    arguments = ["hyp", "ref", "--system", "bad=bad", "--metric", "multi-bleu", "--json"]
+    plain = json.loads(run(*arguments).stdout)
+    document = json.loads(run(*arguments, "--significance", "bootstrap", "--samples", "50", "--seed", "3").stdout)
+    assert document["test"] == {"kind": "bootstrap", "samples": 50, "seed": 3, "sacrebleu": sacrebleu.__version__} and plain["test"] is None
+    assert [system["name"] for system in document["systems"]] == ["hyp", "bad"] and document["sentences"] == 40
+    for system, other in zip(document["systems"], plain["systems"], strict=True):
+        [found], [expected] = system["scores"], other["scores"]
+        test = found.pop("test")
+        assert expected.pop("test") is None and found == expected
+    assert test["p"] < 0.05 and test["differ"] == 40 and test["difference"] == found["value"] - plain["systems"][0]["scores"][0]["value"]
+
+
+def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
+    result = run("hyp", "ref", "--system", "near=near", "--significance", "randomization", "--samples", "50", "--metric", "multi-bleu")
+    assert "warning: multi-bleu: lines that set near and hyp apart: 1; with so few, p is too small" in result.stderr
+
+
+def test_warnings_of_systems_name_them(files: Path) -> None:
+    Path("bpe").write_text("the c@@ at sat on the m@@ at .\na d@@ og ran home .\n")
+    assert run("hyp", "ref", "--system", "bpe=bpe").stderr.startswith("warning: bpe: the hypothesis looks like subwords")
 
 
 def test_unequal_pipes_are_one_sentence() -> None:
@@ -283,8 +402,8 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
     [
         (["--metric", "chrf", "--metric", "ter"], "one metric, not chrf, ter: give one --metric"),
         (["--metric", "all"], "one metric, not all"),
-        (["--run", "run", "--set-name", "test"], "note it without --by-length"),
-        (["--checkpoint", "best"], "note it without --by-length"),
+        (["--run", "run", "--set-name", "test"], "note them without --by-length"),
+        (["--checkpoint", "best"], "note them without --by-length"),
         (["--tokenize", "intl"], "give --metric sacrebleu"),
         (["--bounds", "10,0"], "'10,0' are not rising numbers of words"),
         (["--bounds", "0,0"], "not rising"),
@@ -311,7 +430,7 @@ def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], s
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--source", "src.de"], ["--longer-than"], ["--bounds", "0"], ["--system", "deep=deep.en"], ["--name", "x"], ["--output", "a.png"]],
+    [["--longer-than"], ["--bounds", "0"], ["--output", "a.png"]],
 )
 def test_options_that_need_by_length(texts: dict[str, list[str]], arguments: list[str]) -> None:
     result = run("base.en", "-r", "ref.en", *arguments)

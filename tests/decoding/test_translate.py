@@ -62,7 +62,7 @@ def test_raw_and_tokenized():
 def test_long_lines_are_cut_with_a_warning_that_names_them(caplog):
     one = translator(max_source_length=4)
     with caplog.at_level(logging.WARNING):
-        long, short = one.n_best(["Ein Hund läuft und bellt", "Ein Hund läuft und"], numbers=[11, 12])
+        long, short = one.n_best(["Ein Hund läuft und bellt", "Ein Hund läuft und"], first=11)
     assert "line 11 has 5 tokens: only the first 4" in caplog.text and "line 12" not in caplog.text
     assert [t.tokens for t in long] == [t.tokens for t in short]
     caplog.clear()

@@ -1,12 +1,14 @@
 import math
 import random
+import shutil
+import string
 import subprocess
 import sys
 
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import METRICS, add, corpus_bleu, count, score
+from fusetk.evaluation.bleu import METRICS, Options, add, corpus_bleu, count, make, score, split_compounds
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -165,6 +167,118 @@ def test_the_library_gives_what_it_gives_itself() -> None:
     for result in found.values():
         assert "nrefs:2" in result.signature
         assert result.sentences == len(hypotheses)
+
+
+@pytest.mark.parametrize("options", [Options(), Options(lowercase=True), Options(compound_split=True)])
+def test_the_library_scores_the_rows_alike(options: Options) -> None:
+    hypotheses, streams = corpus(7)
+    streams[0][0] += " Über-Maß A-B-C"
+    for metric in make(streams, list(METRICS), options):
+        rows = metric.count(hypotheses)
+        assert len(rows) == len(hypotheses)
+        assert metric.library()._aggregate_and_compute(rows).score == pytest.approx(metric.score(rows).value), metric.name
+
+
+def test_lines_counted_in_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    hypotheses, streams = corpus(8)
+    whole = score(hypotheses, streams, list(METRICS))
+    monkeypatch.setattr("fusetk.evaluation.bleu.AT_ONCE", 5)
+    assert score(hypotheses, streams, list(METRICS)) == whole
+
+
+# mteval-v13a ---------------------------------------------------------------------------------------------------------
+
+TEXT = ["It cost 1,000.50 dollars, they said.", "A 5-year-old (O'Neill) sat in the U.S. today.", "Ärger? No: 3.4% [x] -- and/or \"y\" ..."]
+
+
+def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> float:
+    """BLEU as the script documents it, character by character."""
+
+    def words(line: str) -> list[str]:
+        line = f" {line} "
+        for entity, char in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
+            line = line.replace(entity, char)
+        found = ""
+        for i, char in enumerate(line):
+            before, after = (line[k : k + 1] in tuple(string.digits) for k in (i - 1, i + 1))
+            alone = char in ".," and not (before and after)
+            alone |= (char == "-" and before) or (char in string.punctuation and char not in "',-.")
+            found += f" {char} " if alone else char if cased or char not in string.ascii_uppercase else char.lower()
+        return found.split()
+
+    lines = [[words(line) for line in group] for group in zip(hypotheses, *references, strict=True)]
+    length = sum(len(h) for h, *_ in lines)
+    wanted = sum(min((abs(len(r) - len(h)), len(r)) for r in several)[1] for h, *several in lines)
+    logarithm, missing = 0.0, 0
+    for n in range(1, 5):
+        matches = total = 0
+        for h, *several in lines:
+            grams, *allowed = ([tuple(side[i : i + n]) for i in range(len(side) - n + 1)] for side in (h, *several))
+            total += len(grams)
+            matches += sum(min(grams.count(gram), max(side.count(gram) for side in allowed)) for gram in set(grams))
+        missing += not matches
+        logarithm += math.log((matches or 0.5**missing) / total) / 4
+    return 100 * math.exp(logarithm + min(0.0, 1 - wanted / length))
+
+
+@pytest.mark.parametrize("references", [1, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_mteval_is_what_the_script_does(seed: int, references: int) -> None:
+    draw = random.Random(seed)
+    pieces = " ".join(TEXT).replace("and", "and &quot;Q&amp;A&quot;").split()
+    streams = [[" ".join(draw.choices(pieces, k=draw.randint(4, 14))) for _ in range(8)] for _ in range(references)]
+    hypotheses = [" ".join(draw.choice(pieces) if draw.random() < 0.4 else word for word in line.split()) for line in streams[0]]
+    hypotheses = [line.swapcase() if draw.random() < 0.3 else line for line in hypotheses]
+    names = ["mteval-v13a", "mteval-v13a-cased", "sacrebleu"]
+    lower, cased, sacre = (found.value for found in score(hypotheses, streams, names))
+    assert lower == pytest.approx(mteval(hypotheses, streams, cased=False))
+    assert cased == pytest.approx(mteval(hypotheses, streams, cased=True)) == pytest.approx(sacre)
+    assert lower > cased
+
+
+def test_mteval_smooths_what_never_matches() -> None:
+    hypotheses, references = ["a b c x d e", "f g"], [["a b c y d e", "f h"]]
+    [found] = score(hypotheses, references, ["mteval-v13a"])
+    assert found.value == pytest.approx(mteval(hypotheses, references, cased=False)) and found.value > 0
+    assert "smooth:exp" in found.signature and "tok:13a" in found.signature and "case:lc[A-Z]" in found.signature
+
+
+def test_mteval_lower_cases_a_to_z_only() -> None:
+    def value(name: str, reference: str, **options: bool) -> float:
+        return score(["Der Ärger Ist Da"], [[reference]], [name], **options)[0].value
+
+    assert value("mteval-v13a", "der Ärger ist da") == pytest.approx(100)
+    assert value("mteval-v13a-cased", "der Ärger ist da") < 50
+    assert value("mteval-v13a", "der ärger ist da") < 50
+    assert value("mteval-v13a", "der ärger ist da", lowercase=True) == pytest.approx(100)
+    names = [result.metric for result in score(["a"], [["a"]], ["mteval-v13a", "mteval-v13a-cased"], lowercase=True)]
+    assert names == ["mteval-v13a"]
+
+
+# Compounds -----------------------------------------------------------------------------------------------------------
+
+HYPHENS = ["a rich-text format", "well-known-thing A-B-C", "ä-ö-ü ä-b-ü", "- x- -y --", "a--b 1-2\u00a0-\u00a03", "no hyphen", ""]
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
+def test_compounds_are_split_as_the_script_does() -> None:
+    program = "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g"
+    text = "".join(f"{line}\n" for line in HYPHENS)
+    found = subprocess.run(["perl", "-ple", program], input=text.encode(), capture_output=True, check=True)
+    assert [split_compounds(line) for line in HYPHENS] == found.stdout.decode().split("\n")[:-1]
+
+
+def test_compounds_are_split_on_both_sides_in_multi_bleu_alone() -> None:
+    assert split_compounds("rich-text, well-known-thing") == "rich ##AT##-##AT## text, well ##AT##-##AT## known ##AT##-##AT## thing"
+    hypotheses, [reference] = ["a rich-text file is here", "b"], [["a rich-text format is here", "b"]]
+    split = [[split_compounds(line) for line in side] for side in (hypotheses, reference)]
+    for name in METRICS:
+        [plain], [found] = (score(hypotheses, [reference], [name], compound_split=it) for it in (False, True))
+        if name.startswith("multi-bleu"):
+            assert found.value == score(split[0], [split[1]], [name])[0].value > plain.value
+            assert "compounds:split" in found.signature and "compounds" not in plain.signature
+        else:
+            assert found == plain
 
 
 def test_what_cannot_be_scored_is_refused() -> None:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from fusetk.evaluation import bleu, length
-from fusetk.evaluation.bleu import METRICS, score
+from fusetk.evaluation import bleu
+from fusetk.evaluation.bleu import METRICS, Options, make, score
 from fusetk.evaluation.length import BOUNDS, Row, bins, count_words, grouped, longer, score_groups
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
@@ -27,8 +27,8 @@ def test_each_row_is_the_score_of_its_sentences(metric: str, rows: list[Row]) ->
     hypotheses, streams, source = corpus(1, references=2)
     groups = grouped(rows, count_words(source))
     assert all(groups)
-    for options in ({}, {"lowercase": True}, {"tokenize": "char"}):
-        found = score_groups(hypotheses, streams, groups, metric, **options)
+    for options in ({}, {"lowercase": True}, {"tokenize": "char"}, {"compound_split": True}):
+        found = score_groups(*make(streams, [metric], Options(**options)), hypotheses, groups)
         for group, one in zip(groups, found, strict=True):
             part = [[lines[i] for i in group] for lines in (hypotheses, *streams)]
             assert [one] == score(part[0], part[1:], [metric], **options)
@@ -54,14 +54,15 @@ def test_longer_rows_are_the_bins_beyond_added_up() -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_longer_than_nothing_is_the_whole_text(metric: str) -> None:
     hypotheses, streams, _ = corpus(3)
-    [whole] = score_groups(hypotheses, streams, grouped(longer([0]), count_words(streams[0])), metric)
-    [same] = score_groups(hypotheses, streams, grouped(bins([0]), count_words(streams[0])), metric)
+    [made] = make(streams, [metric], Options())
+    [whole] = score_groups(made, hypotheses, grouped(longer([0]), count_words(streams[0])))
+    [same] = score_groups(made, hypotheses, grouped(bins([0]), count_words(streams[0])))
     assert [whole] == [same] == score(hypotheses, streams, [metric])
 
 
 def test_a_row_without_sentences_has_no_score() -> None:
     for metric in ("multi-bleu", "chrf"):
-        assert score_groups(["a b c d"], [["a b c d"]], [[], [0]], metric)[0] is None
+        assert score_groups(*make([["a b c d"]], [metric], Options()), ["a b c d"], [[], [0]])[0] is None
 
 
 def test_rows_by_name() -> None:
@@ -81,7 +82,7 @@ def test_multi_bleu_counts_each_sentence_once(monkeypatch: pytest.MonkeyPatch) -
     counted: list[str] = []
     real = bleu.count
     monkeypatch.setattr(bleu, "count", lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references))
-    length.score_groups(hypotheses, streams, grouped(longer(BOUNDS), count_words(source)))
+    score_groups(*make(streams, ["multi-bleu"], Options()), hypotheses, grouped(longer(BOUNDS), count_words(source)))
     assert counted == hypotheses
 
 
