@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# One trained model, every way of decoding: BLEU and speed of each on a test set.
+set -euo pipefail
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat << END
+Usage: $(basename "$0") RUN SOURCE REFERENCE [--other RUN] [--out DIR] [--tokenized] [--device D]
+
+Translates SOURCE with RUN in every mode that \`fusetk decode\` has and scores it against REFERENCE, lines of both being plain text.
+What a mode has to be told of the reference, such as words that must be there, it is told: that shows that it is heeded, not that
+translations get better. Run again, it does only what is missing.
+
+  --other RUN       a second model with the same vocabularies, for ensembles
+  --out DIR         where translations go ($ROOT/work/decode_modes)
+  --tokenized       SOURCE and REFERENCE are words as the run's text preparation makes them; scored by multi-bleu, else by sacreBLEU
+  --device D        where to run (auto)
+END
+}
+
+given=() other='' out=$ROOT/work/decode_modes metric=sacrebleu common=(--device auto)
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --other) need_value "$1" $#; other=$(absolute "$2"); shift 2 ;;
+        --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
+        --tokenized) common+=(--tokenized); metric=multi-bleu; shift ;;
+        --device) need_value "$1" $#; common+=(--device "$2"); shift 2 ;;
+        -*) die "there is no option $1; -h shows the usage" ;;
+        *) given+=("$(absolute "$1")"); shift ;;
+    esac
+done
+[ ${#given[@]} -eq 3 ] || die "give RUN, SOURCE and REFERENCE; -h shows the usage"
+run=${given[0]} source=${given[1]} reference=${given[2]}
+need_fusetk
+mkdir -p "$out"
+
+awk '{ print $1, $2 }' "$reference" > "$out/prefix"
+awk '{ print $(int((NF + 1) / 2)) "\t" $(NF > 1 ? NF - 1 : 1) }' "$reference" > "$out/phrases"
+printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"
+
+# mode NAME ARGUMENT...: translate if that was not done, score, add a line to the table.
+mode() {
+    local name=$1 file
+    shift
+    file=$out/$(tr -cs 'a-z0-9.\n' _ <<< "$name")
+    if [ ! -e "$file.txt" ]; then
+        say "$name"
+        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" || die "$(tail -n 1 "$file.log")"
+        mv "$file.part" "$file.txt"
+    fi
+    awk -F ' [|][|][|] ' '{ print $1 }' "$file.txt" > "$out/first"  # of text with an alignment
+    [ -z "${n_best:-}" ] || awk -F ' [|][|][|] ' '$1 != last { print $2 } { last = $1 }' "$file.txt" > "$out/first"
+    printf '%-44s %7s  %s\n' "$name" \
+        "$(fusetk score "$out/first" -r "$reference" --metric "$metric" 2> "$file.doubts" | sed -n 's/.*BLEU = \([0-9.]*\).*/\1/p')" \
+        "$(sed -n 's/.*s: \(.*sentences\/s\).*/\1/p' "$file.log")" >> "$out/table.txt"
+}
+
+mode "greedy" -b 1
+mode "beam 5, stop exact" -b 5 --stop exact
+mode "beam 5, stop beam" -b 5 --stop beam
+mode "beam 5, stop first" -b 5 --stop first
+mode "beam 20, stop exact" -b 20 --stop exact
+mode "no length penalty" -b 5 -n 0
+mode "gnmt 0.6" -b 5 --penalty gnmt -n 0.6
+mode "word penalty -0.3" -b 5 -n 0 --word-penalty -0.3
+mode "coverage penalty 0.2" -b 5 --coverage-penalty 0.2
+mode "no run of 3 twice" -b 5 --no-repeat-ngram 3
+mode "minimum 0.8 of the source" -b 5 --min-length-factor 0.8
+mode "maximum 0.8 of the source" -b 5 --max-length-factor 0.8 --max-length-extra 0
+mode "unknown forbidden" -b 5 --forbid-unknown
+mode "unknown replaced" -b 5 --replace-unknown
+mode "bf16" -b 5 --precision bf16
+mode "alignments" -b 5 --alignment
+n_best=1 mode "5 best" -b 5 --n-best 5
+n_best=1 mode "5 groups, 5 best" -b 5 --groups 5 --n-best 5
+mode "samples" --sample
+mode "samples, temperature 0.5" --sample --temperature 0.5
+mode "samples, top 10" --sample --top-k 10
+mode "samples, top 0.9" --sample --top-p 0.9
+n_best=1 mode "best of 20 samples" --sample --n-best 20
+mode "first two words given" -b 5 --prefix "$out/prefix"
+mode "two words given" -b 10 --constraints "$out/phrases"
+if [ -n "$other" ]; then
+    run=$other mode "the other model" -b 5
+    mode "ensemble, probabilities" -b 5 -m "$other" --ensemble probability
+    mode "ensemble, logarithms" -b 5 -m "$other" --ensemble log
+fi
+rm -f "$out/parts"
+for part in 1 2 3; do
+    fusetk decode -m "$run" -i "$source" -b 5 --stop exact --shard "$part/3" "${common[@]}" --quiet >> "$out/parts"
+done
+cmp "$out/parts" "$out/beam_5_stop_exact.txt" || die "three parts are not the whole"
+printf '%s\n' "three parts (--shard I/3), one after the other: the same bytes as beam 5, stop exact" >> "$out/table.txt"
+cat "$out/table.txt"
