@@ -19,6 +19,13 @@ class CheckpointError(FusetkError):
     """A run folder or checkpoint that is missing, damaged or does not fit."""
 
 
+class Diverged(FusetkError):
+    """A model that returns NaN."""
+
+    def __init__(self) -> None:
+        super().__init__("the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint")
+
+
 class DiskFull(CheckpointError):
     """There is no space for a checkpoint. The one before it is whole; with space, the same command goes on from there."""
 

@@ -17,7 +17,7 @@ ALLOWED = {
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data"},
     "evaluation": {"decoding", "data"},
-    "plotting": {"models", "fusion", "nn", "data"},
+    "plotting": {"decoding", "models", "fusion", "nn", "data"},
     "training": {"evaluation", "decoding", "models", "data", "nn"},
 }
 EVERYWHERE = {"config", "errors", "trace", "__version__"}

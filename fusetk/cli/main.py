@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "Train a model; resumes by itself.",
     "average": "Average checkpoints of a run.",
     "decode": "Translate text.",
+    "rescore": "How probable given translations are.",
     "score": "BLEU, chrF and TER of translations.",
     "compare": "Show where the translations of two runs differ.",
     "report": "The paper's table beside what runs measured.",

@@ -1,9 +1,12 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+
+_NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -11,6 +14,41 @@ SET_HELP = "Change a key of the config, e.g. training.seed=3; repeatable, the la
 
 config_argument: Decorator = click.argument("config", type=click.Path(dir_okay=False))
 set_option: Decorator = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
+models_option: Decorator = click.option(
+    "-m", "--model", "models", metavar="RUN", multiple=True, required=True,
+    help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble.",
+)  # fmt: skip
+precision_option: Decorator = click.option(
+    "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
+    help="Of the model; log-probabilities are always fp32.",
+)  # fmt: skip
+raw_option: Decorator = click.option(
+    "--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them."
+)
 device_option: Decorator = click.option("-d", "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 threads_option: Decorator = click.option("--threads", type=click.IntRange(1), help="Processor threads; all cores by default.")
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
+
+
+class Sections(click.Command):
+    """A command with so many options that its help shows them under headings. No option begins with a digit: -1 is a value."""
+
+    def __init__(self, *given: Any, sections: Mapping[str, Sequence[str]], **named: Any):
+        """``sections``: the names of parameters under each heading; those in none stand under the last, as does ``--help``."""
+        super().__init__(*given, **named)
+        self.sections = sections
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args])  # a space, or click takes it for an option
+
+    def by_section(self, context: click.Context) -> dict[str, list[click.Option]]:
+        """The options under each heading."""
+        options = {option.name: option for option in self.get_params(context) if isinstance(option, click.Option)}
+        found = {title: [options.pop(name) for name in names] for title, names in self.sections.items()}
+        found[next(reversed(found))] += options.values()
+        return found
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, options in self.by_section(context).items():
+            with formatter.section(title):
+                formatter.write_dl([record for option in options if (record := option.get_help_record(context))])

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
 from fusetk.data.config import Deduplicate, Filter, Step, Tokenize, Truecase
+from fusetk.data.manifest import checksum
 from fusetk.data.steps import Change, changes, concerns, one_space, settings
 from fusetk.data.text import read_lines, writer
 from fusetk.data.truecase import Truecaser, detruecase
@@ -77,7 +78,7 @@ class Pipeline(Text):
         return bpe.join(line) if self.bpe else line
 
     def save(self, folder: Path) -> None:
-        """Write all that `load` reads."""
+        """Write all that `load` reads, with the checksums of its files."""
         folder.mkdir(parents=True, exist_ok=True)
         joint_bpe = bool(self.bpe) and self.bpe["source"].codes is self.bpe["target"].codes
         joint = self.source_vocab is self.target_vocab
@@ -88,29 +89,36 @@ class Pipeline(Text):
             "bpe": {"joint": joint_bpe, "vocabulary": any(one.vocabulary is not None for one in self.bpe.values())} if self.bpe else None,
             "vocabulary": {"joint": joint},
         }
-        with writer(folder / FILE) as file:
-            file.write(json.dumps(description, indent=2) + "\n")
+        written: list[Path] = []
         for side in SIDES:
             language = self.language(side)
             if self.bpe:
-                self._save_bpe(folder, side, joint_bpe)
+                written += self._save_bpe(folder, side, joint_bpe)
             vocabulary = self.source_vocab if side == "source" else self.target_vocab
             if not (joint and side == "target"):
-                vocabulary.save(folder / ("vocab" if joint else f"vocab.{language}"))
+                written.append(folder / ("vocab" if joint else f"vocab.{language}"))
+                vocabulary.save(written[-1])
             if side in self.truecasers:
-                self.truecasers[side].save(folder / f"truecase.{language}")
+                written.append(folder / f"truecase.{language}")
+                self.truecasers[side].save(written[-1])
+        with writer(folder / FILE) as file:
+            sums = {path.name: checksum(path) for path in written}
+            file.write(json.dumps({**description, "sha256": sums}, indent=2) + "\n")
 
-    def _save_bpe(self, folder: Path, side: str, joint: bool) -> None:
+    def _save_bpe(self, folder: Path, side: str, joint: bool) -> list[Path]:
         language, codes = self.language(side), self.bpe[side]
-        with writer(folder / ("bpe.codes" if joint else f"bpe.codes.{language}")) as file:
+        written = [folder / ("bpe.codes" if joint else f"bpe.codes.{language}")]
+        with writer(written[0]) as file:
             file.writelines(f"{line}\n" for line in codes.codes)
         if any(one.vocabulary is not None for one in self.bpe.values()):
-            with writer(folder / f"bpe.vocab.{language}") as file:  # may be empty, which is none
+            written.append(folder / f"bpe.vocab.{language}")
+            with writer(written[1]) as file:  # may be empty, which is none
                 file.writelines(f"{token} {count}\n" for token, count in (codes.vocabulary or {}).items())
+        return written
 
     @classmethod
     def load(cls, folder: Path) -> "Pipeline":
-        """Read a folder `text/`; raises DataError for files that are missing or malformed."""
+        """Read a folder `text/`; raises DataError for files that are missing, malformed or not as they were written."""
         folder = Path(folder)
         path = folder / FILE
         try:
@@ -118,6 +126,7 @@ class Pipeline(Text):
             steps = TypeAdapter(list[Step]).validate_python(known["steps"])
             source, target = (known[side] + "" for side in SIDES)
             joint = bool(known["vocabulary"]["joint"])
+            sums = dict(known.get("sha256", {}))  # older folders have none
             segmented = known["bpe"] and (bool(known["bpe"]["joint"]), int(known["bpe"]["vocabulary"]))
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".replace("\n", " ")
@@ -131,6 +140,9 @@ class Pipeline(Text):
         codes = load_bpe(lambda name: folder / name, languages, *segmented) if segmented else {}
         first = Vocabulary.load(folder / ("vocab" if joint else f"vocab.{source}"))
         second = first if joint else Vocabulary.load(folder / f"vocab.{target}")
+        for name, wanted in sums.items():
+            if checksum(folder / name) != wanted:
+                raise DataError(f"{folder / name} is damaged, it is not as it was written; copy it again from where it was made")
         return cls(Text(steps, source, target, cased), codes, (first, second))
 
 

@@ -54,7 +54,7 @@ from fusetk.decoding.constraints import Constraints
 from fusetk.decoding.rules import DEAD, Demand, Rules
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import bound, covered, value
-from fusetk.errors import FusetkError
+from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.tree import map_tensors, select
 
@@ -76,7 +76,7 @@ def search(
     """The n best translations of each sentence, best first; fewer if the vocabulary, the maximum length or what is asked allow fewer.
 
     ``models`` in evaluation mode, more than one are an ensemble; ids and mask (B, S), every row with its end mark; ``demands`` for
-    each sentence. See the head of this file for what is found. Raises FusetkError if a model returns NaN.
+    each sentence. See the head of this file for what is found. Raises Diverged if a model returns NaN.
     """
     groups = config.groups
     rules = Rules(models, src_mask, config, demands, groups)
@@ -99,7 +99,7 @@ def search(
         if not len(live.unit):
             break
     if live.score.isnan().any():
-        raise FusetkError("the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint")
+        raise Diverged()
     return finished.hypotheses()
 
 

@@ -13,7 +13,7 @@ from fusetk.data.batch import Batch, pad
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment
 from fusetk.decoding.alignment import Which
-from fusetk.errors import DataError
+from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.output import PIECE, PIECE_GPU, Output
 from fusetk.nn.weightnorm import NormedLinear
@@ -38,8 +38,8 @@ def force(
 
     ``models`` in evaluation mode, several are an ensemble as ``decoding.scorer`` defines it by ``ensemble``; of attention the mean over
     them is taken. The sum of a pair's scores is the score of that translation in a search. A batch has at most ``batch_tokens``
-    positions, padding counted, or one pair. Raises DataError for a pair that is longer than the models' positions, and ConfigError
-    for attention that a model does not have.
+    positions, padding counted, or one pair. Raises DataError for a pair that is longer than the models' positions, ConfigError for
+    attention that a model does not have, and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
     device = next(models[0].parameters()).device
@@ -48,7 +48,9 @@ def force(
         batch = collate([pairs[i] for i in indices]).to(device)
         each, weights = zip(*(_read(model, batch, attention) for model in models), strict=True)
         scores = torch.stack(each)  # (models, N)
-        mean = scores.mean(0) if ensemble == "log" else scores.logsumexp(0) - math.log(len(scores))
+        mean = (scores.mean(0) if ensemble == "log" else scores.logsumexp(0) - math.log(len(scores))).cpu()
+        if mean.isnan().any():
+            raise Diverged()
         attended = None if attention is None else torch.stack(weights).mean(0).cpu().numpy()
         lengths = [len(pairs[i][1]) + 1 for i in indices]
         for row, (i, mine) in enumerate(zip(indices, mean.split(lengths), strict=True)):
@@ -92,7 +94,7 @@ def batches(lengths: Sequence[tuple[int, int]], most: int) -> Iterator[list[int]
     """
     batch: list[int] = []
     width = (0, 0)
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+    for i in sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i])):
         wider = max(width[0], lengths[i][0]), max(width[1], lengths[i][1])
         if batch and (len(batch) + 1) * sum(wider) > most:
             yield batch
@@ -105,7 +107,7 @@ def batches(lengths: Sequence[tuple[int, int]], most: int) -> Iterator[list[int]
 
 def check_length(models: Sequence[Seq2Seq], pairs: Pairs) -> None:
     """Raise DataError for pairs, as ``force`` reads them, of which one is longer than the models' positions."""
-    limit = min((limit for model in models if (limit := model.max_positions) is not None), default=math.inf)
+    limit = min((limit for model in models if (limit := getattr(model, "max_positions", None)) is not None), default=math.inf)
     longest = {"source": [len(source) - 1 for source, _ in pairs], "target": [len(target) for _, target in pairs]}
     for side, lengths in longest.items():
         if max(lengths, default=0) >= limit:

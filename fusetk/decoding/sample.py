@@ -26,7 +26,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.rules import DEAD, Demand, Rules
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 
 
@@ -36,7 +36,7 @@ def sample(
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """``n_best`` samples of each sentence, the likeliest first. Arguments as of ``fusetk.decoding.beam.search``.
 
-    Raises ConfigError where phrases must be there, FusetkError if a model returns NaN.
+    Raises ConfigError where phrases must be there, Diverged if a model returns NaN.
     """
     demands = demands or [Demand()] * len(src)
     if any(demand.constraints for demand in demands):
@@ -71,7 +71,7 @@ def sample(
             rows = (stay[:, None] * count + torch.arange(count, device=stay.device)).flatten()
             unit, prefix, score, states = unit[stay], prefix[stay], score[stay], scorer.select(states, rows, stay)
     if score.isnan().any():
-        raise FusetkError("the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint")
+        raise Diverged()
     return [sorted(several, key=lambda one: -one.normalized) for several in found]
 
 

@@ -1,10 +1,11 @@
 """What fusions do on average over many sentences, and in which part of a sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fusetk.decoding.forced import batches
 from fusetk.fusion.base import Fusion
 from fusetk.plotting.forced import Pairs
 from fusetk.plotting.fusion import BY_GRADIENT, HOPS, SHARE, Fused, choose, fused, learned
@@ -29,7 +30,7 @@ class Means:
 
     def add(self, pairs: Pairs) -> None:
         """Read pairs of source and target ids without marks, sorted by length into batches."""
-        for batch in batches(pairs):
+        for batch in batches([(len(source) + 1, len(target) + 1) for source, target in pairs], TOKENS):
             self.last = fused(self.model, [pairs[i] for i in batch], self.chosen)
             self.sentences += len(batch)
             if not self.sums:
@@ -71,22 +72,6 @@ def _shares(one: Fused, mean: np.ndarray, by_part: np.ndarray) -> list[Panel]:
         Panel(f"{name}.parts", title, by_part[:, 0].T, PARTS, one.layers, SHARE, axes, True),
         Panel(f"{name}.mean", f"{one.side} fusion, mean over all positions", mean.T, ["mean"], one.layers, SHARE, ("", "layer"), True),
     ]
-
-
-def batches(pairs: Pairs) -> Iterator[list[int]]:
-    """Indices of pairs of similar lengths, in batches of about TOKENS positions."""
-    lengths = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-    batch: list[int] = []
-    width = (0, 0)
-    for i in sorted(range(len(pairs)), key=lambda i: lengths[i]):
-        wider = max(width[0], lengths[i][0]), max(width[1], lengths[i][1])
-        if batch and (len(batch) + 1) * sum(wider) > TOKENS:
-            yield batch
-            batch, wider = [], lengths[i]
-        batch.append(i)
-        width = wider
-    if batch:
-        yield batch
 
 
 def parts(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.data.batch import pad
-from fusetk.data.vocab import BOS, EOS
-from fusetk.errors import DataError
+from fusetk.data.vocab import EOS
+from fusetk.decoding.forced import check_length, collate
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -34,16 +33,16 @@ def forced(model: "Seq2Seq", pairs: Pairs, pattern: str = "*", watched: dict[str
     at the right, so the first ``lengths`` positions of what is recorded are a sentence's own. Raises DataError for a
     sentence longer than the model's positions.
     """
-    check_length(model, pairs)
+    ended = [([*source, EOS], target) for source, target in pairs]
+    check_length([model], ended)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    src, src_mask = pad([[*source, EOS] for source, _ in pairs])
-    tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
+    batch = collate(ended).to(device)
     read: dict[str, Any] = {}
     with evaluating(model), torch.no_grad(), trace.listen(pattern) as found, ExitStack() as hooks:
         for name, module in (watched or {}).items():
             hooks.callback(module.register_forward_pre_hook(_keep(read, name)).remove)
-        model(src.to(device), src_mask.to(device), tgt_in.to(device))
-    lengths = {"encoder": src_mask.sum(1).numpy(), "decoder": tgt_mask.sum(1).numpy()}
+        model(batch.src, batch.src_mask, batch.tgt_in)
+    lengths = {"encoder": np.array([len(source) + 1 for source, _ in pairs]), "decoder": np.array([len(target) + 1 for _, target in pairs])}
     return Pass({name: values[-1] for name, values in found.items()}, read, lengths)
 
 
@@ -63,11 +62,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def check_length(model: "Seq2Seq", pairs: Pairs) -> None:
-    """Raise DataError for a sentence that the model has no positions for."""
-    limit = getattr(model, "max_positions", None)
-    longest = max(len(side) for pair in pairs for side in pair)
-    if limit is not None and longest + 1 > limit:
-        raise DataError(f"a sentence of {longest} tokens is too long: with its mark the model has {limit} positions")

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusetk import trace
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
+from fusetk.decoding import alignment
+from fusetk.decoding.alignment import Which
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.forced import force
@@ -154,6 +157,22 @@ def test_a_state_is_a_value(model):
         close(torch.cat(logits, 1), forced(model, tokens)[:, 2:])
     again, _ = read(model, one[:, 2:], state, [1] * (LENGTH - 2))
     close(again, forced(model, one)[:, 2:])
+
+
+def test_attention_of_a_step_is_that_of_a_forced_pass(model):
+    """Of each hypothesis, whatever stands beside it; nothing goes to padding."""
+    width, tokens = 2, prefixes(2 * len(SOURCES))
+    state, steps = widen(begin(model), width), []
+    for token in tokens.split(1, dim=1):
+        with trace.listen(alignment.PATTERN) as found:
+            _, state = model.decode(token, state)
+        steps.append(alignment.attention(found, Which(), len(tokens), max(map(len, SOURCES))))
+    pairs = [(source, row[1:]) for source, row in zip(sorted(SOURCES * width, key=SOURCES.index), tokens.tolist(), strict=True)]
+    for row, (source, _), one in zip(torch.cat(steps, 1), pairs, force([model], pairs, attention=Which()), strict=True):
+        assert one.attention.shape == (LENGTH, len(source))
+        close(row[:, : len(source)], torch.from_numpy(one.attention))
+        close(row.sum(1), torch.ones(LENGTH))
+        assert (row[:, len(source) :] == 0).all()
 
 
 # Search --------------------------------------------------------------------------------------------------------------

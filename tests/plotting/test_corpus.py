@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fusetk.plotting import corpus
-from fusetk.plotting.corpus import PARTS, Means, batches, parts
+from fusetk.plotting.corpus import PARTS, Means, parts
 from fusetk.plotting.fusion import fused, fusions, rows
 from tests.plotting.models import SIZE, stack, transformer
 
@@ -26,18 +26,6 @@ def test_parts_of_a_sentence() -> None:
         assert counts.sum() == max(0, length - 2) and counts.max() - counts.min() <= 1  # five equal ones
     assert found[6, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert len(PARTS) == 7
-
-
-def test_batches_hold_every_pair_once_and_are_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "TOKENS", 60)
-    found = list(batches(PAIRS))
-    assert sorted(i for batch in found for i in batch) == list(range(len(PAIRS)))
-    for batch in found:
-        sides = [max(len(PAIRS[i][side]) + 1 for i in batch) for side in range(2)]
-        assert len(batch) == 1 or len(batch) * sum(sides) <= 60
-    assert 1 < len(found) < len(PAIRS)
-    assert list(batches([([4] * 100, [4])])) == [[0]]  # one that is too large is a batch of its own
-    assert not list(batches([]))
 
 
 @pytest.mark.parametrize("encoder, decoder", [("linear", "attention"), ("ffn", "tree")])
