@@ -1,31 +1,53 @@
 """``fusetk decode``."""
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
-from fusetk.cli.options import device_option, quiet_option, threads_option
-from fusetk.config import Document, Origin, Place, parse
-from fusetk.data.text import STANDARD_INPUT, cannot_write, decode_lines, open_text, read_lines, readable
+from fusetk.cli.decode_input import Asked, Shard, part, requests, without
+from fusetk.cli.decode_output import Done, Form, Output, done, opened
+from fusetk.cli.options import Sections, device_option, quiet_option, threads_option
+from fusetk.data.text import readable
 from fusetk.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fusetk.decoding.config import SearchConfig
-    from fusetk.decoding.translate import Translation, Translator
-    from fusetk.run import Loaded
+    from fusetk.cli.decode_processes import Chunk, Shown, Work
+    from fusetk.decoding.translate import Extras, Request, Translator
+    from fusetk.run import Ensemble
 
 CHUNK = 4000  # lines that are sorted and translated together
 
-Emit = Callable[[str], None]
+SECTIONS = {
+    "Input and output": ["models", "source", "target", "shard", "resume", "tokenized", "prefix", "constraints", "chunk"],
+    "Search": [
+        "beam", "normalize", "penalty", "word_penalty", "coverage_penalty", "stop", "min_length", "min_length_factor",
+        "max_length_factor", "max_length_extra", "no_repeat_ngram", "forbid_unknown", "groups", "diversity", "ensemble",
+    ],
+    "Sampling": ["sample", "temperature", "top_k", "top_p", "seed"],
+    "Form of the output": ["n_best", "as_json", "word_scores", "alignment", "alignment_form", "replace_unknown", "timing"],
+    "Running": ["batch_tokens", "precision", "raw", "device", "threads", "quiet"],
+}  # fmt: skip
 
 
-@click.command("decode", epilog="Example: fusetk decode -m runs/demo < test.de > test.en")
+class Exponent(click.ParamType):
+    """A number; what is none is taken for the input that somebody forgot to name by -i."""
+
+    name = "ALPHA"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number; write -n alone for an exponent of 1, and -i FILE for the text", parameter, context)
+
+
+@click.command(
+    "decode", cls=Sections, sections=SECTIONS, epilog="Example: fusetk decode -m runs/demo < test.de > test.en",
+)
 @click.option(
     "-m", "--model", "models", metavar="RUN", multiple=True, required=True,
     help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble.",
@@ -34,32 +56,83 @@ Emit = Callable[[str], None]
     "-i", "--input", "source", metavar="FILE", default="-", help="Text, one sentence a line, plain or .gz; standard input by default."
 )
 @click.option("-o", "--output", "target", metavar="FILE", default="-", help="Where translations go; standard output by default.")
+@click.option(
+    "--shard", type=Shard(), help="Translate only the I-th of N parts of FILE; the outputs of all, one after the other, are that of FILE."
+)
+@click.option(
+    "--resume", is_flag=True,
+    help="Go on with an output file that broke off: whole lines stay. Without it the file is begun anew.",
+)
+@click.option(
+    "--tokenized", is_flag=True, help="Input is words as the run's text preparation makes them, not yet subwords; so is the output."
+)
+@click.option("--prefix", metavar="FILE", help="A line for each line of the input: what its translation begins with; blank for nothing.")
+@click.option(
+    "--constraints", metavar="FILE",
+    help="A line for each line of the input: phrases that its translation contains, in this order, with tabs between them; blank for none.",
+)
+@click.option(
+    "--chunk", type=click.IntRange(1), default=CHUNK, show_default=True, metavar="LINES",
+    help="How many lines, for each process, are read, sorted by length and translated together, if as many are there.",
+)
 @click.option("-b", "--beam", "--beam-size", "beam", type=int, help="Hypotheses a sentence; 1 is greedy.")
 @click.option(
-    "-n", "--normalize", type=float, is_flag=False, flag_value=1.0, metavar="[ALPHA]",
+    "-n", "--normalize", type=Exponent(), is_flag=False, flag_value=1.0, metavar="[ALPHA]",
     help="Exponent of the length penalty; 1 without a value, 0 for none.",
 )
 @click.option(
     "--penalty", type=click.Choice(["power", "gnmt"]), help="Scores are divided by length^ALPHA, or by ((5 + length) / 6)^ALPHA."
 )
+@click.option("--word-penalty", type=float, metavar="X", help="Taken from a score for each token.")
+@click.option("--coverage-penalty", type=float, metavar="BETA", help="Weight of the penalty for source words without attention.")
 @click.option(
     "--stop", type=click.Choice(["exact", "beam", "first"]),
     help="When a sentence is done: no hypothesis can still win, or as many as the beam is wide have ended, or N-BEST have.",
 )
+@click.option("--min-length", type=int, metavar="N", help="Fewest tokens of a translation.")
+@click.option("--min-length-factor", type=float, metavar="X", help="Fewest tokens of a translation for each source token.")
+@click.option("--max-length-factor", type=float, metavar="X", help="A translation has at most X tokens for each source token,")
+@click.option("--max-length-extra", type=int, metavar="N", help="and N more.")
+@click.option("--no-repeat-ngram", type=int, metavar="N", help="No run of N tokens stands twice in a translation.")
+@click.option("--forbid-unknown", is_flag=True, default=None, help="Never produce the unknown word.")
+@click.option("--groups", type=int, metavar="N", help="Diverse beam search: part the beam into N groups.")
+@click.option("--diversity", type=float, metavar="X", help="What a token costs a group that another one chose.")
+@click.option("--ensemble", type=click.Choice(["probability", "log"]), help="What is averaged over models.")
+@click.option("--sample", is_flag=True, default=None, help="Draw translations from the model's distribution.")
+@click.option("--temperature", type=float, metavar="X", help="Of samples: logarithms of probabilities are divided by it.")
+@click.option("--top-k", type=int, metavar="K", help="Of samples: draw from the K likeliest tokens only.")
+@click.option("--top-p", type=float, metavar="P", help="Of samples: draw from the likeliest tokens only that reach this probability.")
+@click.option("--seed", type=int, metavar="N", help="Of samples: fixes them, together with a line's number.")
 @click.option(
     "--n-best", type=int, metavar="N",
     help="Print N translations a sentence: `ID ||| text ||| LogProb= score ||| normalised score`, IDs from 0.",
 )
-@click.option("--min-length", type=int, metavar="N", help="Fewest tokens of a translation.")
-@click.option("--max-length-factor", type=float, metavar="X", help="A translation has at most X tokens for each source token,")
-@click.option("--max-length-extra", type=int, metavar="N", help="and N more.")
-@click.option("--forbid-unknown", is_flag=True, default=None, help="Never produce the unknown word.")
-@click.option("--ensemble", type=click.Choice(["probability", "log"]), help="What is averaged over models.")
-@click.option("--batch-tokens", type=int, metavar="N", help="Sentences * beam * source tokens in a batch.")
 @click.option(
-    "--tokenized", is_flag=True, help="Input is words as the run's text preparation makes them, not yet subwords; so is the output."
+    "--json", "as_json", is_flag=True,
+    help="Print a JSON object a line: id (from 0), text, source_tokens, and translations with text, tokens, score and normalized.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line: id, text, all translations with tokens and scores.")
+@click.option(
+    "--word-scores", is_flag=True,
+    help="Add the score of each token and of the end mark: `WordScores= ...`, in JSON `word_scores`.",
+)
+@click.option(
+    "--alignment", is_flag=False, flag_value="mean", metavar="[WHICH]",
+    help="Add what each token is aligned to by attention: of a layer (3; -1 is the highest), of its head (3.2), or mean, that of all, "
+    "which is meant without a value. As ` ||| 0-0 1-2`, source-target, tokens counted from 0; in JSON as pairs.",
+)
+@click.option(
+    "--alignment-form", type=click.Choice(["hard", "soft"]),
+    help="The source token with the most attention, by default, or the weights of all source positions for each token.",
+)
+@click.option(
+    "--replace-unknown", is_flag=False, flag_value="", metavar="[DICTIONARY]",
+    help="Put for an unknown word the source word that it is aligned to, or what the file DICTIONARY has for that: source, tab, target.",
+)
+@click.option(
+    "--timing", is_flag=True,
+    help="Add `seconds` to JSON: how long the lines took that were translated together, divided by their number.",
+)
+@click.option("--batch-tokens", type=int, metavar="N", help="Sentences * beam * source tokens in a batch.")
 @click.option(
     "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
     help="Of the model; log-probabilities are always fp32.",
@@ -69,119 +142,163 @@ Emit = Callable[[str], None]
 @threads_option
 @quiet_option
 def command(
-    models: tuple[str, ...], source: str, target: str, tokenized: bool, as_json: bool, raw: bool,
-    precision: str, device: str, threads: int | None, quiet: bool, **options: Any,
+    models: tuple[str, ...], source: str, target: str, shard: tuple[int, int] | None, resume: bool, tokenized: bool,
+    prefix: str | None, constraints: str | None, chunk: int, as_json: bool, word_scores: bool, alignment: str | None,
+    alignment_form: str | None, replace_unknown: str | None, timing: bool, precision: str, raw: bool, device: str,
+    threads: int | None, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Translate text line by line, through the text preparation of the run: raw text in, raw text out.
 
     Exactly one line comes out for each line that goes in (with --n-best, up to N), in order, and a blank line for a blank
     line. Settings that are not given here are those of the run's config, section `decoding`. Scores are natural-log
     probabilities with the end mark; the length that normalises them counts the end mark too.
+
+    Translations do not depend on the batches, on the number of threads or on other lines, but for ties within rounding. Of
+    candidates with equal scores the one comes first whose hypothesis stood first, then the one with the lower token id.
+
+    Where torchrun starts several processes, each translates a part of every chunk on a device of its own, and the first one
+    reads and writes: `torchrun --nproc-per-node 8 -m fusetk decode -m RUN < IN > OUT`.
     """
     import torch
 
-    from fusetk import run
-    from fusetk.decoding.translate import Translator
+    from fusetk.cli.decode_processes import PATIENCE, agreed, work_together
+    from fusetk.run import load_ensemble
+    from fusetk.training import distributed
 
     if threads:
         torch.set_num_threads(threads)
-    if source != "-" and target != "-":
-        readable([Path(source)], Path(target))
-    loaded = [run.load(Path(model), device, raw) for model in models]
-    _check_vocabularies(models, loaded)
-    config = _settings(loaded[0].recipe.decoding, {key: value for key, value in options.items() if value is not None})
-    networks = [one.model.to(torch.bfloat16) if precision == "bf16" else one.model for one in loaded]
-    translator = Translator(networks, loaded[0].pipeline, config)
-    moses = options["n_best"] is not None
-    with _writing(target) as emit:
-        speed = _translate(translator, _reading(source), emit, tokenized, as_json, moses)
+    asked = Asked(source, prefix, constraints, shard)
+    form = _form(options["n_best"], as_json, word_scores, alignment, alignment_form, timing)
+    changes = {key: value for key, value in options.items() if value is not None}
+    world = distributed.join(torch.device("cpu"), PATIENCE)  # what the processes tell each other is text
+    with ExitStack() as stack:
+
+        def prepare() -> "tuple[Translator, Plan, Output | None]":
+            plan = _plan(asked, target, form, resume, replace_unknown) if world.first else Plan()
+            loaded = load_ensemble(models, distributed.local_device(device), precision, raw)
+            translator = _translator(loaded, changes, _extras(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe)))
+            return translator, plan, stack.enter_context(opened(target, plan.done and plan.done.size)) if world.first else None
+
+        translator, plan, output = agreed(world, prepare)
+        if output is None:
+            work_together(world, iter(()), _work(translator, form, tokenized), lambda shown: None)
+            return world.leave()
+        speed = Speed()
+
+        def write(shown: "Shown") -> None:
+            speed.add(shown)
+            output.write("".join(shown.text))
+
+        found = _chunks(asked, plan, target, chunk * world.size, quiet)
+        work_together(world, speed.timed(found), _work(translator, form, tokenized), write)
+    world.leave()
     if not quiet:
         click.echo(speed, err=True)
 
 
-def _settings(config: "SearchConfig", options: dict[str, Any]) -> "SearchConfig":
-    """The run's own settings, overridden by options; raises ConfigError with the option's name."""
-    origins: dict[Place, Origin] = {(key,): Origin(f"--{key.replace('_', '-')}", Path()) for key in options}
-    return parse(Document({**config.model_dump(), **options}, origins), type(config))
+# Before --------------------------------------------------------------------------------------------------------------
 
 
-def _check_vocabularies(names: Sequence[str], loaded: "Sequence[Loaded]") -> None:
-    first = loaded[0].pipeline
-    for name, other in zip(names[1:], loaded[1:], strict=True):
-        for side in ("source", "target"):
-            mine, theirs = (getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline))
-            if mine != theirs:
-                raise ConfigError(
-                    f"{names[0]} and {name} cannot be an ensemble, their {side} vocabularies differ ({len(mine)} and {len(theirs)} tokens):"
-                    " train both on the same prepared data"
-                )
+class Plan(NamedTuple):
+    """What is to be read, and what was done of it before."""
+
+    start: int = 0  # the first line of the part that is to be translated, from 0
+    end: int | None = None  # the line after its last
+    done: Done | None = None
+
+    @property
+    def first(self) -> int:
+        """The first line that is still to be done."""
+        return self.start + (self.done.kept if self.done else 0)
 
 
-def _reading(source: str) -> Iterator[list[str]]:
-    """Chunks of lines of a file or of standard input."""
-    from fusetk.decoding.stream import Arrivals, chunks
-
-    if source != "-":
-        return chunks(read_lines(source), CHUNK)
-    try:
-        sys.stdin.fileno()
-    except OSError:  # not of the operating system: all is there
-        return chunks(decode_lines(sys.stdin.buffer, STANDARD_INPUT), CHUNK)
-    arrivals = Arrivals(sys.stdin.buffer)
-    return chunks(decode_lines(arrivals, STANDARD_INPUT), CHUNK, arrivals.ready)
+def _plan(asked: Asked, target: str, form: Form, resume: bool, dictionary: str | None) -> Plan:
+    if target != "-":
+        readable([*asked.files, *([Path(dictionary)] if dictionary else [])], Path(target))
+    start, end = part(asked)
+    return Plan(start, end, done(target, form, start) if resume else None)
 
 
-@contextmanager
-def _writing(target: str) -> Iterator[Emit]:
-    """A function that writes text and flushes it: what was translated stays if something breaks later."""
-    if target == "-":
-        out = sys.stdout.buffer
-
-        def emit(text: str) -> None:
-            out.write(text.encode())
-            out.flush()
-
-        yield emit
-        return
-    try:
-        file = open_text(target)
-    except OSError as error:
-        raise cannot_write(target, error) from None
-    with file:
-
-        def emit_to_file(text: str) -> None:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError as error:
-                raise cannot_write(target, error) from None
-
-        yield emit_to_file
+def _form(n_best: int | None, as_json: bool, word_scores: bool, alignment: str | None, alignment_form: str | None, timing: bool) -> Form:
+    if alignment_form and not alignment:
+        raise ConfigError("--alignment-form says how alignments are printed: give --alignment, too")
+    if timing and not as_json:
+        raise ConfigError("--timing adds to JSON: give --json, too")
+    soft = alignment_form == "soft"
+    kind: Literal["json", "moses", "text"] = "json" if as_json else "text" if n_best is None else "moses"
+    return Form(kind, n_best or 1, word_scores, alignment is not None, soft, timing)
 
 
-def _translate(
-    translator: "Translator", chunks: Iterator[list[str]], emit: Emit, tokenized: bool, as_json: bool, moses: bool
-) -> str:  # fmt: skip
-    """Translate and write all chunks; returns a line about the speed."""
-    count = sentences = tokens = 0
-    seconds = 1e-9
-    for lines in chunks:
-        start = time.perf_counter()
-        found = translator.n_best(lines, tokenized, count + 1)
-        seconds += time.perf_counter() - start
-        emit("".join(_show(count + i, best, as_json, moses) for i, best in enumerate(found)))
-        count += len(lines)
-        sentences += sum(1 for best in found if best)
-        tokens += sum(len(best[0].tokens) for best in found if best)
-    rates = f"{sentences / seconds:,.1f} sentences/s, {tokens / seconds:,.0f} target tokens/s"
-    return f"{sentences:,} sentences in {seconds:.2f} s: {rates}"
+def _extras(word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool) -> "Extras":
+    from fusetk.decoding.alignment import parse
+    from fusetk.decoding.translate import Extras
+    from fusetk.decoding.unknown import Replacement, read_dictionary
+
+    replacement = None if dictionary is None else Replacement(read_dictionary(dictionary) if dictionary else None, subwords)
+    return Extras(word_scores, None if alignment is None else parse(alignment), replacement)
 
 
-def _show(number: int, best: "Sequence[Translation]", as_json: bool, moses: bool) -> str:
-    """The output for one input line."""
-    text = best[0].text if best else ""
-    if as_json:
-        return json.dumps({"id": number, "text": text, "translations": [one._asdict() for one in best]}, ensure_ascii=False) + "\n"
-    if moses:
-        return "".join(f"{number} ||| {one.text} ||| LogProb= {one.score:.6f} ||| {one.normalized:.6f}\n" for one in best)
-    return text + "\n"
+def _translator(loaded: "Ensemble", changes: Mapping[str, Any], extras: "Extras") -> "Translator":
+    from fusetk.api import changed
+    from fusetk.decoding.translate import Translator
+
+    names = {key: f"--{key.replace('_', '-')}" for key in changes}
+    return Translator(loaded.models, loaded.pipeline, changed(loaded.recipe.decoding, changes, names), extras)
+
+
+# Lines ---------------------------------------------------------------------------------------------------------------
+
+
+def _chunks(asked: Asked, plan: Plan, target: str, size: int, quiet: bool) -> "Iterator[Chunk]":
+    """The lines that are still to be done, at most so many at a time, with the number of the first."""
+    from fusetk.decoding.stream import chunks
+
+    found, ready = requests(asked, plan.start, plan.end)
+    if plan.done:
+        found = without(found, plan.done.lines, plan.done.again, asked, target)
+        if not quiet:
+            click.echo(f"{target} has translations of {plan.done.kept:,} lines: going on with line {plan.first + 1:,}", err=True)
+    first = plan.first
+    for chunk in chunks(found, size, ready, first - plan.start):
+        yield first, chunk
+        first += len(chunk)
+
+
+def _work(translator: "Translator", form: Form, tokenized: bool) -> "Work":
+    """What translates some lines."""
+    from fusetk.cli.decode_processes import Shown
+
+    as_json = form.kind == "json"
+
+    def work(numbers: Sequence[int], lines: "Sequence[Request]") -> "Shown":
+        begun = time.perf_counter()
+        found = translator.n_best(lines, tokenized, [number + 1 for number in numbers])
+        seconds = (time.perf_counter() - begun) / max(len(lines), 1)
+        sources = [translator.tokens("source", line.text, tokenized)[: translator.longest] if as_json else [] for line in lines]
+        shown = [form.show(*line, seconds) for line in zip(numbers, sources, found, strict=True)]
+        return Shown(shown, sum(1 for best in found if best), sum(len(best[0].tokens) for best in found if best))
+
+    return work
+
+
+class Speed:
+    """Counts and times of the work; waiting for input does not count."""
+
+    def __init__(self) -> None:
+        self.sentences = self.tokens = 0
+        self.seconds = 1e-9
+        self._begun = 0.0
+
+    def timed(self, chunks: "Iterator[Chunk]") -> "Iterator[Chunk]":
+        for chunk in chunks:
+            self._begun = time.perf_counter()
+            yield chunk
+
+    def add(self, shown: "Shown") -> None:
+        self.seconds += time.perf_counter() - self._begun
+        self.sentences += shown.sentences
+        self.tokens += shown.tokens
+
+    def __str__(self) -> str:
+        rates = f"{self.sentences / self.seconds:,.1f} sentences/s, {self.tokens / self.seconds:,.0f} target tokens/s"
+        return f"{self.sentences:,} sentences in {self.seconds:.2f} s: {rates}"

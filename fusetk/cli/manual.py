@@ -7,7 +7,7 @@ import argparse
 import inspect
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
+from fusetk.cli.options import Sections
 from fusetk.cli.troff import bold, escape, italic, page, prose
 from fusetk.config import Config, Kind
 from fusetk.errors import DiskFull, FusetkError, Interrupted
@@ -105,10 +106,20 @@ def metavar(option: click.Option) -> str:
 
 
 def options(command: click.Command) -> Iterator[str]:
-    """Every option with its help and default."""
+    """Every option with its help and default, under headings where the command has them."""
     context = context_of(command)
-    for option in command.get_params(context):
-        if not isinstance(option, click.Option) or option.hidden:
+    if isinstance(command, Sections):
+        for title, members in command.by_section(context).items():
+            yield f".SS {escape(title)}"
+            yield from entries_of(members, context)
+    else:
+        yield from entries_of([option for option in command.get_params(context) if isinstance(option, click.Option)], context)
+
+
+def entries_of(members: Iterable[click.Option], context: click.Context) -> Iterator[str]:
+    """Each option with its help and default."""
+    for option in members:
+        if option.hidden:
             continue
         names = ", ".join(bold(name) for name in sorted(option.opts, key=len))
         if option.secondary_opts:

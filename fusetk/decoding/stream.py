@@ -50,27 +50,28 @@ class Arrivals:
             self.lines.append(b"".join(self.rest))
 
 
-def chunks(lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True) -> Iterator[list[Item]]:
+def chunks(lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True, before: int = 0) -> Iterator[list[Item]]:
     """At most ``most`` lines at a time, fewer when no more is ``ready``.
 
-    A DataError that ``lines`` raises comes after the lines before it.
+    Where so many lines are done ``before``, the first chunk ends where it would have ended without a break: chunks, and with them
+    batches, are then the same. A DataError that ``lines`` raises comes after the lines before it.
     """
-    while True:
+    size, over = most - before % most, False
+    while not over:
         chunk: list[Item] = []
         broken: DataError | None = None
         try:
-            while len(chunk) < most and (not chunk or ready()):
+            while len(chunk) < size and (not chunk or ready()):
                 chunk.append(next(lines))
         except StopIteration:
-            most = 0
+            over = True
         except DataError as error:
             broken = error
         if chunk:
             yield chunk
         if broken is not None:
             raise broken
-        if not most:
-            return
+        size = most
 
 
 def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:

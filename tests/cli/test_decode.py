@@ -99,7 +99,7 @@ def test_n_best_in_moses_form(trained):
 def test_json(trained):
     rows = [json.loads(line) for line in output("-m", trained, "--json", "--n-best", 2)]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
-    assert rows[1] == {"id": 1, "text": "", "translations": []}
+    assert rows[1] == {"id": 1, "text": "", "source_tokens": [], "translations": []}
     assert [row["text"] for row in rows] == output("-m", trained)
     one = rows[0]["translations"][1]
     assert set(one) == {"text", "tokens", "score", "normalized"}

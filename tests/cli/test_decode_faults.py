@@ -1,0 +1,118 @@
+"""``fusetk decode`` and what is broken: one sentence, exit code 2, and what was translated stays."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusetk.data.bpe import BPE
+from fusetk.data.pipeline import Pipeline
+from fusetk.run import TEXT
+from tests.cli.test_decode import decode, make_run, output
+
+# Each is one line: nothing but a line feed ends one.
+ODD = ["ein\0hund", "\x1b[31mein\x1b[0m", "ein\u2028hund", "ein\u0085hund", "ein\u2029", "ein\x0b\x0chund", "\x1c\x1d\x1e", "ein\rhund"]
+ODD += ["\x7f", "\ufeff"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("run"))
+    pipeline = Pipeline.load(run / TEXT)
+    codes = ["#version: 0.2", "h u", "hu n", "hun d</w>", "e i", "ei n</w>"]
+    pipeline.bpe = {"source": BPE(codes), "target": BPE(codes)}
+    pipeline.save(run / TEXT)
+    return run
+
+
+def said(*arguments: object, lines: list[str] | None = None) -> str:
+    """What is said of something that cannot be done."""
+    result = decode(*arguments, **({} if lines is None else {"lines": lines}))
+    assert result.exit_code == 2, (arguments, result.output, result.exception)
+    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
+    return result.stderr
+
+
+def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
+    """Each file in turn is missing, empty, or ends early: it is named."""
+    needed = sorted(path.relative_to(trained) for path in trained.rglob("*") if path.is_file() and path.name != "training.safetensors")
+    needed = [path for path in needed if "best" not in path.parts]
+    assert len(needed) >= 7
+    for path in needed:
+        for kind in ("missing", "empty", "half"):
+            run = tmp_path / "copy"
+            shutil.copytree(trained, run, symlinks=True)
+            if kind == "missing":
+                (run / path).unlink()
+            else:
+                os.truncate(run / path, 0 if kind == "empty" else (run / path).stat().st_size // 2)
+            found = said("-m", run)
+            assert path.name in found, (path, kind, found)
+            assert found.startswith("fusetk: ")
+            shutil.rmtree(run)
+
+
+def test_a_line_for_each_line_whatever_is_in_it(trained):
+    lines = [*ODD, "xyz xyz", "", "\u00a0", "Hund"]
+    found = output("-m", trained, lines=lines)
+    assert len(found) == len(lines)
+    assert found[-1] == output("-m", trained, lines=["Hund"])[0]
+    assert found[-4] and not found[-3] and not found[-2]  # only unknown words; blank; blank
+
+
+def test_a_mark_at_the_start_and_windows_line_ends(trained):
+    found = output("-m", trained, lines=["\ufeffhund\r", "ein hund\r"])
+    assert found == output("-m", trained, lines=["hund", "ein hund"])
+
+
+def test_a_source_that_is_too_long(trained, caplog):
+    result = decode("-m", trained, "-b", 1, "--max-length-factor", 0, lines=["ein", "hund " * 1500, "hund"])
+    assert result.exit_code == 0 and len(result.stdout.split("\n")) == 4
+    assert "line 2 has 1500 tokens: only the first" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["-n", "text.de"], "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the text"),
+        (["-n", "-1"], "normalize"),
+        (["--n-best", "0"], "n_best"),
+        (["-b", "0"], "beam"),
+        (["-b", "two"], "two"),
+        (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--device", "cuda:99"], "cuda:99"),
+        (["--alignment", "9"], "there is no layer 9"),
+        (["--alignment", "most"], "most"),
+        (["--replace-unknown", "none"], "none does not exist"),
+        (["--prefix", "none"], "none does not exist"),
+        (["-i", "none"], "none does not exist"),
+        (["-i", "."], "is a folder"),
+        (["-o", "no/out"], "no/out cannot be written"),
+        (["-o", "."], "cannot be written"),
+        (["--precision", "fp8"], "fp8"),
+        (["--chunk", "0"], "--chunk"),
+    ],
+)
+def test_options_that_make_no_sense(trained, options, found):
+    assert found in said("-m", trained, *options)
+
+
+def test_a_full_disk(trained, tmp_path):
+    command = [sys.executable, "-m", "fusetk", "decode", "-m", str(trained), "--threads", "1", "-q"]
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(command, input=b"hund\n", stdout=full, stderr=subprocess.PIPE)
+    assert ran.returncode == 2 and ran.stderr.count(b"\n") == 1
+    assert b"fusetk: standard output cannot be written: No space left on device" in ran.stderr
+    for name in ("full", "full.gz"):
+        (tmp_path / name).symlink_to("/dev/full")
+        assert "No space left" in (found := said("-m", trained, "-o", tmp_path / name)) and found.count("\n") == 1
+
+
+def test_files_that_are_read_are_not_written(trained, tmp_path):
+    (tmp_path / "a").write_text("hund\n")
+    for option in ("--input", "--prefix", "--constraints", "--replace-unknown"):
+        assert "is both read and written" in said("-m", trained, option, tmp_path / "a", "-o", tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "hund\n"

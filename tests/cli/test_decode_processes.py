@@ -1,0 +1,167 @@
+"""``fusetk decode`` in several processes writes what one writes, and all end together."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk.cli.main import main
+from fusetk.decoding import translate
+from tests.cli.test_decode import WORDS, make_run
+
+TEXT = ["--chunk", "10"]  # twenty lines for two processes
+SAMPLES = ["--n-best", "2", "--sample", "--seed", "5", "--batch-tokens", "1"]
+LINES = [" ".join(random.Random(i).choices(WORDS, k=(0, 1, 3, 6)[i % 4])) for i in range(50)]
+CALLS: dict[str, tuple[list[str], bytes]] = {
+    "text": (TEXT, "\n".join(LINES).encode()),
+    "samples": (SAMPLES, "\n".join(LINES).encode()),
+    "broken line": ([], b"Hund\nein Hund\n\xff\nHund\n"),
+    "broken process": (["-b", "1"], b"Hund\nein Hund\n"),
+    "closed": (["--chunk", "5"], b"Hund\n" * 200),
+    "no run": (["-m", "none"], b""),
+    "resumed": ([*TEXT, "--resume", "-o"], "\n".join(LINES).encode()),
+}
+
+
+class Ended(NamedTuple):
+    """How a process ended and what it said."""
+
+    code: int
+    out: str
+    said: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def ended(trained: Path, tmp_path_factory) -> dict[str, list[Ended]]:
+    """What two processes made of each call; they are forks of a process that has imported all, so each begins at once."""
+    folder = tmp_path_factory.mktemp("calls")
+    (folder / "half").write_text("".join(f"{line}\n" for line in alone(trained, *CALLS["text"]).split("\n")[:30]) + "ha")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "tests.cli.test_decode_processes", trained, folder], check=True, timeout=200, env=environment)
+    return {name: [Ended(*one) for one in json.loads((folder / f"{name}.json").read_text())] for name in CALLS}
+
+
+def alone(trained: Path, options: list[str], given: bytes) -> str:
+    found = CliRunner().invoke(main, ["decode", "-m", str(trained), "-d", "cpu", *options], input=given)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+@pytest.mark.parametrize("name", ["text", "samples"])
+def test_two_processes_are_one(trained: Path, ended: dict[str, list[Ended]], name: str) -> None:
+    """Lines of a chunk are dealt by length; samples are drawn by a line's number."""
+    first, second = ended[name]
+    assert (first.code, second.code) == (0, 0), first.said + second.said
+    assert first.out == alone(trained, *CALLS[name]) and first.out.count("\n") >= 50
+    assert second.out == first.said == second.said == ""
+
+
+def test_they_go_on_with_an_output(ended: dict[str, list[Ended]]) -> None:
+    first, second = ended["resumed"]
+    assert (first.code, second.code) == (0, 0), first.said + second.said
+    assert first.out == ended["text"][0].out
+
+
+def test_a_process_that_fails_is_named(ended: dict[str, list[Ended]]) -> None:
+    first, second = ended["broken process"]
+    assert first.code == second.code == 2
+    assert first.said.startswith("fusetk: process 1 of 2 on") and "failed: RuntimeError: this one is broken\n" in first.said
+    assert first.said.count("\n") == 1 and "Traceback" in second.said
+
+
+def test_what_all_find_wrong_is_said_once(ended: dict[str, list[Ended]]) -> None:
+    first, second = ended["no run"]
+    assert first.code == second.code == 2 and second.said == ""
+    assert first.said == "fusetk: none is no run folder: there is no such folder\n"
+
+
+def test_a_broken_line_ends_all_after_those_before_it(ended: dict[str, list[Ended]]) -> None:
+    first, second = ended["broken line"]
+    assert (first.code, second.code) == (2, 0)
+    assert first.out.count("\n") == 2 and first.said.startswith("fusetk: standard input, line 3") and second.said == ""
+
+
+def test_a_reader_that_has_seen_enough_ends_all_quietly(ended: dict[str, list[Ended]]) -> None:
+    assert [(one.code, one.said) for one in ended["closed"]] == [(0, ""), (0, "")]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_them(trained: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fusetk"]
+    command = [*launcher, "decode", "-m", str(trained), "-d", "cpu", "--quiet", *TEXT]
+    ran = subprocess.run(command, input=CALLS["text"][1], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
+    assert ran.returncode == 0 and ran.stdout.decode() == alone(trained, *CALLS["text"]), ran.stderr.decode()
+
+
+# The process that forks ----------------------------------------------------------------------------------------------
+
+
+def _fork(trained: str, folder: Path, name: str) -> list[Ended]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options, given = CALLS[name]
+    output = folder / f"{name}.out"
+    if name == "resumed":
+        (folder / "half").rename(output)
+        options = [*options, str(output)]
+    (folder / "given").write_bytes(given)
+    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pids = []
+    for rank in (0, 1):
+        if not (pid := os.fork()):
+            _child(rank, settings, ["-m", trained, *options], folder, name)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    said = [(folder / f"said{rank}").read_text() for rank in (0, 1)]
+    out = [output.read_text() if name == "resumed" else (folder / f"out{rank}").read_text() for rank in (0, 1)]
+    return [Ended(*one) for one in zip(codes, out, said, strict=True)]
+
+
+def _child(rank: int, settings: dict[str, str], options: list[str], folder: Path, name: str) -> None:
+    os.environ.update(settings, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.dup2(os.open(folder / "given", os.O_RDONLY), 0)
+    for number, kind in ((1, "out"), (2, "said")):
+        os.dup2(os.open(folder / f"{kind}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if name == "closed":
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(reader)
+        os.close(writer)
+    if name == "broken process" and rank == 1:
+        translate.search = _fail  # type: ignore[assignment]
+    code: Any = 1
+    try:
+        main(["decode", "-d", "cpu", "--quiet", *(options if name != "no run" else options[2:])])
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def _fail(*given: object) -> None:
+    raise RuntimeError("this one is broken")
+
+
+if __name__ == "__main__":
+    import torch
+
+    import fusetk
+
+    torch.set_num_threads(1)
+    fusetk.load(sys.argv[1]).translate(["hund"])  # what takes long at first is done before there are forks
+    for name in CALLS:
+        (Path(sys.argv[2]) / f"{name}.json").write_text(json.dumps(_fork(sys.argv[1], Path(sys.argv[2]), name)))

@@ -1,0 +1,102 @@
+"""``fusetk.load``: what the README shows, settings of a call, scores, threads."""
+
+import random
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fusetk
+from fusetk.errors import ConfigError, DataError
+from tests.cli.test_decode import WORDS, make_run, output
+
+LINES = ["Ein Hund läuft.", "", "Hund", "Ein Hund läuft und bellt, und bellt.", "Katze?"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def test_it_translates_as_the_command_does(trained: Path) -> None:
+    drawn = torch.get_rng_state()
+    system = fusetk.load(trained)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert system.translate(LINES) == output("-m", trained, lines=LINES)
+    greedy = output("-m", trained, "-b", 1, lines=LINES)
+    assert system.translate(LINES, beam=1) == fusetk.load(str(trained), beam=1).translate(LINES) == greedy
+    assert system.translate([]) == [] and system.score([], []) == []
+    with pytest.raises(ConfigError, match=r"baem.*did you mean 'beam'"):
+        system.translate(LINES, baem=2)
+    with pytest.raises(ConfigError, match="fp8"):
+        fusetk.load(trained, precision="fp8")
+
+
+def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
+    wordy = make_run(tmp_path, words=["ein", "hund", "katze"])  # no punctuation, so that text becomes the same tokens again
+    system = fusetk.load([wordy, wordy / "checkpoints" / "best"], forbid_unknown=True)
+    found = [(line, best[0]) for line, best in zip(LINES, system.n_best(LINES), strict=True) if best]
+    scores = system.score([line for line, _ in found], [best.text for _, best in found])
+    assert scores == pytest.approx([best.score for _, best in found], abs=1e-4)
+    assert system.score(LINES[:1], ["hund hund hund hund"])[0] < scores[0]
+    with pytest.raises(DataError, match="2 source lines and 1 target lines"):
+        system.score(["a", "b"], ["c"])
+
+
+def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
+    system = fusetk.load(trained)
+    texts = [[" ".join(WORDS[i % 7] for i in range(start, start + 1 + start % 5)) for start in range(20 * k, 20 * k + 20)] for k in (1, 2)]
+    alone = [system.n_best(text, beam=k + 1, n_best=k + 1) for k, text in enumerate(texts)]
+    together: list[list[object]] = [[], []]
+
+    def work(k: int) -> None:
+        together[k] = [system.n_best(texts[k], beam=k + 1, n_best=k + 1) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == [[found] * 3 for found in alone]
+
+
+@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 1}, {"n_best": 3, "sample": True}], ids=["beam", "greedy", "sample"])
+def test_neither_batches_nor_threads_nor_order_change_a_translation(trained: Path, settings: dict[str, Any]) -> None:
+    """Texts are equal, scores to rounding. Samples go by a line's number, so their order is kept."""
+    choose = random.Random(8)
+    lines = [" ".join(choose.choices(WORDS, k=choose.randint(1, 9))) for _ in range(12)]
+    system = fusetk.load(trained, max_length_extra=6, **settings)
+    wanted = system.n_best(lines)
+    order = list(range(12)) if settings.get("sample") else choose.sample(range(12), 12)
+    before = torch.get_num_threads()
+    try:
+        for threads, batch_tokens in ((1, 1), (1, 70), (2, 10_000)):
+            torch.set_num_threads(threads)
+            found = dict(zip(order, system.n_best([lines[i] for i in order], batch_tokens=batch_tokens), strict=True))
+            for i, best in enumerate(wanted):
+                assert [one.tokens for one in found[i]] == [one.tokens for one in best]
+                assert [one.score for one in found[i]] == pytest.approx([one.score for one in best], abs=1e-4)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_readme_runs(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "fusetk.load" in block]
+    assert 5 <= len(code.splitlines()) <= 12
+    monkeypatch.chdir(trained.parent)
+    (trained.parent / "runs").mkdir()
+    (trained.parent / "runs" / "my").symlink_to(trained)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_importing_fusetk_imports_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import fusetk; print(*(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == {"fusetk"}
