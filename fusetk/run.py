@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,18 +15,21 @@ from fusetk import recipe as recipes
 from fusetk.config import find_kind
 from fusetk.data import guards, manifest
 from fusetk.data.corpus import Corpus
-from fusetk.data.pipeline import Pipeline
+from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
-from fusetk.machine import device_of, fastest_float32, revision
+from fusetk.machine import device_of, float32_products, revision
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint, distributed, metrics
+from fusetk.training.compiling import compile_layers
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import SCHEDULES, Schedule
+from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.validation import Validator
 
 CONFIG, TEXT = "config.yaml", "text"
+PRECISIONS = ("fp32", "bf16")  # of what is loaded
 
 
 class Loaded(NamedTuple):
@@ -52,13 +56,47 @@ def load(path: Path | str, device: str | torch.device = "cpu", raw: bool = False
     Raises CheckpointError when it is neither, or when something in it is missing or damaged.
     """
     run, folder = find_checkpoint(Path(path))
-    recipe = recipes.load(run / CONFIG)
+    try:
+        recipe = recipes.load(run / CONFIG)
+    except ConfigError as error:
+        raise CheckpointError(f"{run / CONFIG} is not as training wrote it, {error}") from None
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = checkpoint.read_state(folder)
     mean = not raw and (checkpoint.EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state))
     checkpoint.load_model(model, folder, checkpoint.EMA if mean else checkpoint.MODEL)
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
+
+
+class Ensemble(NamedTuple):
+    """One trained model, or several that read and write the same tokens."""
+
+    models: list[Seq2Seq]
+    pipeline: Pipeline
+    recipe: Recipe  # of the first
+
+
+def load_ensemble(
+    paths: Sequence[Path | str], device: str | torch.device = "cpu", precision: str = "fp32", raw: bool = False
+) -> Ensemble:  # fmt: skip
+    """Models as ``load`` finds them, with weights of ``precision``, fp32 or bf16.
+
+    Raises ConfigError where their vocabularies differ.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"there is no precision {precision!r} to translate in: choose {' or '.join(PRECISIONS)}")
+    loaded = [load(path, device, raw) for path in paths]
+    first = loaded[0].pipeline
+    for path, other in zip(paths[1:], loaded[1:], strict=True):
+        for side in SIDES:
+            mine, theirs = (getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline))
+            if mine != theirs:
+                raise ConfigError(
+                    f"{paths[0]} and {path} cannot be an ensemble, their {side} vocabularies differ ({len(mine)} and {len(theirs)} tokens):"
+                    " train both on the same prepared data"
+                )
+    models = [one.model.to(torch.bfloat16) if precision == "bf16" else one.model for one in loaded]
+    return Ensemble(models, first, loaded[0].recipe)
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
@@ -85,8 +123,8 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     device = device_of(distributed.local_device(device_name))
     world = distributed.join(device)
     try:
-        with Stop() as stop:
-            _train(recipe, run, device, quiet, world, stop)
+        with Stop() as stop, float32_products(device, recipe.training.matmul) as products:
+            _train(recipe, run, device, quiet, world, stop, products)
     except Exception as error:
         if world.size > 1 and not isinstance(error, FusetkError):
             print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -94,7 +132,9 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     world.leave()
 
 
-def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop) -> None:
+def _train(
+    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, products: str
+) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
     found = manifest.read(data)
     fingerprint = manifest.training_fingerprint(found)
@@ -102,7 +142,13 @@ def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: 
     last = world.tell(_last(run) if world.first else None)
     changes = _changes(recipe, run, last, fingerprint) if last else []
     pipeline = Pipeline.load(data / TEXT)
-    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab)).to(device)
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    if recipe.training.compile:
+        compile_layers(model)
+    if recipe.training.shard and world.size > 1:
+        shard(model, world)
+    else:
+        model.to(device)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint, world)
     sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
@@ -115,7 +161,7 @@ def _train(recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: 
         _prepare(recipe, run, trainer.progress.update if last else 0)
     log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
     with log:
-        for line in [*_card(recipe, model, pipeline, trainer), *(f"changed: {change}" for change in changes)]:
+        for line in [*_card(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
             log.line(line)
         if trainer.over():
             log.line(f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})")
@@ -170,7 +216,7 @@ def _last(run: Path) -> Path | None:
 FREE = (
     r"data\..*",  # paths; what was made of them is compared by fingerprint
     r"paper(\..*)?",
-    r"training\.(keep_last|keep_best|log_every|save_every|tensorboard)",
+    r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"training\.stages\.\d+\.end\..*",
     r"training\.validation\.(bleu|tokens)",
 )
@@ -220,17 +266,18 @@ def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
         )
 
 
-def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer) -> list[str]:
+def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str) -> list[str]:
     device, world = trainer.device, trainer.world
     count = sum(p.numel() for p in model.parameters())
-    products = f", float32 products by {fastest_float32()}" if device.type == "cpu" else f" ({torch.cuda.get_device_name(device)})"
-    together = f", {world.size} processes" if world.size > 1 else ""
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    together = f", {world.size} processes{', sharded' if trainer.sharded else ''}" if world.size > 1 else ""
+    compiled = ", layers compiled" if recipe.training.compile else ""
     batch = recipe.training.stages[trainer.progress.stage].batch
     several = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     code = f" ({revision()})" if revision() else ""
     return [
-        f"fusetk {fusetk.__version__}{code}, torch {torch.__version__}, {device}{products}, {torch.get_num_threads()} threads{together}, "
-        f"{recipe.training.precision}",
+        f"fusetk {fusetk.__version__}{code}, torch {torch.__version__}, {device}{name}, float32 products {products}, "
+        f"{torch.get_num_threads()} threads{together}, {recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {count:,} parameters; vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; batches of {batch.size:,} "
         f"{'target tokens' if batch.unit == 'tokens' else 'pairs'}{several}; seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",

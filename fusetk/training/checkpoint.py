@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fusetk.data.manifest import checksum, digest
 from fusetk.errors import CheckpointError, DiskFull
+from fusetk.training.sharding import part
 
 FORMAT = 1
 MODEL, TRAINING, EMA, STATE = "model.safetensors", "training.safetensors", "ema.safetensors", "state.json"
@@ -49,7 +50,7 @@ def load_model(model: nn.Module, folder: Path, file: str = MODEL) -> None:
         raise damaged(folder, what, {name: tuple(parameter.shape) for name, parameter in wanted.items()})
     with torch.no_grad():
         for name, parameter in wanted.items():
-            parameter.copy_(found[name])
+            parameter.copy_(part(found[name], parameter))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -69,8 +70,9 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
         parameter, _, key = name.rpartition(":")
         if parameter not in parameters:
             raise damaged(folder, f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not")
-        device = parameters[parameter].device
-        optimizer.state[parameters[parameter]][key] = tensor.to(device) if tensor.dim() or device.type == "cuda" else tensor
+        of = parameters[parameter]
+        tensor = part(tensor, of)
+        optimizer.state[of][key] = tensor.to(of.device) if tensor.dim() or of.device.type == "cuda" else tensor
 
 
 def save(

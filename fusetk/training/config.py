@@ -79,6 +79,17 @@ class TrainingConfig(Config):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of matrix products and activations; weights, sums and losses are float32 always. bf16 where the device has it: fp16 has few
     exponents, so its losses are multiplied before and gradients divided after, by as much as they bear."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """Of the factors of float32 matrix products: `highest` is float32; `high` tf32 (10 bits after the first), where a GPU has it;
+    `medium` bf16 (7 bits), where a processor has it, and on a GPU as `high`. The log says what it comes to."""
+    compile: bool = False
+    """Compile layers with torch, in training: what stands between their matrix products becomes few kernels. It takes a minute or more at
+    the start, pays on a GPU if at all, and changes results by rounding, and by which elements drop out on a GPU. Not for recurrent
+    models, which have kernels of their own."""
+    shard: bool = False
+    """Under torchrun, split parameters, gradients and optimiser state over the processes (FSDP): for models too large for one GPU. Each
+    layer is gathered when it runs; in validation, every process holds all parameters. Checkpoints are the same; alone, it does
+    nothing."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability taken from the right word and spread over all others; reported losses are without it."""
     stages: list[StageConfig] = Field(min_length=1)

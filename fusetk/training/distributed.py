@@ -1,7 +1,8 @@
 """Many processes that train one model: each does a part of every batch, gradients are added up, the first one writes.
 
 What a batch is does not depend on how many they are. Gradients are added up after the backward passes, not in them (as
-``DistributedDataParallel`` would): a process may repeat a batch, or have none, without the others knowing.
+``DistributedDataParallel`` would): a process may repeat a batch, or have none, without the others knowing. Not so where the model itself
+is split (``sharding.py``): then all go through as many batches.
 """
 
 import os
@@ -47,7 +48,8 @@ class World:
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        # Those of a model that is split (``sharding.py``) are sums already.
+        grads = [p.grad for p in model.parameters() if p.grad is not None and not hasattr(p.grad, "placements")]
         for bucket in _buckets(grads):
             flat = torch.cat([grad.flatten() for grad in bucket])
             dist.all_reduce(flat)
@@ -95,10 +97,10 @@ class World:
 ALONE = World()
 
 
-def join(device: torch.device) -> World:
+def join(device: torch.device, patience: timedelta = PATIENCE) -> World:
     """The world that torchrun, or whoever sets its variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, has started.
 
-    Raises ConfigError where some of them are missing.
+    ``patience`` is how long a process then waits for what others tell. Raises ConfigError where some of them are missing.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     there = [name for name in names if os.environ.get(name)]
@@ -106,13 +108,13 @@ def join(device: torch.device) -> World:
         return World(device=device)
     missing = [name for name in names if name not in there]
     if missing:
-        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start training by torchrun")
+        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start it by torchrun")
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     # Each attempt of torchrun meets under a name of its own: at the old one stand addresses of processes that are gone.
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
     store = dist.PrefixStore(f"fusetk/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE, **options)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, **options)
     return World(dist.get_rank(), dist.get_world_size(), device)
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fusetk.training.sharding import local, part
+
 
 class Ema:
     """e = d e + (1 - d) w after update t, with d = min(decay, (1 + t) / (10 + t)), so that the first weights are soon forgotten
@@ -19,7 +21,8 @@ class Ema:
     def update(self, updates: int) -> None:
         """Take in the weights after so many updates."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        torch._foreach_lerp_(list(self.mean.values()), [weight.detach() for weight in self.weights.values()], 1 - decay)
+        mean, weights = ([local(tensor.detach()) for tensor in found.values()] for found in (self.mean, self.weights))
+        torch._foreach_lerp_(mean, weights, 1 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -33,8 +36,11 @@ class Ema:
     def load(self, mean: dict[str, Tensor]) -> None:
         """Go on from a mean."""
         for name, tensor in mean.items():
-            self.mean[name].copy_(tensor)
+            self.mean[name].copy_(part(tensor, self.mean[name]))
 
     def _exchange(self) -> None:
         for name, weight in self.weights.items():
-            weight.data, self.mean[name] = self.mean[name], weight.data
+            here, there = local(weight.detach()), local(self.mean[name])
+            kept = here.clone()
+            here.copy_(there)
+            there.copy_(kept)

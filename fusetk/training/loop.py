@@ -10,16 +10,18 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fusetk.config import find_kind
-from fusetk.data.batch import collate
+from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices, batches, fits, groups
 from fusetk.data.weights import Share, shares
-from fusetk.errors import CheckpointError, FusetkError, Interrupted
+from fusetk.errors import CheckpointError, ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
 from fusetk.training import checkpoint
+from fusetk.training.compiling import failure
 from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.distributed import ALONE, World
 from fusetk.training.ema import Ema
@@ -28,6 +30,7 @@ from fusetk.training.metrics import Log, peak_memory
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.progress import Progress
 from fusetk.training.schedule import SCHEDULES, Schedule
+from fusetk.training.sharding import gather, gathered, optimizer_groups, sharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, apply, gradients, length_multiple, next_scale, out_of_memory
 from fusetk.training.validation import LOWER_IS_BETTER, Validator, better
@@ -48,6 +51,7 @@ class Trainer:
         self.config, self.model, self.width, self.corpus, self.run = config, model, width, corpus, run
         self.validator, self.fingerprint, self.world = validator, fingerprint, world
         self.device = next(model.parameters()).device
+        self.sharded = any(map(sharded, model.parameters()))
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema = Ema(model, config.ema) if config.ema else None
@@ -127,15 +131,17 @@ class Trainer:
 
         Raises FusetkError when it does not suffice for a single sentence.
         """
-        mine = [pairs for pairs in self.world.share(indices) if len(pairs)]
+        mine = [pairs for pairs in self.world.share(indices) if len(pairs) or self.sharded]
         multiple, precision = length_multiple(self.device, self.config.precision), self.config.precision
         while True:
             # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
             torch.manual_seed((self.config.seed * 1_000_003 + self.progress.update) ^ (self.world.rank << 48))
             try:
-                ready = (collate(self.corpus, pairs, multiple, self.model.max_positions).to(self.device) for pairs in mine)
+                ready = (self._batch(pairs, multiple) for pairs in mine)
                 return gradients(self.model, ready, self.config.label_smoothing, precision, tokens, self._scale)
             except RuntimeError as error:
+                if said := failure(error):
+                    raise ConfigError(said) from None
                 if not out_of_memory(error):
                     raise
                 self._halve(mine, error)
@@ -144,12 +150,24 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
+    def _batch(self, pairs: Indices, multiple: int) -> Batch:
+        """Pairs on the device. Where the model is sharded, a process that has none goes through one in which no word counts."""
+        found = collate(self.corpus, pairs if len(pairs) else np.zeros(1, np.int64), multiple, self.model.max_positions)
+        return (found if len(pairs) else found._replace(real=found.real[:0])).to(self.device)
+
     def _halve(self, mine: Sequence[Indices], error: RuntimeError) -> None:
-        """Say that batches are halved, once a run; raise FusetkError where there is nothing to halve."""
+        """Say that batches are halved, once a run; raise FusetkError where there is nothing to halve, or the model is sharded: then all
+        processes must do the same.
+        """
         largest = max(mine, key=lambda pairs: int(self.corpus.target.lengths[pairs].sum()))
-        source, target = (int(side.lengths[largest].max()) for side in (self.corpus.source, self.corpus.target))
-        why = str(error).splitlines()[0]
+        tokens, why = int(self.corpus.target.lengths[largest].sum()), str(error).splitlines()[0]
+        if self.sharded:
+            raise FusetkError(
+                f"{tokens} target tokens do not fit into memory at once ({why}), and with training.shard no process can halve them alone: "
+                "halve training.stages.N.batch.size and double accumulate, set checkpoint on encoder and decoder, or drop long sentences"
+            )
         if len(largest) == 1:
+            source, target = (int(side.lengths[largest].max()) for side in (self.corpus.source, self.corpus.target))
             raise FusetkError(
                 f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) does not fit into memory alone ({why}): "
                 "drop long sentences in data.steps (filter) or data.bpe.max_subwords, set checkpoint on encoder and decoder, "
@@ -157,7 +175,6 @@ class Trainer:
             )
         if not self._halved:
             self._halved = True
-            tokens = int(self.corpus.target.lengths[largest].sum())
             self.log.line(
                 f"update {self.progress.update + 1}: a batch of {tokens} target tokens does not fit into memory and is done in halves, as "
                 f"others will be; training.stages.N.batch.size and accumulate can say so from the start ({why})"
@@ -199,7 +216,8 @@ class Trainer:
         raise Interrupted(f"{signal} came: saved after update {self.progress.update}; the same command goes on from there")
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
-        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, self.model.parameters())
+        parameters = optimizer_groups(self.model.parameters())
+        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, parameters)
         return built
 
     def _schedule(self, stage: StageConfig) -> Schedule:
@@ -252,7 +270,7 @@ class Trainer:
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
         part = None
-        with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), self.stop.at_once():
+        with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
             part = self.validator.part(self.model, self.device, self.config.precision, self.world)
         parts = self.world.collect(part)
         if None in parts:
@@ -287,22 +305,25 @@ class Trainer:
     def _save(self, valid: dict[str, float], interrupted: bool = False) -> None:
         """Write a checkpoint, by the first process. Raises CheckpointError in all of them where it cannot be written."""
         error: CheckpointError | None = None
+        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        mean = self.ema.mean if self.ema else {}
+        files = [gather(tensors, self.world.first) for tensors in (checkpoint.model_tensors(self.model), training, mean)]
         if self.world.first:
             try:
-                self._write(valid, interrupted)
+                self._write(files, valid, interrupted)
             except CheckpointError as found:
                 error = found
         if (told := self.world.tell(error)) is not None:
             raise told
 
-    def _write(self, valid: dict[str, float], interrupted: bool) -> None:
+    def _write(self, files: Sequence[dict[str, Tensor]], valid: dict[str, float], interrupted: bool) -> None:
         progress = self.progress
         folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
-        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        model, training, mean = files
         if not valid and folder.exists():
             valid = checkpoint.noted(folder).get("valid", {})
         state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
-        checkpoint.save(folder, checkpoint.model_tensors(self.model), training, state, self.ema.mean if self.ema else None)
+        checkpoint.save(folder, model, training, state, mean)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)

@@ -12,6 +12,7 @@ from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.training.distributed import ALONE, World
 from fusetk.training.loss import Loss, loss
+from fusetk.training.sharding import clip_gradients, local
 
 SMALLEST, LARGEST = 2.0**-4, 2.0**24  # of what fp16 losses are multiplied by
 
@@ -77,8 +78,8 @@ def apply(
     world.add_gradients(model)
     parameters = [p for p in model.parameters() if p.grad is not None]
     if scale != 1:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / scale)
-    norm = float(nn.utils.clip_grad_norm_(parameters, clip or math.inf))
+        torch._foreach_mul_([local(p.grad) for p in parameters], 1 / scale)
+    norm = clip_gradients(parameters, clip or math.inf)
     if math.isfinite(norm):
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -18,6 +18,7 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.machine import device_of
 from fusetk.recipe import load
+from fusetk.training.compiling import compile_layers
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.step import length_multiple, update
 
@@ -31,6 +32,8 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
     corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / run.TEXT)
     sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = run.build(recipe, *sizes).to(device).train()
+    if recipe.training.compile:
+        compile_layers(model)
     optimizer = OPTIMIZERS[stage.optimizer.kind].build(stage.optimizer, model.parameters())  # type: ignore[attr-defined]
     epoch = 0
     while True:

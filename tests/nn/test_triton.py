@@ -1,4 +1,7 @@
-"""The kernels for CUDA, run by Triton's interpreter where there is no GPU: they are the plain recurrence too."""
+"""The kernels for CUDA, run by Triton's interpreter where there is no GPU: they are the plain recurrence too.
+
+Triton need not stand beside torch: ``pip install --no-deps --target DIR triton``, and DIR in PYTHONPATH.
+"""
 
 import importlib.util
 import os
@@ -41,6 +44,57 @@ def test_interpreted() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=600
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+COMPILE = """
+import itertools
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from fusetk.nn.fused import programs
+
+POINTERS = {
+    "words": "*i16", "mask": "*u8", "starts": "*i64", "sizes": "*i64",
+    **{name: "*fp32" for name in (
+        "h", "out", "bias", "linear_bias", "gain", "shift", "state", "extra", "norms", "vector", "weights", "scores", "grads", "by_keys",
+        "by_vector",
+    )},
+}
+MIXED = {  # what has the type of products
+    "x", "a", "after", "product", "by_x", "by_a", "queries", "keys", "values", "found", "by_queries", "by_values"
+}
+CONSTANTS = {
+    "KIND": range(4), "NORM": (False, True), "DROP": (False, True), "EXTRA": (False, True), "EPSILON": (1e-6,), "BLOCK": (256,),
+    "SOURCES": (1, 3), "HEADS": (8,), "SIZE": (32,), "VALUE_SIZE": (48,), "VALUE_BLOCK": (64,),
+}
+count, of = 0, {name: found for name, found in vars(programs).items() if isinstance(found, triton.JITFunction) and name[0] != "_"}
+for program, kernel in of.items():
+    wanted = [p.name for p in kernel.params if p.is_constexpr]
+    for values in itertools.product(*(CONSTANTS[name] for name in wanted)):
+        for product in ("fp32", "bf16"):
+            types = {}
+            for name in kernel.arg_names:
+                pointer = f"*{product}" if name in MIXED else POINTERS.get(name)
+                types[name] = "constexpr" if name in wanted else pointer or ("fp32" if name == "keep_scale" else "i32")
+            source = ASTSource(kernel, types, dict(zip(wanted, values, strict=True)))
+            made = triton.compile(source, GPUTarget("cuda", 90, 32))
+            assert ".target sm_90" in made.asm["ptx"] and made.asm["cubin"], (program, values)
+            count += 1
+print(sorted(of), count)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
+    """Every program and variant, without a device."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=900
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['attend', 'attend_back', 'cell', 'cell_back', 'values_back']")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

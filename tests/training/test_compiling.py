@@ -1,0 +1,108 @@
+"""Compiled layers compute what layers compute, for every length, and leave no trace in checkpoints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_distributed import finished, launch
+
+from fusetk import run as runs
+from fusetk.errors import ConfigError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+from fusetk.training.checkpoint import EMA, MODEL, TRAINING
+from fusetk.training.compiling import compile_layers
+from fusetk.training.layers import layers
+from tests.contracts.systems import SYSTEMS
+
+PLAIN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}", "training.ema=0.9"]
+SHAPES = [(3, 5, 7), (4, 6, 8), (2, 9, 3), (5, 4, 6)]  # sentences, source, target
+
+
+def passes(model: Seq2Seq) -> list[list[torch.Tensor]]:
+    """Features and gradients of batches of several shapes, with dropout, and the number that the generator draws next."""
+    found = []
+    for seed, (rows, source, target) in enumerate(SHAPES):
+        torch.manual_seed(seed)
+        src, tgt = (torch.randint(3, 9, (rows, length)) for length in (source, target))
+        mask = torch.arange(source) < torch.randint(1, source + 1, (rows, 1))
+        features = model(src, mask, tgt)
+        model.zero_grad()
+        features.square().sum().backward()
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([features.detach(), *grads, torch.rand(1)])
+    return found
+
+
+def same(name: str, backend: str) -> None:
+    """Also the masks of dropout, none of which stands for another one."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    model = SYSTEMS[name]().train()
+    names, wanted = [n for n, _ in model.named_parameters()], passes(model)
+    compile_layers(model, backend)
+    for ours, theirs in zip(passes(model), wanted, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
+    assert [n for n, _ in model.named_parameters()] == names
+    counted = torch._dynamo.utils.counters
+    assert not counted["graph_break"], counted["graph_break"]
+    made = counted["stats"]["unique_graphs"]
+    assert 0 < made <= 2 * len(layers(model)), "lengths are symbols"
+    model.eval()
+    with torch.inference_mode():
+        model(torch.full((1, 2), 3), torch.ones(1, 2, dtype=torch.bool), torch.full((1, 3), 3))
+    assert counted["stats"]["unique_graphs"] == made, "evaluation runs as it is"
+
+
+def test_compiled_layers_are_the_layers() -> None:
+    same("conv", "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["transformer", "conv", "coordinated", "coordinated, post-norm, recomputed", "transformer, dense, attend dense-sum"]
+)
+def test_through_the_compilers_own_passes(name: str) -> None:
+    same(name, "aot_eager")
+
+
+def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
+    recurrent = ["model={kind: recurrent, width: 16, heads: 2}", "training.compile=true"]
+    with pytest.raises(ConfigError, match=r"training\.compile has nothing to compile"):
+        runs.train(load(toy, recurrent), tmp_path / "run", "cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
+    """As inductor compiles, layers recomputed; resumed, with and without; in one process and in two that are split."""
+    given = [*PLAIN, "model.encoder.checkpoint=true", "training.save_every=3"]
+    runs.train(load(toy, given), tmp_path / "plain", "cpu", quiet=True)
+    runs.train(load(toy, [*given, "training.compile=true"]), tmp_path / "compiled", "cpu", quiet=True)
+    begun = [*given, "training.stages.0.end.updates=3"]
+    finished(launch(2, toy, tmp_path / "split", [*begun, "training.compile=true", "training.shard=true"]))
+    runs.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
+    assert ", layers compiled" in (tmp_path / "compiled" / "log.txt").read_text()
+    for name in ("compiled", "split"):
+        for file in (MODEL, TRAINING, EMA):
+            ours, theirs = (checkpoint.read_tensors(tmp_path / run / "checkpoints" / "update-0000008", file) for run in (name, "plain"))
+            assert ours.keys() == theirs.keys()
+            for key in theirs:
+                torch.testing.assert_close(ours[key], theirs[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_no_compiler_is_said_in_a_sentence(toy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "run")]
+    command += ["--device", "cpu", "--set", "training.compile=true"]
+    environment = {**os.environ, "CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("fusetk: ")]
+    assert "training.compile: torch cannot compile the layers here" in said and "CXX" in said

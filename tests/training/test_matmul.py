@@ -1,0 +1,67 @@
+"""How exact float32 products are: as the config says in training, as before behind it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusetk import run as runs
+from fusetk.errors import ConfigError
+from fusetk.machine import device_of, fastest_float32, float32_products
+from fusetk.recipe import load
+from fusetk.training import loop
+
+CPU = torch.device("cpu")
+
+
+def error() -> float:
+    a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    exact = a.double() @ b.double()
+    return float((a @ b - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
+def test_the_setting_ends_with_its_context(matmul: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError), float32_products(CPU, matmul) as said:
+        if matmul == "highest":
+            assert said == f"by {fastest_float32()}" and error() < 1e-6
+        else:
+            assert torch.get_float32_matmul_precision() == matmul
+            assert said == f"{matmul}, in fact {'rounded' if error() > 1e-5 else 'exact'}"
+        raise RuntimeError
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processor_has() -> None:
+    """What is fastest and exact on a processor is called medium, and would be tf32 on a GPU."""
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with float32_products(torch.device("cuda"), "highest") as said:
+            assert said == "exact" and torch.get_float32_matmul_precision() == "highest"
+        with float32_products(CPU, "highest"):
+            assert error() < 1e-6
+    finally:
+        fastest_float32.cache_clear()
+        device_of("cpu")
+
+
+def test_training_uses_it_says_it_and_leaves_nothing(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain = set(), loop.apply
+
+    def spied(*given: Any) -> Any:
+        seen.add(torch.get_float32_matmul_precision())
+        return plain(*given)
+
+    monkeypatch.setattr(loop, "apply", spied)
+    device_of("cpu")
+    before = torch.get_float32_matmul_precision()
+    given = ["training.stages.0.end.updates=4", "training.matmul=medium"]
+    runs.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
+    assert seen == {"medium"} and torch.get_float32_matmul_precision() == before
+    assert "cpu, float32 products medium, in fact " in (tmp_path / "run" / "log.txt").read_text()
+    with pytest.raises(ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."):
+        runs.train(load(toy), tmp_path / "run", "cpu", quiet=True)
+    runs.train(load(toy), tmp_path / "other", "cpu", quiet=True)
+    assert f"cpu, float32 products by {fastest_float32()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -1,0 +1,198 @@
+"""A model that is split over two processes: the same training, the same checkpoints."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_distributed import PLAIN, finished, launch, validations
+
+from fusetk import run as runs
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+from fusetk.training.checkpoint import EMA, MODEL, TRAINING
+
+SHARD = "training.shard=true"
+
+
+def close(found: Path, wanted: Path, update: int, *files: str) -> None:
+    """Checkpoints of the same names, shapes and values to rounding."""
+    for file in files:
+        ours, theirs = (checkpoint.read_tensors(run / "checkpoints" / checkpoint.name_of(update), file) for run in (found, wanted))
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}")
+
+
+def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: Path) -> None:
+    """One process begins, two that are split go on, one ends: as one does from the beginning. Tied embeddings, a number that stays whole,
+    recomputed layers, accumulation, clipping, EMA, search in validation.
+    """
+    model = [
+        "model.tie=target", "model.norm=pre", "model.encoder={layers: 2, checkpoint: true}",
+        "model.decoder={layers: 2, checkpoint: true, fuse: {kind: linear, weights: matrix, aggregation: ewp-ffn}}",
+    ]  # fmt: skip
+    given = [*PLAIN, *model, "training.ema=0.9", "training.stages.0.clip=0.5", "training.stages.0.batch.accumulate=2"]
+    given += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
+    runs.train(load(toy, [*given, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
+    said = finished(launch(2, toy, tmp_path / "parts", [*given, "training.stages.0.end.updates=6", SHARD]))
+    assert "2 processes, sharded" in said and "resumed after update 3" in said and "returned a view" not in said
+    runs.train(load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True)  # alone it does nothing
+    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    for update in (6, 9):
+        close(tmp_path / "parts", tmp_path / "one", update, MODEL, TRAINING, EMA)
+    for ours, theirs in zip(validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours["bleu"] == pytest.approx(theirs["bleu"], abs=0.5)
+
+
+BACKBONES = """
+import torch
+from fusetk.data.batch import Batch
+from fusetk.machine import device_of
+from fusetk.models.stack import Stack
+from fusetk.nn.dropout import Dropout
+from fusetk.training.distributed import join
+from fusetk.training.sharding import gather, gathered, local, shard, sharded
+from fusetk.training.step import gradients
+from systems import SYSTEMS
+
+world = join(device_of("cpu"))
+
+
+def batch(rows, source, target, seed):
+    generator = torch.Generator().manual_seed(seed)
+    src, tgt = (torch.randint(3, 9, (rows, length), generator=generator) for length in (source, target))
+    mask = torch.ones_like(src, dtype=torch.bool)
+    mask[-1, source // 2 :] = False
+    return Batch(src, mask, tgt, tgt.roll(-1, 1), torch.arange(rows * target))
+
+
+mine = [[batch(3, 5, 7, 1), batch(2, 6, 4, 2)], [batch(2, 4, 6, 3), batch(1, 6, 4, 4)._replace(real=torch.arange(0))]]
+for name in NAMES or SYSTEMS:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(SYSTEMS[name]().train())
+        for module in models[-1].modules():
+            if isinstance(module, Dropout):
+                module.override(0.0)
+    plain, split = models
+    before = {n: p.detach().clone() for n, p in plain.named_parameters()}
+    shard(split, world)
+    held = sum(local(p).numel() for p in split.parameters())
+    assert held < 0.65 * sum(p.numel() for p in plain.parameters()), (name, held)
+    for batches in mine:
+        gradients(plain, batches, 0.1, "fp32", 41)
+    gradients(split, mine[world.rank], 0.1, "fp32", 41)
+    world.add_gradients(split)
+    found = gather({n: p.grad for n, p in split.named_parameters()}, True)
+    for n, p in plain.named_parameters():
+        assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-5 * float(p.grad.abs().max()) + 1e-8), (name, n)
+    with gathered(split), torch.inference_mode():
+        for model in models:
+            model.eval()
+        for step in range(1 + 2 * world.rank):  # each as often as it likes
+            one = batch(2, 3 + step, 1, 5)
+            outs = [m.output(m.decode(one.tgt_in, m.start(m.encode(one.src, one.src_mask)))[0]) for m in models]
+            assert torch.allclose(*outs, atol=1e-5), name
+    after = gather({n: p.detach() for n, p in split.named_parameters()}, True)
+    assert all(torch.equal(after[n], p) for n, p in before.items()), name
+    split.train()
+    gradients(split, mine[world.rank], 0.1, "fp32", 41)  # training goes on
+print("all", flush=True)
+world.leave()
+"""
+
+
+def backbones(tmp_path: Path, names: list[str], processes: int) -> None:
+    (tmp_path / "program.py").write_text(f"NAMES = {names!r}\n{BACKBONES}", encoding="utf-8")
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(map(str, (root, root / "tests" / "contracts")))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(tmp_path / "program.py")],
+        capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("all") == processes, done.stderr
+
+
+def test_gradients_and_search_of_each_backbone(tmp_path: Path) -> None:
+    """Sums over the processes, one of which has a batch in which no word counts; as much as half a model in each."""
+    names = ["transformer", "conv", "coordinated", "recurrent", "coordinated, post-norm, recomputed", "transformer, decoder fuse iterative"]
+    backbones(tmp_path, names, 2)
+
+
+@pytest.mark.slow
+def test_gradients_and_search_of_every_system(tmp_path: Path) -> None:
+    backbones(tmp_path, [], 2)
+
+
+OPTIMIZERS = {
+    "adam": "{kind: adam, weight_decay: 0.1, eps: 1e-3}",
+    "adamw": "{kind: adamw, weight_decay: 0.1, eps: 1e-3}",
+    "sgd": "{kind: sgd, momentum: 0.5}",
+    "adafactor": "{kind: adafactor, eps: [1e-4, 1e-3]}",
+    "adafactor with a mean": "{kind: adafactor, eps: [1e-4, 1e-3], beta1: 0.9}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
+    """Parts are of unequal size; what is begun split, one ends. (eps keeps gradients that are rounding errors from becoming steps.)"""
+    given = ["model.dropout=0", f"training.stages.0.optimizer={optimizer}", "model.positions=learned", "model.max_positions=8"]
+    given += ["training.stages.0.schedule={kind: constant, rate: 0.01}", "training.save_every=3"]
+    finished(launch(3, toy, tmp_path / "split", [*given, SHARD, "training.stages.0.end.updates=5"]))
+    runs.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
+    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
+
+
+@pytest.mark.slow
+def test_a_process_may_have_nothing_to_do(toy: Path, tmp_path: Path) -> None:
+    """Three processes and two pairs an update."""
+    given = [*PLAIN, "training.stages.0.batch={size: 2, unit: sentences}"]
+    finished(launch(3, toy, tmp_path / "split", [*given, SHARD]))
+    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_finite_are_skipped_by_all(toy: Path, tmp_path: Path) -> None:
+    wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
+    said = finished(launch(2, toy, tmp_path / "run", [wild, SHARD]), code=1)
+    assert said.count("5 updates in a row after update") == 2
+
+
+@pytest.mark.slow
+def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> None:
+    """It comes in the middle of a layer of one process; the mean of the weights is what is judged."""
+    given = ["training.ema=0.9", "training.validation.metric=bleu", SHARD]
+    signal = (
+        "import signal\nfrom fusetk.models import transformer\nplain = transformer.EncoderLayer.forward\n"
+        "def forward(self, *given):\n"
+        "    if not self.training and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return plain(self, *given)\n"
+        "transformer.EncoderLayer.forward = forward\n"
+    )
+    said = finished(launch(2, toy, tmp_path / "parts", given, code=signal), code=1)
+    assert "came: saved after update 4" in said
+    said = finished(launch(2, toy, tmp_path / "parts", given))
+    assert "resumed after update 4" in said
+    finished(launch(2, toy, tmp_path / "whole", given))
+    for file in (MODEL, TRAINING, EMA):
+        whole, parts = ((tmp_path / name / "checkpoints" / checkpoint.name_of(8) / file).read_bytes() for name in ("whole", "parts"))
+        assert whole == parts, file
+
+
+@pytest.mark.slow
+def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
+    fail = (
+        "from fusetk.training import loop\nplain = loop.gradients\n"
+        "def gradients(*given):\n"
+        "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
+        "    return plain(*given)\nloop.gradients = gradients\n"
+    )
+    said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
+    assert "target tokens do not fit into memory at once (can't allocate memory), and with training.shard no process can halve" in said
