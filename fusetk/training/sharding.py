@@ -31,9 +31,11 @@ def shard(model: nn.Module, world: World) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
         from torch.distributed.tensor import Shard
 
-        assert hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    except (ImportError, AssertionError):
-        raise ConfigError(f"training.shard needs torch 2.9 or newer, this one is {torch.__version__}") from None
+        found = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    except ImportError:
+        found = False
+    if not found:
+        raise ConfigError(f"training.shard needs a newer torch than {torch.__version__}: 2.13 has what it takes")
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # which matters where it is changed in place

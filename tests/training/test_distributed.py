@@ -36,8 +36,8 @@ def launch(processes: int, config: Path, run: Path, overrides: list[str], *optio
     return subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def finished(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=120)
+def finished(process: subprocess.Popen[str], code: int = 0, seconds: float = 120) -> str:
+    said, _ = process.communicate(timeout=seconds)
     assert process.returncode == code, said
     return said
 
