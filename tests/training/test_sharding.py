@@ -89,7 +89,7 @@ for name in NAMES or SYSTEMS:
     world.add_gradients(split)
     found = gather({n: p.grad for n, p in split.named_parameters()}, True)
     for n, p in plain.named_parameters():
-        assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-5 * float(p.grad.abs().max()) + 1e-8), (name, n)
+        assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-4 * float(p.grad.abs().max()) + 1e-8), (name, n)
     with gathered(split), torch.inference_mode():
         for model in models:
             model.eval()
