@@ -10,7 +10,16 @@ import click
 
 from fusetk.cli.decode_input import Asked, Shard, part, requests, without
 from fusetk.cli.decode_output import Done, Form, Output, done, opened
-from fusetk.cli.options import Sections, device_option, quiet_option, threads_option
+from fusetk.cli.options import (
+    Exponent,
+    Sections,
+    device_option,
+    models_option,
+    precision_option,
+    quiet_option,
+    raw_option,
+    threads_option,
+)
 from fusetk.data.text import readable
 from fusetk.errors import ConfigError
 
@@ -33,25 +42,10 @@ SECTIONS = {
 }  # fmt: skip
 
 
-class Exponent(click.ParamType):
-    """A number; what is none is taken for the input that somebody forgot to name by -i."""
-
-    name = "ALPHA"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number; write -n alone for an exponent of 1, and -i FILE for the text", parameter, context)
-
-
 @click.command(
     "decode", cls=Sections, sections=SECTIONS, epilog="Example: fusetk decode -m runs/demo < test.de > test.en",
 )
-@click.option(
-    "-m", "--model", "models", metavar="RUN", multiple=True, required=True,
-    help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble.",
-)
+@models_option
 @click.option(
     "-i", "--input", "source", metavar="FILE", default="-", help="Text, one sentence a line, plain or .gz; standard input by default."
 )
@@ -69,7 +63,8 @@ class Exponent(click.ParamType):
 @click.option("--prefix", metavar="FILE", help="A line for each line of the input: what its translation begins with; blank for nothing.")
 @click.option(
     "--constraints", metavar="FILE",
-    help="A line for each line of the input: phrases that its translation contains, in this order, with tabs between them; blank for none.",
+    help="A line for each line of the input: phrases that its translation contains, in this order, with tabs between them; blank for none. "
+    "A beam wider than they have tokens finds good places for them.",
 )
 @click.option(
     "--chunk", type=click.IntRange(1), default=CHUNK, show_default=True, metavar="LINES",
@@ -77,7 +72,8 @@ class Exponent(click.ParamType):
 )
 @click.option("-b", "--beam", "--beam-size", "beam", type=int, help="Hypotheses a sentence; 1 is greedy.")
 @click.option(
-    "-n", "--normalize", type=Exponent(), is_flag=False, flag_value=1.0, metavar="[ALPHA]",
+    "-n", "--normalize", type=Exponent("write -n alone for an exponent of 1, and -i FILE for the text"), is_flag=False, flag_value=1.0,
+    metavar="[ALPHA]",
     help="Exponent of the length penalty; 1 without a value, 0 for none.",
 )
 @click.option(
@@ -133,11 +129,8 @@ class Exponent(click.ParamType):
     help="Add `seconds` to JSON: how long the lines took that were translated together, divided by their number.",
 )
 @click.option("--batch-tokens", type=int, metavar="N", help="Sentences * beam * source tokens in a batch.")
-@click.option(
-    "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
-    help="Of the model; log-probabilities are always fp32.",
-)
-@click.option("--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them.")
+@precision_option
+@raw_option
 @device_option
 @threads_option
 @quiet_option
@@ -177,6 +170,8 @@ def command(
             plan = _plan(asked, target, form, resume, replace_unknown) if world.first else Plan()
             loaded = load_ensemble(models, distributed.local_device(device), precision, raw)
             translator = _translator(loaded, changes, _extras(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe)))
+            if constraints and translator.config.sample:
+                raise ConfigError("--constraints are searched for and cannot be sampled: leave out --sample, or the phrases")
             return translator, plan, stack.enter_context(opened(target, plan.done and plan.done.size)) if world.first else None
 
         translator, plan, output = agreed(world, prepare)

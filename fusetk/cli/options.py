@@ -30,6 +30,24 @@ threads_option: Decorator = click.option("--threads", type=click.IntRange(1), he
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 
 
+class Exponent(click.ParamType):
+    """A length penalty's; what is no number is text that was meant for something else."""
+
+    name = "ALPHA"
+
+    def __init__(self, hint: str):
+        self.hint = hint
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        try:
+            found = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number; {self.hint}", parameter, context)
+        if not 0 <= found <= 10:
+            self.fail(f"{value} is not between 0 and 10", parameter, context)
+        return found
+
+
 class Sections(click.Command):
     """A command with so many options that its help shows them under headings. No option begins with a digit: -1 is a value."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from fusetk.cli.decode_output import opened
-from fusetk.cli.options import device_option, models_option, precision_option, quiet_option, raw_option, threads_option
+from fusetk.cli.options import Exponent, device_option, models_option, precision_option, quiet_option, raw_option, threads_option
 from fusetk.cli.rescore_input import BAR, Input, Row, rows
 from fusetk.data.text import readable
 from fusetk.data.vocab import EOS, SPECIAL
@@ -37,21 +38,6 @@ class Feature(click.ParamType):
         return value
 
 
-class Exponent(click.ParamType):
-    """A number from 0; what is none is the name of a file behind -n without a value."""
-
-    name = "ALPHA"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        try:
-            found = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number; write -n 1 before a file, or -n behind the files", parameter, context)
-        if not 0 <= found < float("inf"):
-            self.fail(f"{value} is not 0 or more", parameter, context)
-        return found
-
-
 @click.command("rescore", epilog=EXAMPLES)
 @click.argument("files", nargs=-1, metavar="[SRC [TGT]]")
 @models_option
@@ -63,7 +49,8 @@ class Exponent(click.ParamType):
 @click.option("--word-scores", is_flag=True, help="Add tokens and their scores: a tab before each, a space between token and score.")
 @click.option("--no-end-mark", is_flag=True, help="Leave out the end mark, of the score and of the length that normalises it.")
 @click.option(
-    "-n", "--normalize", type=Exponent(), is_flag=False, flag_value=1.0, default=0.0, metavar="[ALPHA]",
+    "-n", "--normalize", type=Exponent("write -n 1 before a file, or -n behind the files"), is_flag=False, flag_value=1.0, default=0.0,
+    metavar="[ALPHA]",
     help="Divide scores by the length penalty with this exponent; 1 without a value. Without the option they are not divided.",
 )
 @click.option(
@@ -113,6 +100,14 @@ def command(
     asked = Input(files, tsv, n_best, json_lines).checked()
     if (word_scores or (as_json and not summary)) and (asked.n_best or asked.json_lines):
         raise click.UsageError("--word-scores and --json go with pairs of lines, not with --n-best or --json-lines")
+    given = click.get_current_context().get_parameter_source
+    idle = [name for name in ("normalize", "no_end_mark", "word_scores", "feature") if given(name) is not ParameterSource.DEFAULT]
+    if summary and idle:
+        raise click.UsageError(f"--{idle[0].replace('_', '-')} does not change the summary: leave it or --summary out")
+    if penalty and not normalize:
+        raise click.UsageError("--penalty is what scores are divided by: give -n, too")
+    if "feature" in idle and not (asked.n_best or asked.json_lines):
+        raise click.UsageError("--feature names what is added to a list: give --n-best or --json-lines, too")
     if output != "-":
         readable([Path(name) for name in asked.names if name != "-"], Path(output))
     if threads:

@@ -13,6 +13,7 @@ import click
 from fusetk.cli.decode_input import in_step, lines_of
 from fusetk.cli.scored import known_as
 from fusetk.data.text import STANDARD_INPUT
+from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _n_best(
                 read += len(skipped)
                 if read < wanted:
                     raise DataError(f"there is no line for ID {wanted - 1}, counted from 0, in {source}, which has {read} lines")
-                ids = encode("source", skipped[-1])
+                ids = rescorer.translator.cut([*encode("source", skipped[-1]), EOS], read)[:-1]
             pair = rescorer.pair(ids, encode("target", fields[1].strip()))
             if pair is None:
                 raise DataError(f"line {read} of {source}, its source, is blank, so that there is no score")
@@ -149,8 +150,8 @@ def _objects(name: str, lines: Iterator[str], rescorer: "Rescorer", feature: str
         with _at(name, number):
             try:
                 found = json.loads(line)
-                source = pipeline.source_vocab.encode(found["source_tokens"])[:longest]
-                targets = [pipeline.target_vocab.encode(one["tokens"]) for one in found["translations"]]
+                source = pipeline.source_vocab.encode(_tokens(found["source_tokens"]))[:longest]
+                targets = [pipeline.target_vocab.encode(_tokens(one["tokens"])) for one in found["translations"]]
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
                 raise DataError(f"this is not what `fusetk decode --json` prints ({reason})") from None
@@ -158,6 +159,12 @@ def _objects(name: str, lines: Iterator[str], rescorer: "Rescorer", feature: str
                 raise _taken(feature)
             pairs = [rescorer.pair(source, target) for target in targets]
         yield Row(found, pairs)
+
+
+def _tokens(found: Any) -> list[str]:
+    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+        raise TypeError(f"{json.dumps(found)[:40]} is no list of tokens")
+    return found
 
 
 def _taken(feature: str) -> DataError:

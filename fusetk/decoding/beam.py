@@ -28,7 +28,8 @@ A beam of 1 with any rule is greedy search: the likeliest token at each step unt
 Phrases that must be there (``fusetk.decoding.constraints``) change the two steps for their sentence. Hypotheses that have met
 equally many of the phrases' tokens are a bank. The candidates are, of each hypothesis, the K + 1 best tokens and the next one
 of its phrase. In step 1 the K first *of the last bank*, where all is met, are looked at, and only there is the end mark
-allowed. In step 2 the banks take turns, the fullest first, each giving its best candidate until K are chosen.
+allowed. In step 2 the banks take turns, the fullest first, each giving its best candidate until K are chosen. So a beam that is
+not wider than the phrases are long writes them down first.
 
 Groups (diverse beam search, Vijayakumar et al. 2018): G groups of K / G hypotheses are searched for as said, in turns at each
 step, but candidates are put in order by their scores less ``diversity`` times how often their token extends a live hypothesis
@@ -50,7 +51,6 @@ from torch.nn import functional as F
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.alignment import Which
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.constraints import Constraints
 from fusetk.decoding.rules import DEAD, Demand, Rules
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import bound, covered, value
@@ -76,7 +76,8 @@ def search(
     """The n best translations of each sentence, best first; fewer if the vocabulary, the maximum length or what is asked allow fewer.
 
     ``models`` in evaluation mode, more than one are an ensemble; ids and mask (B, S), every row with its end mark; ``demands`` for
-    each sentence. See the head of this file for what is found. Raises Diverged if a model returns NaN.
+    each sentence, no longer than the models have positions. See the head of this file for what is found. Raises Diverged if a model
+    returns NaN.
     """
     groups = config.groups
     rules = Rules(models, src_mask, config, demands, groups)
@@ -84,21 +85,22 @@ def search(
     states = scorer.start(src, src_mask)
     if groups > 1:
         states = scorer.select(states, torch.arange(len(src), device=src.device).repeat_interleave(groups), None)
-    finished = _Finished(rules.limit, config)
-    live = _begin(src, src_mask, rules, config)
+    finished = _Finished(rules, config)
+    live, broken = _begin(src, src_mask, rules, config), torch.zeros((), dtype=torch.bool, device=src.device)
     for length in range(1, rules.longest + 1):
         step = scorer.step(live.prefix[:, :, -1].flatten(), states)
         rules.apply(step.values, live.unit, live.prefix, length, live.met)
         if live.coverage is not None and step.attention is not None:
             live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
-        best = (_extend if groups == 1 else _extend_groups)(live, step.values, step.normaliser, config, rules.constraints)
+        best = (_extend if groups == 1 else _extend_groups)(live, step.values, step.normaliser, config, rules)
+        broken = broken | best.score.isnan().any()
         finished.add(live, best, length)
         live, parent = _go_on(live, best)
         done = finished.done(live, length)
         live, states = _leave(live, parent, done, groups, scorer, step.states)
         if not len(live.unit):
             break
-    if live.score.isnan().any():
+    if broken:
         raise Diverged()
     return finished.hypotheses()
 
@@ -139,13 +141,13 @@ def _begin(src: Tensor, src_mask: Tensor, rules: Rules, config: SearchConfig) ->
     return _Live(unit, src.new_full((len(unit), 1, 1), BOS), torch.zeros(len(unit), 1, device=src.device), met, coverage)
 
 
-def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, constraints: Constraints | None) -> _Best:
+def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules) -> _Best:
     """The candidates that steps 1 and 2 of the definition need, from values (A * W, V) and normalisers (A * W, 1).
 
     One hypothesis has at most one candidate with the end mark, so its K + 1 best tokens hold all that matters of it, and
     of all candidates the 2 K best do. In greedy search the best one does.
     """
-    searches, beam = len(live.score), config.beam // config.groups
+    searches, beam, constraints = len(live.score), config.beam // config.groups, rules.constraints
     greedy = config.beam == 1 and live.met is None
     each = 1 if greedy else min(beam + 1, values.shape[1])
     if greedy:
@@ -155,7 +157,8 @@ def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfi
         token, order = token.sort()  # so that the stable sort below puts the lower id first
         value = value.gather(1, order)
     if live.met is not None and constraints is not None:
-        asked = constraints.next(live.unit, live.met).view(-1, 1)
+        inside = rules.inside_word(live.prefix)
+        asked = constraints.next(live.unit, live.met, inside).view(-1, 1)
         there = (token == asked).any(1, keepdim=True)
         value = torch.cat((value, values.gather(1, asked).masked_fill(there, DEAD)), 1)
         token, each = torch.cat((token, asked), 1), each + 1
@@ -167,17 +170,17 @@ def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfi
     token = token.view(searches, -1).gather(1, order)
     ended = token == EOS
     if live.met is not None and constraints is not None:
-        met = constraints.advance(live.unit, live.met.gather(1, parent), token)
-        return _by_banks(_Best(score, parent, token, ended, ended, met), constraints.left(live.unit, met), beam)
+        met = constraints.advance(live.unit, live.met.gather(1, parent), token, inside.gather(1, parent))
+        return _by_banks(_Best(score, parent, token, ended, ended, met), constraints.left(live.unit, met), constraints.banks, beam)
     chosen = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
     ends = ended.clone()
     ends[:, beam:] = False
     return _Best(score, parent, token, ends, chosen)
 
 
-def _by_banks(best: _Best, left: Tensor, beam: int) -> _Best:
-    """Steps 1 and 2 where phrases must be there: ``left`` (A, C) of their tokens are still to come."""
-    bank = F.one_hot(left, int(left.max()) + 1)  # (A, C, banks), the fullest first
+def _by_banks(best: _Best, left: Tensor, banks: int, beam: int) -> _Best:
+    """Steps 1 and 2 where phrases must be there: ``left`` (A, C) of their tokens are still to come, at most ``banks`` - 1."""
+    bank = F.one_hot(left, banks)  # (A, C, banks), the fullest first
     rank = ((bank.cumsum(1) - 1) * bank).sum(-1)  # among the candidates of the bank
     ends = best.ends & (left == 0) & (rank < beam)
     goes = bank * (~best.ends & (best.score > DEAD))[:, :, None]
@@ -186,7 +189,7 @@ def _by_banks(best: _Best, left: Tensor, beam: int) -> _Best:
     return best._replace(ends=ends, chosen=turn.sort(dim=1, stable=True).indices[:, :beam])
 
 
-def _extend_groups(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, constraints: Constraints | None) -> _Best:
+def _extend_groups(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules) -> _Best:
     """The same for groups, one after the other, each less the cost of what those before it chose."""
     groups, width = config.groups, live.score.shape[1]
     values = (values - normaliser).view(-1, groups, width, values.shape[1])
@@ -195,7 +198,7 @@ def _extend_groups(live: _Live, values: Tensor, normaliser: Tensor, config: Sear
     found = []
     for group in range(groups):
         mine = map_tensors(itemgetter(slice(group, None, groups)), live)
-        best = _extend(mine, (values[:, group] - cost[:, None]).flatten(0, 1), nothing, config, constraints)
+        best = _extend(mine, (values[:, group] - cost[:, None]).flatten(0, 1), nothing, config, rules)
         best = best._replace(score=best.score + cost.gather(1, best.token))
         found.append(best)
         going = best.score.masked_fill(best.token == EOS, DEAD).gather(1, best.chosen) > DEAD
@@ -238,17 +241,17 @@ def _leave(live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer,
 class _Finished:
     """The n best finished hypotheses of each search, best first, and how many have finished."""
 
-    def __init__(self, limit: Tensor, config: SearchConfig):
-        """``limit`` (U,): the longest translation of each, the end mark counted."""
+    def __init__(self, rules: Rules, config: SearchConfig):
+        limit = self.limit = rules.limit
+        self.longest = rules.longest
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
         size = (len(limit), self.n_best)
         self.config = config
-        self.limit = limit
         self.score = torch.full(size, DEAD, device=limit.device)
         self.normalized = torch.full(size, DEAD, device=limit.device)
         self.length = limit.new_zeros(size)
-        self.ids = limit.new_zeros(*size, int(limit.max()) if len(limit) else 0)
+        self.ids = limit.new_zeros(*size, rules.longest)
         self.count = limit.new_zeros(len(limit))
 
     def add(self, live: _Live, best: _Best, length: int) -> None:
@@ -278,7 +281,7 @@ class _Finished:
     def done(self, live: _Live, length: int) -> Tensor:
         """Which of the searches that go on are done (A,) after tokens number ``length``."""
         here = live.unit
-        done = bound(live.score.amax(1), length, self.limit[here], self.config) <= self.normalized[here, -1]
+        done = bound(live.score.amax(1), length, self.limit[here], self.longest, self.config) <= self.normalized[here, -1]
         if self.config.stop == "first" or self.beam == 1:
             done |= self.count[here] >= self.n_best
         elif self.config.stop == "beam":

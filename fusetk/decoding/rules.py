@@ -20,6 +20,7 @@ class Demand(NamedTuple):
     prefix: Sequence[int] = ()  # what it begins with
     constraints: Phrases = ()  # what it contains, in this order
     line: int = 0  # the sentence's number, for samples
+    inside: frozenset[int] = frozenset()  # tokens that the next one continues: no phrase begins behind them
 
 
 class Rules:
@@ -49,17 +50,24 @@ class Rules:
             self.prefix = rows.repeat_interleave(groups, 0)  # (U, P)
         self.constraints = None
         if any(demand.constraints for demand in demands):
-            self.constraints = Constraints([demand.constraints for demand in demands for _ in range(groups)], src_mask.device)
+            inside = frozenset().union(*(demand.inside for demand in demands))
+            self.constraints = Constraints([demand.constraints for demand in demands], inside, groups, src_mask.device)
+            self._inside = torch.tensor(sorted(inside), device=src_mask.device, dtype=torch.long)
 
     def apply(self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None) -> None:
         """Forbid tokens of values (R, V), in place, for hypotheses (A, W, length) that begin with the begin mark and are to get their
-        token number ``length``; what is forbidden keeps its probability. ``met`` (A, W) as in ``Constraints``.
+        token number ``length``; what is forbidden keeps its probability. ``met`` (A, W) as in ``Constraints``. The next token of a
+        phrase, and one that must come, are never forbidden.
         """
         forced = self._forced(unit, prefix, length, met)
         if forced is not None:
             only = (forced >= 0)[:, None]
             forced = forced.clamp(min=PAD)[:, None]
             kept = values.gather(1, forced).masked_fill(~only, DEAD)
+        asked = None
+        if met is not None and self.constraints is not None:
+            asked = self.constraints.next(unit, met, self.inside_word(prefix)).flatten()[:, None]
+            wanted = values.gather(1, asked).masked_fill(asked == PAD, DEAD)
         for token in self.forbidden:
             values[:, token] = DEAD
         width = prefix.shape[1]
@@ -68,11 +76,25 @@ class Rules:
         elif length <= self._least:
             values[:, EOS].masked_fill_((self.minimum[unit] >= length).repeat_interleave(width), DEAD)
         if met is not None and self.constraints is not None:
-            values[:, EOS].masked_fill_(self.constraints.left(unit, met).flatten() > 0, DEAD)
+            self._leave_room(values, unit, prefix, length, met)
         if self.ngram:
             _forbid_repetition(values, prefix.flatten(0, 1)[:, 1:], self.ngram)
+        if asked is not None:
+            values.scatter_(1, asked, wanted)
         if forced is not None:
             values.masked_fill_(only, DEAD).scatter_(1, forced, kept)
+
+    def inside_word(self, prefix: Tensor) -> Tensor:
+        """Where (A, W) the next token goes on with a word, after prefixes (A, W, t)."""
+        return torch.isin(prefix[:, :, -1], self._inside)
+
+    def _leave_room(self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor) -> None:
+        """Forbid the end mark until all phrases are met, and what a word would have to go on from where a phrase must begin next."""
+        assert self.constraints is not None
+        rows = self.constraints.left(unit, met).flatten() > 0
+        values[:, EOS].masked_fill_(rows, DEAD)
+        next_pressing = self.constraints.pressing(unit, met, self.limit[unit] - length - 1).flatten()
+        values[:, self._inside] = values[:, self._inside].masked_fill(next_pressing[:, None], DEAD)
 
     def _forced(self, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None) -> Tensor | None:
         """The one token (R,) that each hypothesis may get, -1 where it is free; None where all are."""
@@ -82,8 +104,8 @@ class Rules:
             forced = torch.where(self.limit[unit] == length, EOS, -1)[:, None].expand(-1, width)
         if met is not None and self.constraints is not None:
             pressing = self.constraints.pressing(unit, met, self.limit[unit] - length)
-            free = -1 if forced is None else forced
-            forced = torch.where(pressing, self.constraints.next(unit, met), free)
+            asked = self.constraints.next(unit, met, self.inside_word(prefix))
+            forced = torch.where(pressing, asked, -1 if forced is None else forced)
         if self.prefix is not None and length <= self.prefix.shape[1]:
             given = self.prefix[unit, length - 1][:, None].expand(-1, width)
             forced = given if forced is None else torch.where(given >= 0, given, forced)
@@ -93,7 +115,9 @@ class Rules:
 def length_limits(
     models: Sequence[Seq2Seq], src_mask: Tensor, config: SearchConfig, demands: Sequence[Demand] | None = None
 ) -> list[int]:  # fmt: skip
-    """The longest translation of each sentence, the end mark counted; no longer than the models have positions."""
+    """The longest translation of each sentence, the end mark counted: as the settings say, but as long as the minimum or what is asked
+    needs, and no longer than the models have positions.
+    """
     positions = [limit for model in models if (limit := getattr(model, "max_positions", None)) is not None]
     lengths = (src_mask.sum(1) - 1).tolist()
     limits = [int(config.max_length_factor * length) + config.max_length_extra for length in lengths]

@@ -22,6 +22,7 @@ from torch import Tensor
 from fusetk.decoding.config import SearchConfig
 
 Length = TypeVar("Length", float, Tensor)
+Score = TypeVar("Score", float, Tensor)
 
 
 def power(length: Length, alpha: float) -> Length:
@@ -38,17 +39,19 @@ PENALTIES: dict[str, Callable] = {"power": power, "gnmt": gnmt}
 LEAST = 1e-6  # attention that a source token has at least, so that one without any costs 13.8 beta
 
 
-def value(score: Tensor, length: int, config: SearchConfig) -> Tensor:
-    """Of finished hypotheses (...) of one length, without coverage."""
+def value(score: Score, length: int, config: SearchConfig) -> Score:
+    """Of finished hypotheses of one length, without coverage."""
     return (score - config.word_penalty * length) / PENALTIES[config.penalty](float(length), config.normalize)
 
 
-def bound(score: Tensor, length: int, limit: Tensor, config: SearchConfig) -> Tensor:
-    """The best value of live hypotheses (A,) of ``length`` tokens that may grow to ``limit`` (A,), the end mark counted."""
+def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: SearchConfig) -> Tensor:
+    """The best value of live hypotheses (A,) of ``length`` tokens that may grow to ``limit`` (A,), at most ``longest``, the end mark
+    counted.
+    """
     penalty = PENALTIES[config.penalty]
     if not config.word_penalty:
         return score / penalty(limit.float(), config.normalize)
-    lengths = torch.arange(length + 1, max(length + 1, int(limit.max())) + 1, device=score.device)
+    lengths = torch.arange(length + 1, max(length + 1, longest) + 1, device=score.device)
     values = (score[:, None] - config.word_penalty * lengths) / penalty(lengths.float(), config.normalize)
     return values.masked_fill(lengths > limit[:, None], -torch.inf).amax(1)
 

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from fusetk.data.batch import pad
+from fusetk.data.bpe import JOINER
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.alignment import Which, hard
@@ -85,8 +87,11 @@ class Translator:
         tokens = [self.tokens("source", request.text, tokenized) for request in requests]
         sources = [[*self.pipeline.source_vocab.encode(line), EOS] for line in tokens]
         demands = [self._demand(request, tokenized, number) for request, number in zip(requests, numbers, strict=True)]
-        cut = [self._cut(source, number) for source, number in zip(sources, numbers, strict=True)]
+        cut = [self.cut(source, number) for source, number in zip(sources, numbers, strict=True)]
         found = self._find(cut, demands)
+        for number, source, several in zip(numbers, cut, found, strict=True):
+            if not several and len(source) > 1:
+                log.warning("line %d has no translation: what is asked and forbidden leaves none of that length", number)
         extras = self._extras(cut, found)
         return [
             [self._translation(line, one, next(extras), tokenized) for one in several] for line, several in zip(tokens, found, strict=True)
@@ -94,7 +99,7 @@ class Translator:
 
     def translate_ids(self, sources: Sequence[Ids], first: int = 1) -> list[list[Hypothesis]]:
         """The n best translations of each source, ids that end with the end mark; none for a source without a token."""
-        cut = [self._cut(source, first + i) for i, source in enumerate(sources)]
+        cut = [self.cut(source, first + i) for i, source in enumerate(sources)]
         return self._find(cut, [Demand(line=first + i) for i in range(len(cut))])
 
     def encode(self, side: str, text: str, tokenized: bool = False) -> list[int]:
@@ -134,7 +139,14 @@ class Translator:
             )
         if UNK in prefix or any(UNK in phrase for phrase in constraints):
             log.warning("line %d: what its translation must begin with or contain has words that the target vocabulary does not know", line)
-        return Demand(prefix, constraints, line)
+        return Demand(prefix, constraints, line, self._inside)
+
+    @cached_property
+    def _inside(self) -> frozenset[int]:
+        """The target's tokens that the next one continues."""
+        if not self.pipeline.bpe:
+            return frozenset()
+        return frozenset(i for i, token in enumerate(self.pipeline.target_vocab.tokens) if token.endswith(JOINER))
 
     def _positions(self) -> int | None:
         return min((most for model in self.models if (most := getattr(model, "max_positions", None)) is not None), default=None)
@@ -147,7 +159,8 @@ class Translator:
             return iter([None] * len(pairs))
         return iter(force(self.models, pairs, self.config.ensemble, attention=which))
 
-    def _cut(self, source: Ids, line: int) -> list[int]:
+    def cut(self, source: Ids, line: int) -> list[int]:
+        """What is read of a source, the end mark last; that not all of it is is said."""
         most = self.longest
         tokens = [int(token) for token in source]
         if len(tokens) <= most + 1:

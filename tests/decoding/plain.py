@@ -45,12 +45,13 @@ class PlainSearch:
 
     def met(self, ids: Sequence[int]) -> int:
         """Tokens of the phrases that are met: phrase by phrase, each found as early as it can be."""
-        rest, met = list(ids), 0
+        ids, first, met = list(ids), 0, 0
         for phrase in map(list, self.demand.constraints):
-            ends = [end for end in range(len(phrase), len(rest) + 1) if rest[end - len(phrase) : end] == phrase]
-            if not ends:
-                return met + max(k for k in range(len(phrase)) if k <= len(rest) and rest[len(rest) - k :] == phrase[:k])
-            met, rest = met + len(phrase), rest[ends[0] :]
+            starts = [start for start in range(first, len(ids)) if not start or ids[start - 1] not in self.demand.inside]
+            whole = [start for start in starts if ids[start : start + len(phrase)] == phrase]
+            if not whole:
+                return met + max((len(ids) - start for start in starts if ids[start:] == phrase[: len(ids) - start]), default=0)
+            met, first = met + len(phrase), whole[0] + len(phrase)
         return met
 
     def begun(self, ids: Sequence[int]) -> int:
@@ -67,16 +68,19 @@ class PlainSearch:
         return sum(map(len, self.demand.constraints))
 
     def asked(self, ids: Sequence[int]) -> int | None:
-        """The next token of the phrase under way."""
+        """The next token of the phrase under way, if it may come."""
         flat = [token for phrase in self.demand.constraints for token in phrase]
-        return flat[self.met(ids)] if self.met(ids) < self.total else None
+        met = self.met(ids)
+        if met == self.total or (ids and ids[-1] in self.demand.inside and met == self.begun(ids)):
+            return None
+        return flat[met]
 
     def allowed(self, ids: tuple[int, ...]) -> list[int]:
         length = len(ids) + 1
         if length <= len(self.demand.prefix):
             return [self.demand.prefix[length - 1]]
         if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 1:
-            return [self.asked(ids) or 0]
+            return [asked] if (asked := self.asked(ids)) is not None else []
         if length == self.limit:
             return [EOS]
         found = [token for token in self.words if token != UNK or not self.config.forbid_unknown]
@@ -84,6 +88,10 @@ class PlainSearch:
         if size:
             runs = {ids[i : i + size] for i in range(len(ids) - size + 1)}
             found = [token for token in found if (*ids, token)[-size:] not in runs]
+        if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2:  # the word must end here
+            found = [token for token in found if token not in self.demand.inside]
+        asked = self.asked(ids)
+        found += [] if asked is None or asked in found else [asked]
         if len(ids) >= self.least and self.met(ids) == self.total:
             found.append(EOS)
         return sorted(found)

@@ -12,7 +12,7 @@ from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.rules import length_limits
 from fusetk.decoding.scores import PENALTIES
-from fusetk.errors import FusetkError
+from fusetk.errors import Diverged
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
@@ -211,11 +211,18 @@ def test_an_ensemble(mean):
         same(found, wanted)
 
 
-def test_a_broken_model_is_named():
+@pytest.mark.parametrize("beam", [1, 2, 5])
+def test_a_broken_model_is_named(beam):
     model = Echo()
     model.output.bias.data.fill_(math.nan)
-    with pytest.raises(FusetkError, match="NaN"):
-        search([model], *batch(SOURCES), config())
+    for models in ([model], [Echo(seed=1), model]):
+        with pytest.raises(Diverged):
+            search(models, *batch(SOURCES), config(beam=beam))
+    model.output.bias.data.fill_(0.0)
+    model.embedding.data[UNK] = math.nan  # only behind an unknown word
+    model.output.bias.data[UNK] = 50.0
+    with pytest.raises(Diverged):
+        search([model], *batch(SOURCES), config(beam=beam, stop="first", min_length=2))
 
 
 def test_n_best_beyond_the_beam_is_refused():

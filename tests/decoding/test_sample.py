@@ -10,7 +10,7 @@ from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
-from fusetk.errors import ConfigError, FusetkError
+from fusetk.errors import ConfigError, Diverged
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, log_probabilities
 
@@ -103,6 +103,12 @@ def test_what_is_not_allowed_never_comes():
             assert len(set(runs)) == len(runs)
 
 
+def test_where_everything_is_forbidden_there_is_no_sample():
+    model = Echo(vocabulary=8, seed=1)
+    settings = config(n_best=20, no_repeat_ngram=1, min_length=8, forbid_unknown=True)
+    assert sample([model], *batch(SOURCES), settings) == [[], [], []]
+
+
 def test_a_low_temperature_is_greedy_and_so_is_the_one_likeliest():
     model = Echo(vocabulary=20, seed=3, scale=3.0)
     greedy = sample([model], *batch(SOURCES), config(top_k=1, max_length_extra=8))
@@ -122,5 +128,6 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="not sampled"):
         sample([model], *batch(SOURCES), config(), [Demand(constraints=[[4]])] * 3)
     model.output.bias.data.fill_(math.nan)
-    with pytest.raises(FusetkError, match="NaN"):
-        sample([model], *batch(SOURCES), config())
+    for models in ([model], [Echo(), model]):
+        with pytest.raises(Diverged):
+            sample(models, *batch(SOURCES), config())

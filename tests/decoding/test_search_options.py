@@ -23,6 +23,11 @@ MIXED = [  # with repeated beginnings, nested ones, two phrases, none
     Demand(constraints=[[4, 5, 4, 6]]), Demand(constraints=[[7], [8, 8]]), Demand(), Demand(prefix=[5, 5], constraints=[[5, 4]]),
     Demand(prefix=[8, 4, 7]),
 ]  # fmt: skip
+INSIDE = frozenset({6, 8})
+WORDS_GO_ON = [  # behind 6 and 8
+    Demand(constraints=[[4, 5], [6, 7]], inside=INSIDE), Demand(constraints=[[8, 6, 8, 5]], inside=INSIDE),
+    Demand(constraints=[[5], [5]], inside=INSIDE), Demand(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE), Demand(inside=INSIDE),
+]  # fmt: skip
 
 
 def config(**options) -> SearchConfig:
@@ -82,7 +87,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("demands", [FREE, MIXED], ids=["free", "asked"])
+@pytest.mark.parametrize("demands", [FREE, MIXED, WORDS_GO_ON], ids=["free", "asked", "words"])
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_definition(options, stop, demands):
@@ -138,6 +143,23 @@ def test_phrases_are_met_whatever_the_beam(beam):
         assert " 12 13 12 14 " in f" {' '.join(map(str, best.ids))} "
 
 
+@pytest.mark.parametrize("beam", [1, 3, 6])
+def test_phrases_are_whole_words_whatever_the_beam(beam):
+    """Where a word goes on behind every second token, the model hates to end one, and there is no room to lose."""
+    inside = frozenset(range(4, 30, 2))
+    for seed in range(5):
+        model = Echo(vocabulary=30, seed=seed, scale=3.0)
+        model.output.bias.data[list(inside)] = 4.0
+        demands = [Demand(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
+        for [best] in search([model], *batch(SOURCES), config(beam=beam, max_length_extra=5), demands):
+            words, last = [], []
+            for token in best.ids:
+                last.append(token)
+                if token not in inside:
+                    words, last = [*words, last], []
+            assert [9] in words and [8, 10, 11] in words[words.index([9]) :]
+
+
 def test_groups_differ_and_none_stands_twice():
     model = Echo(vocabulary=30, seed=3, scale=4.0)
     one = search([model], *batch(SOURCES), config(beam=6, n_best=6, max_length_extra=9))
@@ -190,7 +212,7 @@ def test_the_bound_holds_for_every_penalty():
             settings = config(penalty=penalty, word_penalty=word_penalty, normalize=0.9)
             score = -torch.rand(20, generator=draw) * 10
             limit = torch.randint(6, 20, (20,), generator=draw)
-            best = bound(score, 5, limit, settings)
+            best = bound(score, 5, limit, 20, settings)
             reached = [max(float(value(s, m, settings)) for m in range(6, int(most) + 1)) for s, most in zip(score, limit, strict=True)]
             assert best.tolist() == pytest.approx(reached, abs=1e-5)
 
@@ -210,6 +232,9 @@ def test_settings_that_do_not_fit_are_refused():
     for options, reason in [
         ({"groups": 3}, "beam 4 cannot be parted into 3 groups"), ({"top_k": 3}, "top_k is of samples"),
         ({"temperature": 0.5}, "temperature is of samples"), ({"n_best": 5}, "n_best 5 is more than beam 4"),
+        ({"seed": 5}, "seed is of samples"), ({"diversity": 1.0}, "diversity is of groups"),
+        ({"normalize": 400}, "less than or equal to 10"),
+        ({"sample": True, "groups": 2}, "groups is of the search"), ({"sample": True, "seed": 1 << 64}, "less than"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=reason):
             config(**options)

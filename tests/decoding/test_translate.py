@@ -71,6 +71,13 @@ def test_long_lines_are_cut_with_a_warning_that_names_them(caplog):
     assert "line 1 has 4 tokens: only the first 3" in caplog.text and "positions" in caplog.text
 
 
+def test_a_line_without_a_translation_is_named(caplog):
+    one = translator(no_repeat_ngram=1, min_length=50, max_length_factor=0, max_length_extra=50)
+    with caplog.at_level(logging.WARNING):
+        assert one.translate(["Ein Hund", ""]) == ["", ""]
+    assert "line 1 has no translation" in caplog.text and "line 2" not in caplog.text
+
+
 def test_ids():
     one = translator()
     found = one.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
