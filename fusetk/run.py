@@ -14,9 +14,10 @@ from fusetk import config
 from fusetk import recipe as recipes
 from fusetk.config import find_kind
 from fusetk.data import guards, manifest
+from fusetk.data.build import lock
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import SIDES, Pipeline
-from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
+from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.machine import device_of, float32_products, revision
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
@@ -26,6 +27,7 @@ from fusetk.training.loop import Trainer
 from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
+from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 
 CONFIG, TEXT = "config.yaml", "text"
@@ -123,22 +125,35 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     device = device_of(distributed.local_device(device_name))
     world = distributed.join(device)
     try:
-        with Stop() as stop, float32_products(device, recipe.training.matmul) as products:
-            _train(recipe, run, device, quiet, world, stop, products)
+        with Stop() as stop, float32_products(device, recipe.training.matmul) as products, _Alone(run) as alone:
+            _train(recipe, run, device, quiet, world, stop, products, alone)
     except Exception as error:
-        if world.size > 1 and not isinstance(error, FusetkError):
+        if isinstance(error, Interrupted):
+            world.leave()
+        elif world.size > 1 and isinstance(error, FusetkError):
+            error.args = (f"{world}: {error}",)
+        elif world.size > 1 and distributed.gone(error):
+            raise FusetkError(f"{world}: another process is gone ({str(error).splitlines()[0]})") from None
+        elif out_of_memory(error):
+            raise FusetkError(
+                f"{f'{world}: ' if world.size > 1 else ''}there is not enough memory ({str(error).splitlines()[0]}): lower "
+                "training.validation.tokens and decoding.batch_tokens, or take a smaller model"
+            ) from None
+        elif world.size > 1:
             print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise
     world.leave()
 
 
 def _train(
-    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, products: str
+    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, products: str, alone: "_Alone"
 ) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
     found = manifest.read(data)
     fingerprint = manifest.training_fingerprint(found)
     guards.check_files(data, found)
+    if world.first:
+        alone.take()
     last = world.tell(_last(run) if world.first else None)
     changes = _changes(recipe, run, last, fingerprint) if last else []
     pipeline = Pipeline.load(data / TEXT)
@@ -159,6 +174,7 @@ def _train(
     world.collect(None)  # all have read what is there
     if world.first:
         _prepare(recipe, run, trainer.progress.update if last else 0)
+        alone.take()
     log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
     with log:
         for line in [*_card(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
@@ -170,6 +186,29 @@ def _train(
             log.line(f"resumed after update {trainer.progress.update}")
         trainer.train(log, stop)
         log.line(f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}")
+
+
+class _Alone:
+    """Within this context, from when the run folder is there, no other process trains in it."""
+
+    def __init__(self, run: Path):
+        self.run = run
+        self.held: int | None = None
+
+    def __enter__(self) -> "_Alone":
+        return self
+
+    def take(self) -> None:
+        """Raises ConfigError where another one does."""
+        if self.held is not None or not self.run.is_dir() or os.name != "posix":
+            return
+        self.held = os.open(self.run, os.O_RDONLY)
+        if not lock(self.held):
+            raise ConfigError(f"another fusetk train is at work in {self.run}: wait for it, or name another --run")
+
+    def __exit__(self, *error: object) -> None:
+        if self.held is not None:
+            os.close(self.held)
 
 
 def _prepare(recipe: Recipe, run: Path, update: int) -> None:
@@ -218,15 +257,17 @@ FREE = (
     r"paper(\..*)?",
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"training\.stages\.\d+\.end\..*",
+    r"model\.(encoder|decoder|stack)\.checkpoint",
     r"training\.validation\.(bleu|tokens)",
 )
 SEARCH = r"decoding\..*"  # free unless it decides which model is best
-WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate
+WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate, or what a later stage starts from
 
 
 def _free(recipe: Recipe) -> list[str]:
     stages, metric = recipe.training.stages, recipe.training.validation.metric
     heard = any(find_kind(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages)
+    heard = heard or any(stage.start == "best" for stage in stages[1:]) or any(stage.end.patience for stage in stages[:-1])
     return [*FREE, *([] if metric == "bleu" else [SEARCH]), *([] if heard else [WATCHED])]
 
 

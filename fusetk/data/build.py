@@ -114,11 +114,11 @@ def opened(folder: Path) -> Iterator[None]:
     """Make the folder, lock it against another prep, and clear what an interrupted one left."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
+        file = (folder / LOCK).open("w")
     except OSError as error:
         raise cannot_write(folder, error) from None
-    with lock:
-        if not _lock(lock):
+    with file:
+        if not lock(file):
             raise DataError(f"another fusetk prep is at work in {folder}; wait for it, or give another folder")
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
@@ -132,7 +132,7 @@ def opened(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
 
 
-def _lock(file: IO[str]) -> bool:
+def lock(file: IO[str] | int) -> bool:
     """Take the lock, which ends with the process; where the system has none, do without."""
     try:
         import fcntl

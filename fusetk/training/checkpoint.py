@@ -219,7 +219,7 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def whole(run: Path) -> list[Path]:
     """Checkpoint folders of a run, oldest first."""
-    return sorted(p for p in (run / "checkpoints").glob("update-*") if (p / STATE).exists())
+    return sorted((p for p in (run / "checkpoints").glob("update-*") if (p / STATE).exists()), key=lambda p: (len(p.name), p.name))
 
 
 def recover(run: Path) -> None:

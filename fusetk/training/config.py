@@ -53,7 +53,8 @@ class StageConfig(Config):
     dropout: float | None = Field(None, ge=0, lt=1)
     """Every dropout of the model that is not 0 is this one in this stage; as the model has them if not given."""
     start: Literal["last", "best"] = "last"
-    """Weights that a later stage starts from: those at the end of the stage before, or the best so far."""
+    """Weights that a later stage starts from: those at the end of the stage before, or of the best checkpoint so far (the weights
+    themselves, also where their exponential mean was judged)."""
 
     @model_validator(mode="after")
     def _rate_falls_to_the_end(self) -> "StageConfig":

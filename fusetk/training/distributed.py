@@ -5,9 +5,14 @@ What a batch is does not depend on how many they are. Gradients are added up aft
 is split (``sharding.py``): then all go through as many batches.
 """
 
+import ctypes
 import os
+import signal
 import socket
+import time
+import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,6 +26,7 @@ from fusetk.errors import ConfigError
 Value = TypeVar("Value")
 BUCKET = 1 << 24  # elements of gradients that are sent at once: 64 MB in float32
 PATIENCE = timedelta(minutes=10)  # how long a process waits for the others
+PARTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")  # gloo's words
 
 
 class World:
@@ -62,7 +68,8 @@ class World:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
-        return [float(value) for value in tensor]
+        found: list[float] = tensor.tolist()
+        return found
 
     def any(self, found: bool) -> bool:
         """Whether it is so for one of the processes."""
@@ -109,22 +116,61 @@ def join(device: torch.device, patience: timedelta = PATIENCE) -> World:
     missing = [name for name in names if name not in there]
     if missing:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start it by torchrun")
-    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    # Each attempt of torchrun meets under a name of its own: at the old one stand addresses of processes that are gone.
+    options: dict[str, Any] = {}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what torch tells others of objects goes over the current one
+        options["device_id"] = device
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_parent()
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-    store = dist.PrefixStore(f"fusetk/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = dist.PrefixStore(_meet(store, rank, size), store)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, **options)
     return World(dist.get_rank(), dist.get_world_size(), device)
 
 
+def _meet(store: dist.Store, rank: int, size: int) -> str:
+    """A name that the processes of this attempt have in common, and those of no other.
+
+    A launcher that starts processes again keeps its store, and there stand addresses of processes that are gone. So each process says
+    hello with a name of its own, and the first one answers whom it finds there with its name, the living and the dead, until all have
+    taken it. Raises DistStoreError after PATIENCE.
+    """
+    name = uuid.uuid4().hex
+    if rank:
+        store.set(f"fusetk/hello/{rank}", name)
+        first = store.get(f"fusetk/answer/{name}").decode()  # waits
+        store.set(f"fusetk/taken/{first}/{rank}", "")
+        return first
+    until = time.monotonic() + PATIENCE.total_seconds()
+    while not store.check([f"fusetk/taken/{name}/{other}" for other in range(1, size)]):
+        for other in range(1, size):
+            if store.check([f"fusetk/hello/{other}"]):
+                store.set(f"fusetk/answer/{store.get(f'fusetk/hello/{other}').decode()}", name)
+        if time.monotonic() > until:
+            raise ConfigError(f"not all of the {size} processes came within {PATIENCE}: look at what they say")
+        time.sleep(0.05)
+    return name
+
+
+def _end_with_parent() -> None:
+    """Have SIGTERM sent to this process when its launcher is gone, where the system can (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def gone(error: Exception) -> bool:
+    """Whether an error is that another process has ended."""
+    said = str(error)
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(words in said for words in PARTED))
+
+
 def local_device(name: str) -> str:
     """``cuda:N`` for the N-th process of a host, where ``auto`` or ``cuda`` is asked for and each is to have a GPU of its own."""
-    local = os.environ.get("LOCAL_RANK")
-    alone = local is None or os.environ.get("WORLD_SIZE", "1") == "1"
-    if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
+    if os.environ.get("WORLD_SIZE", "1") == "1" or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
-    return f"cuda:{local}"
+    place = os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0")
+    return f"cuda:{int(place) % torch.cuda.device_count()}"  # one where the system shows each process its own
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:

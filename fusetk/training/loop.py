@@ -1,12 +1,13 @@
 """Training: stages of updates, with validation and checkpoints between them."""
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -57,10 +58,12 @@ class Trainer:
         self.ema = Ema(model, config.ema) if config.ema else None
         self._window: list[Sums] = []
         self._since = 0.0
-        self._halved = False  # whether a batch was, for lack of memory
-        self.skipped = 0  # updates in a row whose gradient was not finite
+        self._too_large = math.inf  # target tokens of the smallest batch that did not fit into memory
         self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
-        for stage, drawn in zip(config.stages, self._shares, strict=True):
+        drops = any(isinstance(module, Dropout) and module.usual for module in model.modules())
+        for i, (stage, drawn) in enumerate(zip(config.stages, self._shares, strict=True)):
+            if stage.dropout and not drops:
+                raise ConfigError(f"training.stages.{i}.dropout is {stage.dropout}, but every dropout of the model is 0 and stays so")
             whole = [Share(0, len(corpus), 1.0)]
             fits(max(int(corpus.target.lengths[start:end].max(initial=0)) for start, end, _ in drawn or whole), stage.batch)
 
@@ -131,7 +134,7 @@ class Trainer:
 
         Raises FusetkError when it does not suffice for a single sentence.
         """
-        mine = [pairs for pairs in self.world.share(indices) if len(pairs) or self.sharded]
+        mine = [half for pairs in self.world.share(indices) if len(pairs) or self.sharded for half in self._halves(pairs)]
         multiple, precision = length_multiple(self.device, self.config.precision), self.config.precision
         while True:
             # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
@@ -140,12 +143,12 @@ class Trainer:
                 ready = (self._batch(pairs, multiple) for pairs in mine)
                 return gradients(self.model, ready, self.config.label_smoothing, precision, tokens, self._scale)
             except RuntimeError as error:
-                if said := failure(error):
-                    raise ConfigError(said) from None
                 if not out_of_memory(error):
+                    if said := failure(error):
+                        raise ConfigError(said) from None
                     raise
                 self._halve(mine, error)
-                mine = [half for pairs in mine for half in np.array_split(pairs, 2) if len(half)]
+                mine = [half for pairs in mine for half in self._halves(pairs)]
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -173,27 +176,41 @@ class Trainer:
                 "drop long sentences in data.steps (filter) or data.bpe.max_subwords, set checkpoint on encoder and decoder, "
                 "or take a smaller model"
             )
-        if not self._halved:
-            self._halved = True
-            self.log.line(
+        if self._too_large == math.inf:
+            said = (
                 f"update {self.progress.update + 1}: a batch of {tokens} target tokens does not fit into memory and is done in halves, as "
                 f"others will be; training.stages.N.batch.size and accumulate can say so from the start ({why})"
             )
+            if self.world.first:
+                self.log.line(said)
+            else:
+                print(f"{self.world}: {said}", file=sys.stderr, flush=True)
+        self._too_large = min(self._too_large, tokens)
+
+    def _halves(self, pairs: Indices) -> list[Indices]:
+        """A batch, or its halves, or theirs, smaller than what did not fit into memory."""
+        if len(pairs) < 2 or int(self.corpus.target.lengths[pairs].sum()) < self._too_large:
+            return [pairs]
+        return [part for half in np.array_split(pairs, 2) for part in self._halves(half)]
 
     def _check(self, sums: Sums, indices: Sequence[Indices]) -> None:
         """Stop when too many updates in a row were skipped because their gradient was not finite."""
         finite = math.isfinite(sums.grad_norm)
         if self.config.precision == "fp16" and self._rescale(finite):
             return
+        progress = self.progress
         if finite:
-            self.skipped = 0
+            progress.skipped = 0
             return
-        self.skipped += 1
-        pairs = ", ".join(str(int(i) + 1) for batch in indices for i in batch[:3])
-        self.log.line(f"update {self.progress.update + 1} skipped: its gradient is not finite (training pairs {pairs}, ...)")
-        if self.skipped == self.config.max_skipped:
+        progress.skipped, progress.skipped_ever = progress.skipped + 1, progress.skipped_ever + 1
+        pairs = ", ".join(str(int(i) + 1) for i in np.concatenate(indices)[:10])
+        self.log.line(
+            f"update {progress.update + 1} skipped: its gradient is not finite (prepared training pairs {pairs}, ...; "
+            f"{progress.skipped} in a row, {progress.skipped_ever} in all)"
+        )
+        if progress.skipped >= self.config.max_skipped:
             raise FusetkError(
-                f"{self.skipped} updates in a row after update {self.progress.update} had no finite gradient: training has diverged; "
+                f"{progress.skipped} updates in a row after update {progress.update} had no finite gradient: training has diverged; "
                 f"use checkpoints/best of {self.run}, or lower the learning rate, clip gradients, train in fp32"
             )
 
@@ -270,8 +287,13 @@ class Trainer:
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
         part = None
-        with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
-            part = self.validator.part(self.model, self.device, self.config.precision, self.world)
+        try:
+            with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
+                part = self.validator.part(self.model, self.device, self.config.precision, self.world)
+        except Exception:
+            if self.world.size == 1:  # so that no update is lost
+                self._save({}, interrupted=True)
+            raise
         parts = self.world.collect(part)
         if None in parts:
             self._interrupt()
@@ -372,7 +394,9 @@ class Trainer:
         tokens = sum(s.tokens for s in self._window)
         mine = [float(torch.stack(column).sum()) for column in zip(*((s.nll, s.smoothed) for s in self._window), strict=True)]
         loss, smoothed = (total / tokens for total in self.world.add(mine))
-        values = {
+        norms = [s.grad_norm for s in self._window if math.isfinite(s.grad_norm)]
+        norm, memory = sum(norms) / len(norms) if norms else None, peak_memory(self.device)
+        values: dict[str, Any] = {
             "update": progress.update,
             "epoch": round(progress.epochs, 3),
             "loss": loss,
@@ -380,15 +404,15 @@ class Trainer:
             "ppl": math.exp(min(loss, 700.0)),
             "lr": rate,
             "tokens_per_second": tokens / (time.perf_counter() - self._since),
-            "grad_norm": sum(s.grad_norm for s in self._window) / len(self._window),
+            "grad_norm": norm,
             "tokens": tokens,
-            "memory": peak_memory(self.device),
+            "memory": memory,
         }
         self.log.record("train", values)
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} ({smoothed:.4f} smoothed)  "
-            f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {values['grad_norm']:.2f}  lr {rate:.3e}  "
-            f"{values['memory'] / 2**20:.0f} MB"
+            f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {math.nan if norm is None else norm:.2f}  "
+            f"lr {rate:.3e}  {memory / 2**20:.0f} MB"
         )
         self.log.progress(progress.update, None, loss=loss, ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
         self._restart_clock()

@@ -1,6 +1,7 @@
 """What a run tells: lines for people, ``metrics.jsonl`` for programs, a live display on a terminal, TensorBoard on demand."""
 
 import json
+import math
 import sys
 import time
 from contextlib import suppress
@@ -79,8 +80,9 @@ class Log:
             self._console.print(text, markup=False)
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
-        """A line for programs: ``kind`` is train or valid."""
-        self._metrics.add(json.dumps({"kind": kind, **values}))
+        """A line for programs: ``kind`` is train or valid. A number that is not finite is null."""
+        values = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+        self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
         try:
             for name, value in values.items():
                 if self._board is not None and isinstance(value, int | float):

@@ -18,6 +18,8 @@ class Progress:
     seconds: float = 0.0  # that the stage took
     scale: float = 65536.0  # of fp16 losses
     scale_updates: int = 0  # since that changed
+    skipped: int = 0  # updates in a row whose gradient was not finite
+    skipped_ever: int = 0
     best: float | None = None
     best_update: int = 0
     stalled: int = 0  # validations since the best

@@ -36,8 +36,6 @@ def shard(model: nn.Module, world: World) -> None:
         found = False
     if not found:
         raise ConfigError(f"training.shard needs a newer torch than {torch.__version__}: 2.13 has what it takes")
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # which matters where it is changed in place
     mesh = init_device_mesh(world.device.type, (world.size,))
     whole = {parameter for parameter in model.parameters() if _dimension(parameter, world.size) is None}

@@ -12,7 +12,7 @@ class StopNow(Exception):
 
 
 class Stop:
-    """Within this context SIGTERM, SIGUSR1 and SIGINT are noted in ``signal``; a second SIGINT ends the program at once."""
+    """Within this context SIGTERM, SIGUSR1 and SIGINT are noted in ``signal``; a SIGINT after one of them ends the program at once."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -41,10 +41,10 @@ class Stop:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Within this context a signal raises StopNow: for long work that changes nothing, such as validation."""
-        if self.signal:
-            raise StopNow
         self._droppable = True
         try:
+            if self.signal:
+                raise StopNow
             yield
         finally:
             self._droppable = False

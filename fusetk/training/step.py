@@ -99,6 +99,7 @@ def next_scale(scale: float, good: int, finite: bool) -> tuple[float, int]:
     return (min(scale * 2, LARGEST), 0) if good + 1 == 2000 else (scale, good + 1)
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Whether it says that a device, or the host, has no more memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    words = "out of memory", "can't allocate memory", "_ALLOC_FAILED"
+    return isinstance(error, RuntimeError) and any(one in str(error) for one in words)

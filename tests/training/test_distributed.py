@@ -7,15 +7,17 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from fusetk import run as runs
 from fusetk.recipe import load
-from fusetk.training import checkpoint
+from fusetk.training import checkpoint, distributed
 from fusetk.training.distributed import World
 
 # Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
@@ -117,7 +119,20 @@ def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_pat
         "def save(*given): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
-    assert said.count("fusetk: the disk is full") == 2  # one a process
+    assert said.count("the disk is full") == 2 and all(f"fusetk: process {rank} of 2 on " in said for rank in (0, 1))
+
+
+def test_processes_of_an_attempt_meet_under_one_name_whoever_stood_there_before() -> None:
+    """Counts of attempts may differ between hosts, so names are agreed upon."""
+    store = dist.HashStore()
+    names = []
+    for _ in range(3):
+        store.set("fusetk/hello/1", "somebody who is gone")
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda rank: distributed._meet(store, rank, 4), [3, 0, 1, 2]))
+        assert len(set(found)) == 1
+        names.append(found[0])
+    assert len(set(names)) == 3
 
 
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:

@@ -149,8 +149,57 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(toy: Path,
     wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
     with pytest.raises(FusetkError, match="5 updates in a row after update"):
         runs.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
-    assert "skipped: its gradient is not finite (training pairs" in (tmp_path / "wild" / "log.txt").read_text()
+    assert "skipped: its gradient is not finite (prepared training pairs" in (tmp_path / "wild" / "log.txt").read_text()
     assert files(tmp_path, 8) == before
+
+
+def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:
+    def wild(updates: int) -> Recipe:
+        return load(toy, [
+            f"training.stages=[{{optimizer: nag, schedule: {{kind: constant, rate: 1e30}}, end: {{updates: {updates}}}}}]",
+            "training.max_skipped=6", "training.log_every=1",
+        ])  # fmt: skip
+
+    runs.train(wild(4), tmp_path / "run", "cpu", quiet=True)
+    with pytest.raises(FusetkError, match="6 updates in a row after update"):
+        runs.train(wild(90), tmp_path / "run", "cpu", quiet=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    norms = [json.loads(line, parse_constant=pytest.fail)["grad_norm"] for line in lines if '"kind": "train"' in line]
+    assert norms[0] is not None and norms[-1] is None, "what is not finite is no number in JSON"
+
+
+def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> None:
+    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    before = files(tmp_path, 8)
+    with subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\nprint(flush=True)\ninput()", str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout and other.stdout.readline()
+        with pytest.raises(ConfigError, match="another fusetk train is at work"):
+            runs.train(load(toy), tmp_path, "cpu", quiet=True)
+        other.communicate(b"\n")
+    assert files(tmp_path, 8) == before
+    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+
+
+def test_what_validation_cannot_do_loses_no_update(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(*given: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Validator, "part", part)
+    with pytest.raises(FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"):
+        runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    monkeypatch.undo()
+    assert checkpoint.read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
+    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    runs.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
+    assert files(tmp_path, 8)["model.safetensors"] == files(tmp_path.with_name("whole"), 8)["model.safetensors"]
+
+
+def test_a_stage_cannot_drop_out_where_the_model_does_not(toy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"stages.0.dropout is 0.3, but every dropout of the model is 0"):
+        runs.train(load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]), tmp_path / "run", "cpu", quiet=True)
 
 
 def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:

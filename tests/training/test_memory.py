@@ -13,35 +13,39 @@ from fusetk.errors import FusetkError
 from fusetk.recipe import load
 from fusetk.training import checkpoint, loop
 from fusetk.training.loss import Loss
+from fusetk.training.step import out_of_memory
 
 GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
 
 
-def small_memory(monkeypatch: pytest.MonkeyPatch, sentences: int, kind: type[Exception] = RuntimeError) -> None:
-    """Let gradients of more sentences at once fail in the backward pass, after some of them were made."""
-    plain = loop.gradients
+def small_memory(monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError) -> list[int]:
+    """Let gradients of more target tokens at once fail in the backward pass, after some of them were made; returns how many did."""
+    plain, failed = loop.gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
         found = []
         for batch in batches:
             found += plain(model, [batch], *given)  # type: ignore[arg-type]
-            if len(batch.src) > sentences:
+            if len(batch.real) > tokens:
+                failed.append(len(batch.real))
                 raise kind("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more")
         return found
 
     monkeypatch.setattr(loop, "gradients", gradients)
+    return failed
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
 def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
     runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
-    small_memory(monkeypatch, 30, kind)
+    failed = small_memory(monkeypatch, 200, kind)
     runs.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
     found, wanted = (
         checkpoint.read_tensors(tmp_path / name / "checkpoints" / checkpoint.name_of(8), checkpoint.MODEL) for name in ("halves", "whole")
     )
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
+    assert 0 < len(failed) <= 4, "what did not fit is not tried again"
     said = (tmp_path / "halves" / "log.txt").read_text()
     assert said.count("does not fit into memory and is done in halves") == 1
 
@@ -59,3 +63,8 @@ def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(loop, "gradients", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+
+
+@pytest.mark.parametrize("said", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+def test_words_of_other_libraries(said: str) -> None:
+    assert out_of_memory(RuntimeError(said)) and not out_of_memory(ValueError(said))
