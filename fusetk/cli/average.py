@@ -15,7 +15,10 @@ import click
 @click.option("--update", "updates", type=click.IntRange(1), multiple=True, metavar="U", help="The checkpoint after update U; repeatable.")
 @click.option("--name", default="average", show_default=True, help="Folder of the new checkpoint in RUN/checkpoints.")
 def command(run: Path, last: int | None, best: int | None, metric: str | None, updates: tuple[int, ...], name: str) -> None:
-    """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1) into a checkpoint beside them."""
+    """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1) into a checkpoint beside them.
+
+    It is the mean of the weights themselves, also where training kept an exponential mean of them.
+    """
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give one of --last, --best and --update")
     if not name or Path(name).name != name or name in ("best", "last") or name.startswith(("update-", ".")):
