@@ -349,13 +349,19 @@ class Trainer:
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
             checkpoint.link(self.run, "best", folder)
+        self._prune(folder)
+
+    def _prune(self, folder: Path) -> None:
+        """Delete all checkpoints that are not to be kept beside this one, the last."""
+        progress = self.progress
         sign = 1 if self.config.validation.metric in LOWER_IS_BETTER else -1
         ranked = sorted((sign * value, u) for u, value in progress.ranking if not math.isnan(value))  # of equals the first is best
         best = [folder.with_name(checkpoint.name_of(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
         # Nor may later ones that a run which was set back left.
-        there = [path for path in checkpoint.whole(self.run) if path.name <= folder.name]
-        regular = [path for path in there if path == folder or not checkpoint.noted(path).get("interrupted")]
+        there = checkpoint.whole(self.run)
+        there = there[: [path.name for path in there].index(folder.name) + 1]
+        regular = [path for path in there if path is there[-1] or not checkpoint.noted(path).get("interrupted")]
         checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
@@ -370,6 +376,8 @@ class Trainer:
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))
         if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
+        if self.world.first:  # a kill may have come before it was done
+            self._prune(folder)
         if self.progress.stage_update:
             self.optimizer = self._optimizer(self.config.stages[self.progress.stage])
             checkpoint.load_optimizer(self.model, self.optimizer, folder)

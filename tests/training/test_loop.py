@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,19 @@ def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     norms = [json.loads(line, parse_constant=pytest.fail)["grad_norm"] for line in lines if '"kind": "train"' in line]
     assert norms[0] is not None and norms[-1] is None, "what is not finite is no number in JSON"
+
+
+def test_what_a_kill_left_goes_when_training_goes_on(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is left to do, and with a path that is not absolute."""
+    monkeypatch.chdir(tmp_path)
+    recipe = load(toy, ["training.keep_last=1", "training.validation.every_updates=2"])
+    runs.train(recipe, Path("run"), "cpu", quiet=True)
+    kept = sorted(path.name for path in Path("run/checkpoints").iterdir())
+    last = Path("run/checkpoints/last").resolve()
+    left = last.with_name(checkpoint.name_of(1))
+    shutil.copytree(last, left)
+    runs.train(recipe, Path("run"), "cpu", quiet=True)
+    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == kept
 
 
 def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> None:
