@@ -1,5 +1,6 @@
 """Run folders: everything that training leaves and translation needs."""
 
+import copy
 import os
 import re
 import sys
@@ -97,8 +98,19 @@ def load_ensemble(
                     f"{paths[0]} and {path} cannot be an ensemble, their {side} vocabularies differ ({len(mine)} and {len(theirs)} tokens):"
                     " train both on the same prepared data"
                 )
-    models = [one.model.to(torch.bfloat16) if precision == "bf16" else one.model for one in loaded]
+    models = [in_bf16(one.model) if precision == "bf16" else one.model for one in loaded]
     return Ensemble(models, first, loaded[0].recipe)
+
+
+def in_bf16(model: Seq2Seq) -> Seq2Seq:
+    """The model with bf16 weights, but for the last map, to the vocabulary: with 7 bits behind the first, values of it that differ become
+    equal, and that costs most of the accuracy.
+    """
+    output = copy.deepcopy(model.output)  # no longer the embedding's weights, where they were tied
+    output.register_forward_pre_hook(lambda module, given: (given[0].float(),))
+    model.to(torch.bfloat16)
+    model.output = output
+    return model
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:

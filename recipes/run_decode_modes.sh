@@ -65,7 +65,7 @@ mode "beam 20" -b 20
 mode "no length penalty" -b 5 -n 0
 mode "gnmt 0.6" -b 5 --penalty gnmt -n 0.6
 mode "word penalty -0.3" -b 5 -n 0 --word-penalty -0.3
-mode "coverage penalty 0.2" -b 5 --coverage-penalty 0.2
+mode "gnmt 0.2, coverage penalty 0.2" -b 5 --penalty gnmt -n 0.2 --coverage-penalty 0.2
 mode "no run of 3 twice" -b 5 --no-repeat-ngram 3
 mode "minimum 0.8 of the source" -b 5 --min-length-factor 0.8
 mode "maximum 0.8 of the source" -b 5 --max-length-factor 0.8 --max-length-extra 0

@@ -20,7 +20,7 @@ models_option: Decorator = click.option(
 )  # fmt: skip
 precision_option: Decorator = click.option(
     "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
-    help="Of the model; log-probabilities are always fp32.",
+    help="Of the model's weights, but for the map to the vocabulary and log-probabilities, which are fp32.",
 )  # fmt: skip
 raw_option: Decorator = click.option(
     "--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them."

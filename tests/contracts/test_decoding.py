@@ -1,5 +1,6 @@
 """What search may rely on, for every registered backbone, connection, fusion and attention."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +18,7 @@ from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.tree import map_tensors, select
+from fusetk.run import in_bf16
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
@@ -238,6 +240,15 @@ def test_all_that_may_be_asked_of_an_ensemble(model, options):
             assert one.ids[: len(demand.prefix)] == list(demand.prefix)
             for phrase in demand.constraints:
                 assert phrase in [one.ids[i : i + len(phrase)] for i in range(len(one.ids))]
+
+
+def test_in_bf16_the_map_to_the_vocabulary_stays_exact(model):
+    tokens, lower = prefixes(len(SOURCES)), in_bf16(copy.deepcopy(model))
+    features = lower(*batch(SOURCES), tokens)
+    logits = lower.output(features)
+    assert features.dtype == torch.bfloat16 and logits.dtype == torch.float32
+    assert torch.equal(logits, model.output(features.float()))
+    assert (logits - forced(model, tokens)).abs().mean() < 0.2 * forced(model, tokens).std()
 
 
 def test_two_searches_at_once(model):
