@@ -1,5 +1,7 @@
 """Linear maps with weight normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,7 +20,7 @@ class NormedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W (out, in). In evaluation, without gradients, it is made once; training again forgets it."""
+        """W (out, in). In evaluation, without gradients, it is made once; training again, or another type or device, forgets it."""
         if self.training or torch.is_grad_enabled():
             return self._weight()
         made = self._made
@@ -29,6 +31,11 @@ class NormedLinear(nn.Module):
     def train(self, mode: bool = True) -> "NormedLinear":
         self._made = None
         super().train(mode)
+        return self
+
+    def _apply(self, *given: Any, **named: Any) -> "NormedLinear":  # what to() and its like come to
+        self._made = None
+        super()._apply(*given, **named)
         return self
 
     def _weight(self) -> Tensor:
