@@ -16,7 +16,7 @@ config_argument: Decorator = click.argument("config", type=click.Path(dir_okay=F
 set_option: Decorator = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 models_option: Decorator = click.option(
     "-m", "--model", "models", metavar="RUN", multiple=True, required=True,
-    help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble.",
+    help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble, with the same vocabularies.",
 )  # fmt: skip
 precision_option: Decorator = click.option(
     "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
