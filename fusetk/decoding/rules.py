@@ -31,8 +31,7 @@ class Rules:
     ):  # fmt: skip
         """``src_mask`` (B, S) with end marks; each sentence is searched for by ``groups`` units that stand together."""
         demands = demands or [Demand()] * len(src_mask)
-        lengths = (src_mask.sum(1) - 1).tolist()
-        minima = [max(config.min_length, int(config.min_length_factor * length)) for length in lengths]
+        minima = length_minima(src_mask, config)
         limits = length_limits(models, src_mask, config, demands)
         self.forbidden = [PAD, BOS, UNK] if config.forbid_unknown else [PAD, BOS]
         self.ngram = config.no_repeat_ngram
@@ -59,14 +58,16 @@ class Rules:
         token number ``length``; what is forbidden keeps its probability. ``met`` (A, W) as in ``Constraints``. The next token of a
         phrase, and one that must come, are never forbidden.
         """
-        forced = self._forced(unit, prefix, length, met)
+        asked = None
+        if met is not None and self.constraints is not None:
+            asked = self.constraints.next(unit, met, self.inside_word(prefix))
+        forced = self._forced(unit, length, prefix.shape[1], met, asked)
         if forced is not None:
             only = (forced >= 0)[:, None]
             forced = forced.clamp(min=PAD)[:, None]
             kept = values.gather(1, forced).masked_fill(~only, DEAD)
-        asked = None
-        if met is not None and self.constraints is not None:
-            asked = self.constraints.next(unit, met, self.inside_word(prefix)).flatten()[:, None]
+        if asked is not None:
+            asked = asked.flatten()[:, None]
             wanted = values.gather(1, asked).masked_fill(asked == PAD, DEAD)
         for token in self.forbidden:
             values[:, token] = DEAD
@@ -76,7 +77,7 @@ class Rules:
         elif length <= self._least:
             values[:, EOS].masked_fill_((self.minimum[unit] >= length).repeat_interleave(width), DEAD)
         if met is not None and self.constraints is not None:
-            self._leave_room(values, unit, prefix, length, met)
+            self._leave_room(values, unit, length, met)
         if self.ngram:
             _forbid_repetition(values, prefix.flatten(0, 1)[:, 1:], self.ngram)
         if asked is not None:
@@ -88,7 +89,7 @@ class Rules:
         """Where (A, W) the next token goes on with a word, after prefixes (A, W, t)."""
         return torch.isin(prefix[:, :, -1], self._inside)
 
-    def _leave_room(self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor) -> None:
+    def _leave_room(self, values: Tensor, unit: Tensor, length: int, met: Tensor) -> None:
         """Forbid the end mark until all phrases are met, and what a word would have to go on from where a phrase must begin next."""
         assert self.constraints is not None
         rows = self.constraints.left(unit, met).flatten() > 0
@@ -96,20 +97,25 @@ class Rules:
         next_pressing = self.constraints.pressing(unit, met, self.limit[unit] - length - 1).flatten()
         values[:, self._inside] = values[:, self._inside].masked_fill(next_pressing[:, None], DEAD)
 
-    def _forced(self, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None) -> Tensor | None:
-        """The one token (R,) that each hypothesis may get, -1 where it is free; None where all are."""
-        width = prefix.shape[1]
+    def _forced(self, unit: Tensor, length: int, width: int, met: Tensor | None, asked: Tensor | None) -> Tensor | None:
+        """The one token (R,) that each of ``width`` hypotheses may get, -1 where it is free; None where all are. ``asked`` (A, W) are the
+        next tokens of phrases.
+        """
         forced = None
         if length in self._last:
             forced = torch.where(self.limit[unit] == length, EOS, -1)[:, None].expand(-1, width)
-        if met is not None and self.constraints is not None:
+        if met is not None and asked is not None and self.constraints is not None:
             pressing = self.constraints.pressing(unit, met, self.limit[unit] - length)
-            asked = self.constraints.next(unit, met, self.inside_word(prefix))
             forced = torch.where(pressing, asked, -1 if forced is None else forced)
         if self.prefix is not None and length <= self.prefix.shape[1]:
             given = self.prefix[unit, length - 1][:, None].expand(-1, width)
             forced = given if forced is None else torch.where(given >= 0, given, forced)
         return None if forced is None else forced.flatten()
+
+
+def length_minima(src_mask: Tensor, config: SearchConfig) -> list[int]:
+    """The fewest tokens of each sentence's translation, the end mark not counted; ``src_mask`` (B, S) with end marks."""
+    return [max(config.min_length, int(config.min_length_factor * length)) for length in (src_mask.sum(1) - 1).tolist()]
 
 
 def length_limits(
@@ -121,7 +127,7 @@ def length_limits(
     positions = [limit for model in models if (limit := getattr(model, "max_positions", None)) is not None]
     lengths = (src_mask.sum(1) - 1).tolist()
     limits = [int(config.max_length_factor * length) + config.max_length_extra for length in lengths]
-    least = [max(config.min_length, int(config.min_length_factor * length)) for length in lengths]
+    least = length_minima(src_mask, config)
     asked = [len(demand.prefix) + sum(map(len, demand.constraints)) for demand in demands or [Demand()] * len(lengths)]
     limits = [max(several) + 1 for several in zip(limits, least, asked, strict=True)]
     return [min(limit, *positions) for limit in limits] if positions else limits
