@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fusetk.data.sampler import Indices
 from fusetk.errors import ConfigError
+from fusetk.training.sharding import sharded
 
 Value = TypeVar("Value")
 BUCKET = 1 << 24  # elements of gradients that are sent at once: 64 MB in float32
@@ -55,7 +56,7 @@ class World:
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         # Those of a model that is split (``sharding.py``) are sums already.
-        grads = [p.grad for p in model.parameters() if p.grad is not None and not hasattr(p.grad, "placements")]
+        grads = [p.grad for p in model.parameters() if p.grad is not None and not sharded(p.grad)]
         for bucket in _buckets(grads):
             flat = torch.cat([grad.flatten() for grad in bucket])
             dist.all_reduce(flat)
@@ -134,7 +135,7 @@ def _meet(store: dist.Store, rank: int, size: int) -> str:
 
     A launcher that starts processes again keeps its store, and there stand addresses of processes that are gone. So each process says
     hello with a name of its own, and the first one answers whom it finds there with its name, the living and the dead, until all have
-    taken it. Raises DistStoreError after PATIENCE.
+    taken it. After PATIENCE the first raises ConfigError, the others DistStoreError.
     """
     name = uuid.uuid4().hex
     if rank:

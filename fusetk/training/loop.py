@@ -147,7 +147,7 @@ class Trainer:
                     if said := failure(error):
                         raise ConfigError(said) from None
                     raise
-                self._halve(mine, error)
+                self._note_too_large(mine, error)
                 mine = [half for pairs in mine for half in self._halves(pairs)]
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
@@ -158,9 +158,9 @@ class Trainer:
         found = collate(self.corpus, pairs if len(pairs) else np.zeros(1, np.int64), multiple, self.model.max_positions)
         return (found if len(pairs) else found._replace(real=found.real[:0])).to(self.device)
 
-    def _halve(self, mine: Sequence[Indices], error: RuntimeError) -> None:
-        """Say that batches are halved, once a run; raise FusetkError where there is nothing to halve, or the model is sharded: then all
-        processes must do the same.
+    def _note_too_large(self, mine: Sequence[Indices], error: RuntimeError) -> None:
+        """Remember what did not fit into memory, and say once that such batches are halved. Raises FusetkError where there is nothing to
+        halve, or the model is sharded: then all processes must do the same.
         """
         largest = max(mine, key=lambda pairs: int(self.corpus.target.lengths[pairs].sum()))
         tokens, why = int(self.corpus.target.lengths[largest].sum()), str(error).splitlines()[0]
