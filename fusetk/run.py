@@ -4,7 +4,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from fusetk.data.build import lock
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
-from fusetk.machine import device_of, float32_products, revision
+from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint, distributed, metrics
@@ -31,7 +31,7 @@ from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 
-CONFIG, TEXT = "config.yaml", "text"
+CONFIG, TEXT, MACHINE = "config.yaml", "text", "machine.json"
 PRECISIONS = ("fp32", "bf16")  # of what is loaded
 
 
@@ -130,15 +130,16 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
-    """Train a recipe in a run folder, from the start or from where its last checkpoint stands.
+    """Train a recipe in a run folder, from the start or from its last checkpoint.
 
     Raises DataError or ConfigError, before anything is written, when data, config and run do not fit together.
     """
     device = device_of(distributed.local_device(device_name))
     world = distributed.join(device)
     try:
-        with Stop() as stop, float32_products(device, recipe.training.matmul) as products, _Alone(run) as alone:
-            _train(recipe, run, device, quiet, world, stop, products, alone)
+        chosen = world.tell(_choices(recipe, run) if device.type == "cpu" and world.first else None)
+        with Stop() as stop, computing(device, recipe.training.matmul, chosen) as products, _Alone(run) as alone:
+            _train(recipe, run, device, quiet, world, stop, chosen, products, alone)
     except Exception as error:
         if isinstance(error, Interrupted):
             world.leave()
@@ -157,17 +158,29 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     world.leave()
 
 
+def _choices(recipe: Recipe, run: Path) -> Choices:
+    """The choices that the run recorded, so that resuming is exact; those of this machine if it recorded none on this processor."""
+    recorded = read_choices(run / MACHINE)
+    return recorded if recorded and recorded.processor == processor() else choices(recipe.training.matmul)
+
+
 def _train(
-    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, products: str, alone: "_Alone"
+    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, chosen: Choices | None,
+    products: str, alone: "_Alone",
 ) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
     found = manifest.read(data)
+    guards.check_settings(recipe.data, found)
     fingerprint = manifest.training_fingerprint(found)
     guards.check_files(data, found)
     if world.first:
         alone.take()
     last = world.tell(_last(run) if world.first else None)
     changes = _changes(recipe, run, last, fingerprint) if last else []
+    changes += _changed_text(recipe, found, resuming=bool(last))
+    recorded = read_choices(run / MACHINE)
+    if recorded and chosen and recorded.processor != chosen.processor:
+        changes.append(f"processor: {recorded.processor} -> {chosen.processor}; the results of one update may differ in rounding")
     pipeline = Pipeline.load(data / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     if recipe.training.compile:
@@ -185,7 +198,7 @@ def _train(
         trainer.resume(last)
     world.collect(None)  # all have read what is there
     if world.first:
-        _prepare(recipe, run, trainer.progress.update if last else 0)
+        _prepare(recipe, run, trainer.progress.update if last else 0, chosen)
         alone.take()
     log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
     with log:
@@ -223,8 +236,16 @@ class _Alone:
             os.close(self.held)
 
 
-def _prepare(recipe: Recipe, run: Path, update: int) -> None:
-    """Put into the run folder all that is not a checkpoint, and forget what its metrics say of later updates."""
+def _changed_text(recipe: Recipe, noted: Mapping[str, Any], resuming: bool) -> list[str]:
+    """Describe the raw text that changed since it was prepared. Raises DataError for a run that begins."""
+    changed = [str(path) for path in guards.changed_text(recipe.data, noted)]
+    if changed and not resuming:
+        raise DataError(f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {guards.PREPARE}")
+    return [f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text" for path in changed]
+
+
+def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> None:
+    """Write everything into the run folder that is not a checkpoint, and remove the metrics of later updates."""
     text = Path(recipe.data.folder) / TEXT
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -232,6 +253,8 @@ def _prepare(recipe: Recipe, run: Path, update: int) -> None:
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             _put(run / TEXT / file.relative_to(text), file.read_bytes())
         _put(run / CONFIG, config.dump(recipe).encode())
+        if chosen:
+            write_choices(run / MACHINE, chosen)
     except OSError as error:
         raise checkpoint.refused(run, error) from None
 

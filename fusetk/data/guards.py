@@ -7,12 +7,54 @@ from typing import Any
 import numpy as np
 
 from fusetk.data import manifest
+from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import SIDES
+from fusetk.data.prepare import text_files
 from fusetk.errors import DataError
 
 STRETCHES, STRETCH = 256, 1 << 15  # of ids that are looked at where prep did not note the largest
 AGAIN = "put it back as it was, or run fusetk prep --force"
+
+
+PREPARE = "run fusetk prep with the same config and --set options, or train with --prep"
+
+
+def check_settings(config: DataConfig, noted: Mapping[str, Any]) -> None:
+    """Raise DataError where the config asks for other training or validation data than the folder was prepared with.
+
+    Paths and test sets are not compared: folders may be moved, and training reads no test set.
+    """
+    before = DataConfig.model_validate({**noted["settings"], "folder": config.folder})
+    changes = list(manifest.differences(_settings(before), _settings(config), "data"))
+    if changes:
+        raise DataError(f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {PREPARE}")
+
+
+def _settings(config: DataConfig) -> dict[str, Any]:
+    """The settings that decide what training reads, with the number of files instead of their paths."""
+    settings = config.model_dump(mode="json", exclude={"folder", "test"})
+    settings["train"] = f"{len(config.train)} file prefixes"
+    if isinstance(config.valid, list):
+        settings["valid"] = f"{len(config.valid)} file prefixes"
+    return settings
+
+
+def changed_text(config: DataConfig, noted: Mapping[str, Any]) -> list[Path]:
+    """The training and validation text files that are not as they were when the folder was prepared.
+
+    A file that is not on this machine is not compared.
+    """
+    changed = []
+    for split in ("train", "valid"):
+        stage = noted["stages"].get(f"words.{split}", {})
+        paths = list(dict.fromkeys(path for pair in text_files(config, split) for path in pair))
+        records = list(stage.get("inputs", {}).values())
+        if len(paths) != len(records):
+            changed += paths
+            continue
+        changed += [path for path, record in zip(paths, records, strict=True) if not manifest.same(path, record)]
+    return changed
 
 
 def check_files(folder: Path, noted: Mapping[str, Any]) -> None:

@@ -120,6 +120,14 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
     return found
 
 
+def text_files(config: DataConfig, split: str) -> list[Pair]:
+    """The files of a split; none where it is taken from the training text or a file is missing."""
+    try:
+        return [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
+    except DataError:
+        return []
+
+
 def _pair(config: DataConfig, prefix: str) -> Pair:
     return Pair(locate(prefix, config.source), locate(prefix, config.target))
 

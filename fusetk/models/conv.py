@@ -157,11 +157,11 @@ class DecoderLayer(ConvLayer):
         seen = torch.cat((window, x), 1)
         z = self.conv(seen)
         sources = keys.shape[1]
-        q = ((self.query(z) + target) * HALF).view(len(mask), 1, -1, target.shape[-1])
+        q = ((self.query(z) + target) * HALF).reshape(len(mask), 1, -1, target.shape[-1])
         k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
         found = attend(q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources)
         scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]
-        a = self.out((found * scale).view(target.shape))
+        a = self.out((found * scale).reshape(target.shape))
         made = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
         return self.add(x, made), seen[:, x.shape[1] :]
 

@@ -23,7 +23,7 @@ class AdditiveAttention(nn.Module):
         """Mapped queries (B * K, D), keys (B, n * S, D) and values (B, n * S, C) of n sources, mask (B, S): what is found (B * K, C)
         and the weights (B * K, n * S, H).
         """
-        q = queries.view(len(keys), -1, 1, queries.shape[-1])  # (B, K, 1, D)
+        q = queries.reshape(len(keys), -1, 1, queries.shape[-1])  # (B, K, 1, D)
         scores = torch.tanh((q + keys[:, None]).to(self.vector.dtype)).unflatten(-1, (self.heads, -1)) @ self.vector  # (B, K, n * S, H)
         scores = scores.unflatten(2, (self.sources, -1)).masked_fill(~mask[:, None, None, :, None], -math.inf)
         weights = scores.softmax(3).flatten(2, 3)

@@ -1,6 +1,7 @@
 """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2)."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -12,24 +13,29 @@ from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.precision import product_dtype
 
+# Greatest number of keys for which plain products replace torch's fused kernel on CPU, by the type of the products and by whether
+# they need gradients. The results differ in rounding only. ``fusetk.machine`` measures the numbers on the machine at hand.
+plain_up_to: dict[tuple[torch.dtype, bool], int] = {(torch.bfloat16, True): sys.maxsize}
+
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, name: str, scale: float | None = None, sources: int = 1
 ) -> Tensor:
     """softmax(q k^T scale) v, scale 1 / sqrt(d) if not given: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
 
-    ``mask`` is True where a query may look, and broadcasts to (B, H, T, S). The weights are recorded under ``name``
-    when somebody listens; otherwise torch's fused kernel is used and they never exist. (Its backward pass in bf16 on CPU
-    takes eight times as long as the plain products, which are taken there.)
+    ``mask`` is True where a query may look, and broadcasts to (B, H, T, S). With an active trace listener the weights are
+    materialised and recorded under ``name``. Otherwise torch's fused kernel computes the result; on CPU plain products do it
+    for up to ``plain_up_to`` keys, where they are faster.
 
-    Of ``sources`` n > 1, the keys and values of one after the other, (B, H, n * S, d), each has a softmax of its own, and what
-    is found in them is summed. On CPU that is one product with all keys and one with all values, and faster than the fused kernel;
-    elsewhere sources are heads of the kernel. Recorded are (B, n * H, T, S).
+    With n > 1 ``sources``, keys and values are concatenated along positions, (B, H, n * S, d). Each source has a softmax of its
+    own, and the n results are summed. On CPU one product with all keys and one with all values is faster than the fused kernel;
+    on other devices each source is a head of the kernel. The recorded weights are (B, n * H, T, S).
     """
     cpu, wanted = q.device.type == "cpu", trace.wanted(name)
-    if sources == 1 and not wanted and not (cpu and q.requires_grad and product_dtype(q) == torch.bfloat16):
+    plain = wanted or (cpu and (sources > 1 or k.shape[-2] <= plain_up_to.get((product_dtype(q), q.requires_grad), 0)))
+    if not plain and sources == 1:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-    if not cpu and not wanted:
+    if not plain:
         return attend_as_heads(q, k, v, mask, dropout, scale, sources)
     scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT  # (B, H, T, n * S)
     scores = scores.unflatten(-1, (sources, -1))
@@ -112,9 +118,9 @@ class SelfAttention(nn.Module):
         the K * T new ones, a position sees (B, 1, K * T, n + K * T), None for all. Returns (B * K, T, D) and the cache, grown.
         """
         sentences = len(cache.buffer)
-        q, new = self.project(x).view(sentences, -1, 3 * x.shape[-1]).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
+        q, new = self.project(x).reshape(sentences, -1, 3 * x.shape[-1]).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
         cache = cache.append(new)
-        return self._mix(q, cache.read(), mask, name or self.name).view(x.shape), cache
+        return self._mix(q, cache.read(), mask, name or self.name).reshape(x.shape), cache
 
     def keys_values(self, x: Tensor) -> Tensor:
         """Keys and values alone, (B, S, D) -> (B, S, 2D)."""
@@ -125,7 +131,7 @@ class SelfAttention(nn.Module):
         """Attention of x (B * K, T, D) to other positions, (B, S, 2D), by the same maps."""
         bias = self.project.bias
         q = F.linear(x, self.project.weight[: x.shape[-1]], None if bias is None else bias[: x.shape[-1]])
-        return self._mix(q.view(len(keys_values), -1, x.shape[-1]), keys_values, mask, name).view(x.shape)
+        return self._mix(q.reshape(len(keys_values), -1, x.shape[-1]), keys_values, mask, name).reshape(x.shape)
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         q, k, v = (split_heads(t, self.heads) for t in (q, *keys_values.chunk(2, dim=-1)))
@@ -157,9 +163,9 @@ class CrossAttention(nn.Module):
         The K hypotheses of a sentence are K * T queries to its one copy of keys and values.
         """
         sources = len(self.project)
-        q = split_heads(self.query(x).view(len(mask), -1, x.shape[-1]), self.heads)
+        q = split_heads(self.query(x).reshape(len(mask), -1, x.shape[-1]), self.heads)
         k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
         mixed = attend(q, k, v, mask[:, None, None, :], self.dropout.now, self.name, sources=sources)
         if sources > 1:
             mixed = mixed * sources**-0.5
-        return self.out(join_heads(mixed).view(x.shape))
+        return self.out(join_heads(mixed).reshape(x.shape))

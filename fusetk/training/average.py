@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fusetk.errors import CheckpointError
 from fusetk.training import checkpoint
-from fusetk.training.validation import LOWER_IS_BETTER
+from fusetk.training.validation import rank
 
 
 def choose(run: Path, last: int | None = None, best: int | None = None, metric: str = "loss", updates: Sequence[int] = ()) -> list[Path]:
@@ -16,8 +16,8 @@ def choose(run: Path, last: int | None = None, best: int | None = None, metric: 
         chosen = [path for path in there if path.name in {checkpoint.name_of(update) for update in updates}]
         wanted = len(set(updates))
     elif best:
-        judged = [(checkpoint.read_state(path).get("valid", {}).get(metric, math.nan), path) for path in there]
-        ranked = sorted(((value, path) for value, path in judged if not math.isnan(value)), reverse=metric not in LOWER_IS_BETTER)
+        results = [(checkpoint.read_state(path).get("valid", {}), path) for path in there]
+        ranked = sorted((rank(metric, valid), path) for valid, path in results if not math.isnan(valid.get(metric, math.nan)))
         chosen, wanted = [path for _, path in ranked[:best]], best
     else:
         wanted = last or 1

@@ -34,7 +34,7 @@ from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.sharding import gather, gathered, optimizer_groups, sharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, apply, gradients, length_multiple, next_scale, out_of_memory
-from fusetk.training.validation import LOWER_IS_BETTER, Validator, better
+from fusetk.training.validation import LOWER_IS_BETTER, Part, Validator, rank
 
 
 class Trainer:
@@ -286,24 +286,16 @@ class Trainer:
         """Judge and save. A schedule hears of validations that are ``due``, not of one that is there because the stage was to end."""
         progress, metric = self.progress, self.config.validation.metric
         begun = time.perf_counter()
-        part = None
-        try:
-            with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
-                part = self.validator.part(self.model, self.device, self.config.precision, self.world)
-        except Exception:
-            if self.world.size == 1:  # so that no update is lost
-                self._save({}, interrupted=True)
-            raise
-        parts = self.world.collect(part)
-        if None in parts:
-            self._interrupt()
-        found = self.validator.judge([part for part in parts if part is not None])
-        new_best = better(metric, found[metric], progress.best)
+        found = self.validator.judge(self._validation_parts())
+        new_best = not math.isnan(found[metric])
+        if progress.best is not None:
+            best_loss = -math.inf if progress.best_loss is None else progress.best_loss  # unknown in runs of version 0.1
+            new_best = new_best and rank(metric, found) < rank(metric, {"loss": best_loss, metric: progress.best})
         if new_best:
-            progress.best, progress.best_update, progress.stalled = found[metric], progress.update, 0
+            progress.best, progress.best_loss, progress.best_update, progress.stalled = found[metric], found["loss"], progress.update, 0
         else:
             progress.stalled += 1
-        progress.ranking.append((progress.update, found[metric]))
+        progress.ranking.append((progress.update, found[metric], found["loss"]))
         self.log.record("valid", {"update": progress.update, "epoch": round(progress.epochs, 3), **found, "best": new_best})
         values = "  ".join(f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}" for name, value in found.items())
         best = 0.0 if progress.best is None else progress.best
@@ -313,6 +305,31 @@ class Trainer:
             self._tell_schedule(found[metric])
         self._save(found)
         self._restart_clock()
+
+    def _validation_parts(self) -> list[Part]:
+        """Validate, and gather the parts of all processes.
+
+        Saves a checkpoint before it raises: Interrupted after a signal, and what made the validation of a process fail.
+        """
+        part: Part | None = None
+        error: Exception | None = None
+        try:
+            with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
+                part = self.validator.part(self.model, self.device, self.config.precision, self.world)
+        except Exception as caught:
+            error = caught
+        try:
+            parts, failed = self.world.collect(part), self.world.any(error is not None)
+        except Exception:  # a process has ended
+            if self.world.first and not self.sharded:
+                self._write([*self._tensors()], {}, interrupted=True)
+            raise
+        if failed:
+            self._save({}, interrupted=True)
+            raise error or FusetkError(f"validation failed in another process; saved after update {self.progress.update}")
+        if None in parts:
+            self._interrupt()
+        return [part for part in parts if part is not None]
 
     def _tell_schedule(self, value: float) -> None:
         progress, stage = self.progress, self.config.stages[self.progress.stage]
@@ -327,9 +344,7 @@ class Trainer:
     def _save(self, valid: dict[str, float], interrupted: bool = False) -> None:
         """Write a checkpoint, by the first process. Raises CheckpointError in all of them where it cannot be written."""
         error: CheckpointError | None = None
-        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
-        mean = self.ema.mean if self.ema else {}
-        files = [gather(tensors, self.world.first) for tensors in (checkpoint.model_tensors(self.model), training, mean)]
+        files = [gather(tensors, self.world.first) for tensors in self._tensors()]
         if self.world.first:
             try:
                 self._write(files, valid, interrupted)
@@ -337,6 +352,11 @@ class Trainer:
                 error = found
         if (told := self.world.tell(error)) is not None:
             raise told
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of a checkpoint: model, optimiser, moving average."""
+        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        return checkpoint.model_tensors(self.model), training, self.ema.mean if self.ema else {}
 
     def _write(self, files: Sequence[dict[str, Tensor]], valid: dict[str, float], interrupted: bool) -> None:
         progress = self.progress
@@ -354,8 +374,8 @@ class Trainer:
     def _prune(self, folder: Path) -> None:
         """Delete all checkpoints that are not to be kept beside this one, the last."""
         progress = self.progress
-        sign = 1 if self.config.validation.metric in LOWER_IS_BETTER else -1
-        ranked = sorted((sign * value, u) for u, value in progress.ranking if not math.isnan(value))  # of equals the first is best
+        metric = self.config.validation.metric
+        ranked = sorted((rank(metric, {"loss": loss, metric: value}), u) for u, value, loss in progress.ranking if not math.isnan(value))
         best = [folder.with_name(checkpoint.name_of(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
         # Nor may later ones that a run which was set back left.
@@ -370,7 +390,8 @@ class Trainer:
         self._load(folder)
         try:
             self.progress = Progress(**state["progress"])
-            self.progress.ranking = [(u, v) for u, v in self.progress.ranking]
+            # Runs of version 0.1 kept no losses here.
+            self.progress.ranking = [(u, value, loss[0] if loss else math.nan) for u, value, *loss in self.progress.ranking]
         except (KeyError, TypeError, ValueError):
             raise checkpoint.damaged(folder, f"{folder / checkpoint.STATE} does not say where training stood") from None
         best = folder.with_name(checkpoint.name_of(self.progress.best_update))

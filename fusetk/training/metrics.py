@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from rich.console import Console
@@ -40,12 +40,28 @@ class Lines:
             self._file.close()
 
 
+class _StandardError:
+    """Standard error that may be closed: writing to it never fails, as when the terminal of a training is closed."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
 class Log:
     """Writes into a run folder and to standard error. Use as a context."""
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
         self._text, self._metrics = Lines(run / "log.txt"), Lines(run / "metrics.jsonl")
-        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True)
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"),
@@ -160,7 +176,7 @@ def forget_after(run: Path, update: int) -> None:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # whoever read it has gone; training goes on
+    with suppress(OSError, ValueError):  # A closed standard error does not stop training.
         print(text, file=sys.stderr, flush=True)
 
 

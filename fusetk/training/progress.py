@@ -21,9 +21,10 @@ class Progress:
     skipped: int = 0  # updates in a row whose gradient was not finite
     skipped_ever: int = 0
     best: float | None = None
+    best_loss: float | None = None
     best_update: int = 0
     stalled: int = 0  # validations since the best
-    ranking: list[tuple[int, float]] = field(default_factory=list)  # (update, metric) of every validation
+    ranking: list[tuple[int, float, float]] = field(default_factory=list)  # (update, metric, loss) of every validation
     seen: dict[str, Any] = field(default_factory=dict)  # what the schedule made of the stage's validations
 
     def advance(self, updates_in_epoch: int) -> None:

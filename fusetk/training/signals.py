@@ -12,9 +12,12 @@ class StopNow(Exception):
 
 
 class Stop:
-    """Within this context SIGTERM, SIGUSR1 and SIGINT are noted in ``signal``; a SIGINT after one of them ends the program at once."""
+    """Within this context SIGTERM, SIGUSR1, SIGINT and SIGHUP are noted in ``signal``; a SIGINT after one of them ends the program.
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    A SIGHUP that is ignored, as under nohup, stays ignored.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.signal: str | None = None  # the name of the first that came
@@ -23,7 +26,9 @@ class Stop:
     def __enter__(self) -> "Stop":
         self._before = {}
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            numbers = [number for number in self.SIGNALS if not (number is signal.SIGHUP and ignored)]
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,7 +1,7 @@
 """How good a model is on held-out text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,19 +35,19 @@ class ValidationConfig(Config):
     every_epochs: int | None = Field(None, ge=1)
     """Validate every so many epochs; 1 if neither is given."""
     metric: Metric = "loss"
-    """Decides what is best and when to stop: loss and perplexity without label smoothing, per token; accuracy of single tokens
-    given the right ones before; BLEU of beam search (tokenised, multi-bleu's arithmetic)."""
+    """Decides which checkpoint is best and when to stop: loss and perplexity without label smoothing, per token; accuracy of single
+    tokens given the reference prefix; BLEU of beam search (tokenised, multi-bleu's arithmetic). The loss decides between equal values."""
     bleu: bool = False
     """Translate the validation text each time, also when another metric decides."""
     tokens: int = Field(8192, ge=1)
     """Target tokens in a batch, for the losses."""
 
 
-def better(metric: str, value: float, best: float | None) -> bool:
-    """Whether ``value`` beats ``best``; NaN never does."""
-    if math.isnan(value):
-        return False
-    return best is None or (value < best if metric in LOWER_IS_BETTER else value > best)
+def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
+    """Sort key of validation results, the best first: the metric, and the loss among equals. NaN is the worst."""
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    value, loss = sign * results.get(metric, math.nan), results.get("loss", math.nan)
+    return math.inf if math.isnan(value) else value, math.inf if math.isnan(loss) else loss
 
 
 class Part(NamedTuple):

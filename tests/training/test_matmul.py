@@ -8,7 +8,7 @@ import torch
 
 from fusetk import run as runs
 from fusetk.errors import ConfigError
-from fusetk.machine import device_of, fastest_float32, float32_products
+from fusetk.machine import choices, computing, device_of
 from fusetk.recipe import load
 from fusetk.training import loop
 
@@ -24,9 +24,9 @@ def error() -> float:
 @pytest.mark.parametrize("matmul", ["highest", "high", "medium"])
 def test_the_setting_ends_with_its_context(matmul: str) -> None:
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(RuntimeError), float32_products(CPU, matmul) as said:
+    with pytest.raises(RuntimeError), computing(CPU, matmul) as said:
         if matmul == "highest":
-            assert said == f"by {fastest_float32()}" and error() < 1e-6
+            assert said == str(choices()) and error() < 1e-6
         else:
             assert torch.get_float32_matmul_precision() == matmul
             assert said == f"{matmul}, in fact {'rounded' if error() > 1e-5 else 'exact'}"
@@ -38,12 +38,11 @@ def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processo
     """What is fastest and exact on a processor is called medium, and would be tf32 on a GPU."""
     torch.set_float32_matmul_precision("medium")
     try:
-        with float32_products(torch.device("cuda"), "highest") as said:
+        with computing(torch.device("cuda"), "highest") as said:
             assert said == "exact" and torch.get_float32_matmul_precision() == "highest"
-        with float32_products(CPU, "highest"):
+        with computing(CPU, "highest"):
             assert error() < 1e-6
     finally:
-        fastest_float32.cache_clear()
         device_of("cpu")
 
 
@@ -64,4 +63,4 @@ def test_training_uses_it_says_it_and_leaves_nothing(toy: Path, tmp_path: Path, 
     with pytest.raises(ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."):
         runs.train(load(toy), tmp_path / "run", "cpu", quiet=True)
     runs.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
-    assert f"cpu, float32 products by {fastest_float32()}, " in (tmp_path / "other" / "log.txt").read_text()
+    assert f"cpu, float32 products {choices()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL | None:
     compiler = [next(name for name in found if name), *given[1:]]
     key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, COMMON, _machine())).encode()).hexdigest()[:16]
     why = ""
-    for folder in _folders():
+    for folder in cache_folders():
         try:
             return _load(compiler, folder / f"kernels-{key}.so")
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
@@ -76,8 +76,8 @@ def _compile(compiler: list[str], path: Path, digest: Path) -> None:
     raise OSError(why)
 
 
-def _folders() -> list[Path]:
-    """Where libraries are kept: the user's cache, or where there is none a folder for temporary files."""
+def cache_folders() -> list[Path]:
+    """Folders for what is made once a machine, best first: the user's cache folder, then one for temporary files."""
     found = []
     with contextlib.suppress(RuntimeError):  # a user without a home
         given = os.environ.get("XDG_CACHE_HOME")

@@ -1,0 +1,125 @@
+"""The choices of how to compute: measured once a machine, recorded by a run, equal in their results."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fusetk import machine
+from fusetk import run as runs
+from fusetk.machine import Choices, choices, computing, read_choices, write_choices
+from fusetk.nn import attention
+from fusetk.recipe import load
+from fusetk.training import checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder, and a process that has not measured yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine._choices.cache_clear()
+    yield tmp_path / "fusetk"
+    machine._choices.cache_clear()
+
+
+def uniform(limit: int) -> Choices:
+    """Plain products for up to ``limit`` keys in each kind of attention."""
+    return Choices(machine.processor(), 1, "MKL", dict.fromkeys(machine.ATTENTION_KINDS, limit))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_products_and_the_fused_kernel_are_equal(dtype: torch.dtype, gradients: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(2, 3, n, 8, generator=generator, dtype=dtype).requires_grad_(gradients) for n in (5, 7, 7)]
+    mask = torch.arange(7) < torch.tensor([7, 4])[:, None, None, None]
+    results = []
+    for limit in (0, 7):
+        with computing(CPU, "highest", uniform(limit)):
+            output = attention.attend(*inputs, mask, 0.0, "")
+            gradient = torch.autograd.grad(output.square().sum(), inputs) if gradients else ()
+            results.append((output.detach(), *gradient))
+    torch.testing.assert_close(*results, **({"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}))
+
+
+def test_the_limit_decides_by_the_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *given, **named: calls.append(1) or fused(*given, **named))
+    q = torch.randn(1, 1, 9, 4)
+    with computing(CPU, "highest", uniform(6)):
+        for keys, expected in ((6, 0), (7, 1)):
+            k = torch.randn(1, 1, keys, 4)
+            attention.attend(q, k, k, None, 0.0, "")
+            assert len(calls) == expected
+
+
+def test_choices_are_measured_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = choices()
+    [file] = cache.glob("machine-*.json")
+    assert read_choices(file) == first
+    monkeypatch.setattr(machine, "_measure", lambda matmul: pytest.fail("measured again"))
+    machine._choices.cache_clear()
+    assert choices() == first
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"processor": 1}', "\x00"])
+def test_damaged_choices_are_measured_again(cache: Path, content: str) -> None:
+    choices()
+    [file] = cache.glob("machine-*.json")
+    file.write_text(content)
+    machine._choices.cache_clear()
+    again = choices()
+    assert read_choices(file) == again
+
+
+def test_the_first_process_that_measured_decides(tmp_path: Path) -> None:
+    """Processes that measure at the same time use the same choices."""
+    path = tmp_path / "machine.json"
+    for limit in (1, 2):
+        write_choices(path, uniform(limit), replace=False)
+    assert read_choices(path) == uniform(1)
+
+
+def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with bf16 tiles, on which oneDNN is fast and inexact."""
+    monkeypatch.setattr(machine, "_product_error", lambda device: 2e-3 if torch.get_float32_matmul_precision() == "medium" else 2e-7)
+    monkeypatch.setattr(machine, "_seconds", lambda *ways: [float(len(ways) - i) for i in range(len(ways))])
+    assert machine._fastest_float32() == "MKL"
+    monkeypatch.setattr(machine, "_product_error", lambda device: 2e-7)
+    assert machine._fastest_float32() == "oneDNN", "the second way takes half the time"
+    torch.set_float32_matmul_precision("highest")
+    machine.device_of("cpu")
+
+
+def test_a_run_keeps_its_choices_when_it_resumes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine would choose otherwise by now; the resumed run is that of one go, bit for bit."""
+    monkeypatch.setattr(runs, "choices", lambda matmul: uniform(1000))
+    runs.train(load(toy), tmp_path / "one", "cpu", quiet=True)
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True)
+    monkeypatch.setattr(runs, "choices", lambda matmul: uniform(0))
+    runs.train(load(toy), tmp_path / "two", "cpu", quiet=True)
+    runs.train(load(toy), tmp_path / "three", "cpu", quiet=True)
+    one, two, three = (
+        checkpoint.read_tensors(tmp_path / name / "checkpoints" / "update-0000008", checkpoint.MODEL)
+        for name in ("one", "two", "three")
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], three[name]) for name in one), "the choices do make a difference"
+
+
+def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    recorded = read_choices(run / "machine.json")
+    assert recorded
+    write_choices(run / "machine.json", replace(recorded, processor="another"))
+    runs.train(load(toy), run, "cpu", quiet=True)
+    assert f"changed: processor: another -> {machine.processor()}" in (run / "log.txt").read_text()
+    assert json.loads((run / "machine.json").read_text())["processor"] == machine.processor()
