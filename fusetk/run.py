@@ -122,11 +122,21 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
         raise CheckpointError(f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder")
     if not path.is_dir():
         raise CheckpointError(f"{path} is no run folder: " + ("it is a file" if path.exists() else "there is no such folder"))
+    if not (path / CONFIG).exists():
+        raise CheckpointError(f"{path} is no run folder: it has no {CONFIG}")
     for name in ("best", "last"):
-        found = path / "checkpoints" / name
-        if found.is_dir() and (path / CONFIG).exists():
-            return path, found
-    raise CheckpointError(f"{path} is no run folder: it has no {CONFIG} with checkpoints/best or checkpoints/last beside it")
+        link = path / "checkpoints" / name
+        if link.is_dir():
+            return path, link
+        if link.is_symlink():
+            raise CheckpointError(f"{link} points to a checkpoint that is missing{_alternative(path)}")
+    raise CheckpointError(f"{path} has no checkpoints/best or checkpoints/last{_alternative(path)}")
+
+
+def _alternative(run: Path) -> str:
+    """Advice to take the newest complete checkpoint of a run, if there is one."""
+    complete = next((folder for folder in reversed(checkpoint.whole(run)) if checkpoint.sound(folder)), None)
+    return f"; use {complete}, the newest complete one" if complete else "; there is no other complete checkpoint"
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:

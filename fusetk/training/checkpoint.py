@@ -119,7 +119,7 @@ def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> Checkpoi
     found = re.search(r"os error (\d+)", str(error))  # safetensors has the number in its text only
     number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
     there = [one.name for one in whole(path.parent.parent)]
-    whole_one = f"{there[-1]} is whole; " if there else ""
+    whole_one = f"{there[-1]} is complete; " if there else ""
     sizes = [size + BLOCK for size in sizes]
     needed = sum(sizes) + BLOCK
     takes = f", it takes {_megabytes(needed)}" if sizes else ""
@@ -167,7 +167,7 @@ def _state(folder: Path) -> dict[str, Any]:
         unchanged = expected in (None, digest(state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else f"it is damaged, {type(error).__name__}: {error}"
-        raise CheckpointError(f"{folder} is no whole checkpoint: {STATE} cannot be read ({why})") from None
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {STATE} cannot be read ({why})") from None
     if isinstance(version, int) and version > FORMAT:
         raise CheckpointError(f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk")
     if version != FORMAT or not isinstance(sums, dict) or not unchanged:
@@ -190,14 +190,18 @@ def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
 
 
 def damaged(folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> CheckpointError:
-    """What to raise when a checkpoint is damaged: with the newest whole one beside it, whose parameters have these shapes."""
+    """The error for a damaged checkpoint. It names the newest complete checkpoint beside it, with parameters of these shapes."""
     wrong = folder.resolve()
     last = (wrong.parent / "last").resolve() == wrong
-    for path in reversed(whole(wrong.parent.parent)):
-        if path.name != wrong.name and sound(path) and (shapes is None or _shapes(path) == shapes):
-            go_on = f"; to train on from there, remove {wrong.name}" if last else ""
-            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest whole one{go_on}")
-    return CheckpointError(f"{what}; no other checkpoint beside it is whole")
+    complete = [path for path in reversed(whole(wrong.parent.parent)) if path.name != wrong.name and sound(path)]
+    for path in complete:
+        if shapes is None or _shapes(path) == shapes:
+            resume = f"; to resume from there, remove {wrong.name}" if last else ""
+            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest complete one{resume}")
+    if complete:
+        named = ", ".join(path.name for path in complete)
+        return CheckpointError(f"{what}; {named} do not fit it either: if config.yaml was changed, restore it")
+    return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
 
 
 def sound(folder: Path) -> bool:

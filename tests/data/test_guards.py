@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from fusetk import run as runs
+from fusetk.cli.main import main
 from fusetk.config import ConfigError
 from fusetk.data import guards, manifest
 from fusetk.data.batch import collate
@@ -226,3 +228,80 @@ def test_a_batch_that_does_not_hold_the_longest_sentence(recipe: Recipe, toy: Pa
     longest = int(Corpus.open(folder(recipe), "train").target.lengths.max())
     small = load(toy, [f"data.folder={folder(recipe)}", "data.bpe={merges: 30}", f"training.stages.0.batch.size={longest - 1}"])
     refused(small, tmp_path / "run", rf"target sentence has {longest} tokens and a batch holds {longest - 1}: raise batch\.size")
+
+
+# The config and the raw text -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("data.bpe.merges=20", r"data\.bpe\.merges: 30 -> 20"),
+        ("data.bpe=null", r"data\.bpe: .* -> none"),
+        ("data.steps=[{step: lowercase}]", r"data\.steps: \[\] -> .*lowercase"),
+        ("data.vocabulary.size=40", r"data\.vocabulary\.size: none -> 40"),
+        ("data.valid={every: 7}", r"data\.valid: .*1 file prefixes.* -> .*every"),
+    ],
+)
+def test_data_prepared_with_other_settings_are_refused(recipe: Recipe, toy: Path, tmp_path: Path, override: str, change: str) -> None:
+    changed = load(toy, [f"data.folder={recipe.data.folder}", "data.bpe={merges: 30}", override])
+    refused(changed, tmp_path / "run", rf"prepared with other settings \({change}.*\): run fusetk prep")
+
+
+def test_more_training_text_than_was_prepared_is_refused(recipe: Recipe, toy: Path, tmp_path: Path) -> None:
+    train = [str(toy.parent / "train"), str(toy.parent / "valid")]
+    changed = load(toy, [f"data.folder={recipe.data.folder}", "data.bpe={merges: 30}", f"data.train={json.dumps(train)}"])
+    refused(changed, tmp_path / "run", r"data\.train: .1 file prefixes. -> .2 file prefixes.")
+
+
+@pytest.fixture
+def moved(toy: Path, tmp_path: Path) -> Recipe:
+    """The toy task with raw text of its own."""
+    for name in ("train", "valid"):
+        for language in ("de", "en"):
+            shutil.copy(toy.parent / f"{name}.{language}", tmp_path)
+    text = [f"data.train=[{tmp_path / 'train'}]", f"data.valid=[{tmp_path / 'valid'}]", f"data.folder={tmp_path / 'prepared'}"]
+    recipe = load(toy, text)
+    prepare(recipe.data)
+    return recipe
+
+
+@pytest.mark.parametrize("name", ["train.de", "valid.en"])
+def test_text_that_changed_since_prep_is_refused(moved: Recipe, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text((tmp_path / name).read_text().upper().replace("I", "J"))
+    refused(moved, tmp_path / "run", rf"{tmp_path / name} changed since .* was prepared: run fusetk prep")
+
+
+def test_a_run_keeps_its_prepared_text_and_says_that_the_raw_text_changed(moved: Recipe, tmp_path: Path, toy: Path) -> None:
+    runs.train(moved, tmp_path / "run", "cpu", quiet=True)
+    (tmp_path / "train.de").write_text("anders\n" * 600)
+    training = moved.training.model_copy(update={"log_every": 2})
+    runs.train(moved.model_copy(update={"training": training}), tmp_path / "run", "cpu", quiet=True)
+    assert f"{tmp_path / 'train.de'} changed since" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Path) -> None:
+    """A prepared folder is all that training needs, on another machine, too."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in tmp_path.glob("*.??"):
+        path.rename(elsewhere / path.name)
+    noted = manifest.read(folder(moved))
+    assert guards.changed_text(moved.data, noted) == []
+    text = {"train": [str(elsewhere / "train")], "valid": [str(elsewhere / "valid")], "test": {"new": [str(elsewhere / "valid")]}}
+    config = moved.data.model_copy(update=text)
+    guards.check_settings(config, noted)
+    assert guards.changed_text(config, noted) == []
+    for path in elsewhere.glob("train.*"):
+        os.utime(path)
+    assert guards.changed_text(config, noted) == [], "the content decides, not the time"
+
+
+def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> None:
+    overrides = [f"data.train=[{tmp_path / 'train'}]", f"data.valid=[{tmp_path / 'valid'}]", f"data.folder={tmp_path / 'prepared'}"]
+    given = [item for override in [*overrides, "data.steps=[{step: lowercase}]"] for item in ("--set", override)]
+    command = ["train", str(toy), "--run", str(tmp_path / "run"), "-d", "cpu", "-q", *given]
+    stopped = CliRunner().invoke(main, command)
+    assert stopped.exit_code == 2 and "train with --prep" in stopped.output
+    assert CliRunner().invoke(main, [*command, "--prep"], catch_exceptions=False).exit_code == 0
+    assert Pipeline.load(tmp_path / "run" / "text").words("source", "A") == "a"

@@ -94,7 +94,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is whole; make room"):
+    with pytest.raises(CheckpointError, match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is complete; make room"):
         write(tmp_path, 2)
     assert [p.name for p in checkpoint.whole(tmp_path)] == ["update-0000001"]
 

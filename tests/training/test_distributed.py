@@ -113,6 +113,23 @@ def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None
     assert "process 1 of 2 on" in said and "the third is enough" in said
 
 
+@pytest.mark.parametrize("failure", ["raise RuntimeError('the metric is broken')", "os._exit(9)"], ids=["error", "killed"])
+def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure: str) -> None:
+    """In one of two processes, which reports it or is gone; the run then resumes as if nothing had happened."""
+    fail = (
+        "from fusetk.training.validation import Validator\nplain = Validator.part\n"
+        f"def part(*given):\n    if os.environ['RANK'] == '1': {failure}\n    return plain(*given)\n"
+        "Validator.part = part\n"
+    )
+    said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
+    assert "the metric is broken" in said or "os._exit" in failure
+    [saved] = checkpoint.whole(tmp_path / "run")
+    assert saved.name == checkpoint.name_of(4) and checkpoint.read_state(saved)["interrupted"]
+    finished(launch(2, toy, tmp_path / "run", []))
+    finished(launch(2, toy, tmp_path / "whole", []))
+    assert all(torch.equal(tensor, weights(tmp_path / "whole", 8)[name]) for name, tensor in weights(tmp_path / "run", 8).items())
+
+
 def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"

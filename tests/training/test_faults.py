@@ -137,12 +137,12 @@ def test_damage_is_named_and_the_newest_whole_one_is_offered(
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     said = refusal(train(toy, copy, *GIVEN, "training.stages.0.end.updates=10"))
     assert file in said and str(folder_of(copy, 8)) in said
-    assert said.endswith("; use checkpoints/update-0000006, the newest whole one; to train on from there, remove update-0000008")
+    assert said.endswith("; use checkpoints/update-0000006, the newest complete one; to resume from there, remove update-0000008")
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before, "nothing is written"
     decoded = call("decode", "-m", folder_of(copy, 8), "-i", toy.parent / "valid.de", "-o", tmp_path / "out", "--device", "cpu")
     if file in (EMA, STATE):  # what is translated with
         said = refusal(decoded)
-        assert file in said and "use checkpoints/update-0000006, the newest whole one" in said
+        assert file in said and "use checkpoints/update-0000006, the newest complete one" in said
     elif file == MODEL:
         raw = call("decode", "--raw", "-m", folder_of(copy, 8), "-i", toy.parent / "valid.de", "-o", tmp_path / "out", "--device", "cpu")
         assert "use checkpoints/update-0000006" in refusal(raw)
@@ -165,7 +165,7 @@ def test_what_is_offered_is_whole_itself(toy: Path, trained: Path, copy: Path) -
     flip(folder_of(copy, 8) / MODEL, -1)
     flip(folder_of(copy, 6) / TRAINING, -1)
     flip(folder_of(copy, 4) / STATE, (folder_of(copy, 4) / STATE).read_text().index('"update"') + len('"update": '))
-    assert "use checkpoints/update-0000002, the newest whole one" in refusal(train(toy, copy, *GIVEN))
+    assert "use checkpoints/update-0000002, the newest complete one" in refusal(train(toy, copy, *GIVEN))
     shutil.rmtree(folder_of(copy, 8))
     assert train(toy, copy, *GIVEN).exit_code == 0
     assert "resumed after update 2" in (copy / "log.txt").read_text() and tensors(copy) == tensors(trained)
@@ -176,10 +176,10 @@ def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) ->
     for update in (2, 4, 6):
         shutil.rmtree(folder_of(copy, update))
     (folder_of(copy, 8) / STATE).unlink()
-    assert refusal(train(toy, copy, *GIVEN)).endswith("no other checkpoint beside it is whole")
+    assert refusal(train(toy, copy, *GIVEN)).endswith("there is no other complete checkpoint beside it")
     for name in ("best", "last"):
         (copy / "checkpoints" / name).unlink()
-    assert refusal(train(toy, copy, *GIVEN)).endswith("no other checkpoint beside it is whole")
+    assert refusal(train(toy, copy, *GIVEN)).endswith("there is no other complete checkpoint beside it")
     assert (folder_of(copy, 8) / MODEL).exists()
 
 
@@ -220,13 +220,35 @@ def test_checkpoints_of_before_there_was_a_checksum_of_the_state_are_read(copy: 
     assert checkpoint.sound(folder) and checkpoint.read_state(folder)["progress"]["update"] == 8
 
 
+def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Path) -> None:
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("width: 32", "width: 16"))
+    said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
+    assert "do not fit it either: if config.yaml was changed, restore it" in said and "update-0000006" in said
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(toy: Path, copy: Path, name: str) -> None:
+    """The best checkpoint is never silently replaced by the last."""
+    if name == "last":
+        (copy / "checkpoints" / "best").unlink()
+    shutil.rmtree((copy / "checkpoints" / name).resolve())
+    newest = checkpoint.whole(copy)[-1]
+    said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
+    assert said.endswith(f"checkpoints/{name} points to a checkpoint that is missing; use {newest}, the newest complete one")
+    assert call("decode", "-m", newest, "-i", toy, "--device", "cpu").exit_code == 0
+    for folder in checkpoint.whole(copy):
+        shutil.rmtree(folder)
+    assert "is missing; there is no other complete checkpoint" in refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
+
+
 def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(toy: Path, copy: Path, tmp_path: Path) -> None:
     assert train(toy, tmp_path / "other", *GIVEN, "model.width=16").exit_code == 0
     for update in (6, 8):
         shutil.rmtree(folder_of(copy, update))
         shutil.copytree(folder_of(tmp_path / "other", update), folder_of(copy, update))
     said = refusal(train(toy, copy, *GIVEN))
-    assert "does not fit the model of its config" in said and "use checkpoints/update-0000004, the newest whole one" in said
+    assert "does not fit the model of its config" in said and "use checkpoints/update-0000004, the newest complete one" in said
     assert "use checkpoints/update-0000004" in refusal(call("decode", "-m", folder_of(copy, 6), "-i", toy, "--device", "cpu"))
 
 
@@ -293,7 +315,7 @@ def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Pat
     limited = ["bash", "-c", f'ulimit -f {size // 1024 - 8}; exec "$@"', "bash", *command(toy, run, *GIVEN)]
     ran = subprocess.run(limited, capture_output=True, text=True)
     assert ran.returncode == DiskFull.exit_code == 74 and "Traceback" not in ran.stderr
-    assert "no file may be so large, the largest has " in ran.stderr and " MB; update-0000004 is whole; raise the limit" in ran.stderr
+    assert "no file may be so large, the largest has " in ran.stderr and " MB; update-0000004 is complete; raise the limit" in ran.stderr
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
     assert all(checkpoint.sound(folder) for folder in checkpoint.whole(run))
     assert train(toy, run, *GIVEN).exit_code == 0
@@ -318,7 +340,7 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
     room = 2 * size + size // 2
     subprocess.run(["mount", "-o", f"remount,size={room}", small_disk], check=True)
     said = refusal(train(toy, run, *GIVEN), DiskFull.exit_code)
-    assert "update-0000006 cannot be written: the disk is full, it takes" in said and "; update-0000004 is whole; make room for " in said
+    assert "update-0000006 cannot be written: the disk is full, it takes" in said and "; update-0000004 is complete; make room for " in said
     needed, free, missing = (float(word) for word in said.replace(",", "").split() if word.replace(".", "").isdigit())
     assert needed == pytest.approx(size / 1e6, abs=0.15) and missing == pytest.approx(needed - free, abs=0.25) and missing > 0
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
@@ -335,7 +357,7 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota is used up, it takes 0.1 MB; update-0000001 is whole; make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make room"),
         (SafetensorError("I/O error: Disk quota exceeded (os error 122)"), "your disk quota is used up"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full, it takes 0.1 MB"),
         (OSError(errno.EFBIG, "File too large"), "no file may be so large, the largest has 0.1 MB"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 from fusetk import run as runs
 from fusetk.data.corpus import Corpus
+from fusetk.data.manifest import digest
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.machine import revision
@@ -264,7 +266,7 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
             choose(run, **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "run"), "--threads", "1", "-d", "cpu"]
     command += ["--set", "training.stages.0.end.updates=100000", "--set", "training.validation.every_updates=100000"]
@@ -280,6 +282,59 @@ def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.S
     assert update >= 3 and f"after update {update};" in said
     runs.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
     assert files(tmp_path / "whole", update) == files(tmp_path / "run", update)
+
+
+def test_a_closed_terminal_saves(toy: Path, tmp_path: Path) -> None:
+    """The terminal sends SIGHUP, and every later write to it fails."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(run), "--threads", "1", "-d", "cpu"]
+    command += ["--set", "training.stages.0.end.updates=100000", "--set", "training.validation.every_updates=100000"]
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(command[0], command)
+    shown = b""
+    while b"update 3" not in shown:
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    assert len(checkpoint.whole(run)) == 1
+
+
+def test_nohup_trains_on(toy: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from fusetk.training.signals import Stop\n"
+        "with Stop() as stop: os.kill(os.getpid(), signal.SIGHUP); assert stop.signal is None"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_equal_metrics_are_ranked_by_loss(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLEU 0 at each validation while the loss falls: the last is best, patience does not run out, a higher loss is no new best."""
+    losses = iter([5.0, 4.0, 3.0, 3.5, 2.0, 2.0])
+    monkeypatch.setattr(Validator, "judge", lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0})
+    given = ["training.validation.metric=bleu", "training.validation.every_updates=1", "training.stages.0.end={updates: 6, patience: 2}"]
+    run = tmp_path / "run"
+    runs.train(load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(3)
+    runs.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
+    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(5), "also over a resume"
+    assert [path.name for path in choose(run, best=2, metric="bleu")] == [checkpoint.name_of(update) for update in (5, 6)]
+    assert [line["best"] for line in lines(run, "valid")] == [True, True, True, False, True, False]
+
+
+def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path: Path) -> None:
+    """As version 0.1 wrote them."""
+    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True)
+    [folder] = checkpoint.whole(tmp_path / "run")
+    state = checkpoint.read_state(folder)
+    state["progress"].pop("best_loss")
+    state["progress"]["ranking"] = [entry[:2] for entry in state["progress"]["ranking"]]
+    (folder / checkpoint.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
+    runs.train(load(toy), tmp_path / "run", "cpu", quiet=True)
+    runs.train(load(toy), tmp_path / "whole", "cpu", quiet=True)
+    assert files(tmp_path / "run", 8) == files(tmp_path / "whole", 8)
 
 
 def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
