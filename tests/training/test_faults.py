@@ -357,7 +357,7 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make"),
         (SafetensorError("I/O error: Disk quota exceeded (os error 122)"), "your disk quota is used up"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full, it takes 0.1 MB"),
         (OSError(errno.EFBIG, "File too large"), "no file may be so large, the largest has 0.1 MB"),
