@@ -21,8 +21,9 @@ from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import Recipe
-from fusetk.training import checkpoint, distributed, metrics
+from fusetk.training import checkpoint, metrics
 from fusetk.training.compiling import compile_layers
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import SCHEDULES, Schedule
@@ -144,18 +145,18 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
 
     Raises DataError or ConfigError, before anything is written, when data, config and run do not fit together.
     """
-    device = device_of(distributed.local_device(device_name))
-    world = distributed.join(device)
+    device = device_of(local_device(device_name))
+    world = connect(device)
     try:
-        chosen = world.tell(_choices(recipe, run) if device.type == "cpu" and world.first else None)
+        chosen = world.broadcast(_choices(recipe, run) if device.type == "cpu" and world.first else None)
         with Stop() as stop, computing(device, recipe.training.matmul, chosen) as products, _Alone(run) as alone:
             _train(recipe, run, device, quiet, world, stop, chosen, products, alone)
     except Exception as error:
         if isinstance(error, Interrupted):
-            world.leave()
+            world.close()
         elif world.size > 1 and isinstance(error, FusetkError):
             error.args = (f"{world}: {error}",)
-        elif world.size > 1 and distributed.gone(error):
+        elif world.size > 1 and is_peer_failure(error):
             raise FusetkError(f"{world}: another process is gone ({str(error).splitlines()[0]})") from None
         elif out_of_memory(error):
             raise FusetkError(
@@ -165,7 +166,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         elif world.size > 1:
             print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise
-    world.leave()
+    world.close()
 
 
 def _choices(recipe: Recipe, run: Path) -> Choices:
@@ -175,7 +176,7 @@ def _choices(recipe: Recipe, run: Path) -> Choices:
 
 
 def _train(
-    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: distributed.World, stop: Stop, chosen: Choices | None,
+    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: World, stop: Stop, chosen: Choices | None,
     products: str, alone: "_Alone",
 ) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
@@ -185,7 +186,7 @@ def _train(
     guards.check_files(data, found)
     if world.first:
         alone.take()
-    last = world.tell(_last(run) if world.first else None)
+    last = world.broadcast(_last(run) if world.first else None)
     changes = _changes(recipe, run, last, fingerprint) if last else []
     changes += _changed_text(recipe, found, resuming=bool(last))
     recorded = read_choices(run / MACHINE)
@@ -206,7 +207,7 @@ def _train(
     _check_positions(model, trainer.corpus, validator.corpus)
     if last:
         trainer.resume(last)
-    world.collect(None)  # all have read what is there
+    world.all_gather(None)  # all have read what is there
     if world.first:
         _prepare(recipe, run, trainer.progress.update if last else 0, chosen)
         alone.take()

@@ -18,7 +18,7 @@ ALLOWED = {
     "decoding": {"models", "nn", "data"},
     "evaluation": {"decoding", "data"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},
-    "training": {"evaluation", "decoding", "models", "data", "nn"},
+    "training": {"evaluation", "decoding", "models", "data", "nn", "processes"},
 }
 EVERYWHERE = {"config", "errors", "trace", "__version__"}
 

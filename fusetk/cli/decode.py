@@ -155,20 +155,20 @@ def command(
     import torch
 
     from fusetk.cli.decode_processes import PATIENCE, agreed, work_together
+    from fusetk.processes import connect, local_device
     from fusetk.run import load_ensemble
-    from fusetk.training import distributed
 
     if threads:
         torch.set_num_threads(threads)
     asked = Asked(source, prefix, constraints, shard)
     form = _form(options["n_best"], as_json, word_scores, alignment, alignment_form, timing)
     changes = {key: value for key, value in options.items() if value is not None}
-    world = distributed.join(torch.device("cpu"), PATIENCE)  # what the processes tell each other is text
+    world = connect(torch.device("cpu"), PATIENCE)  # what the processes tell each other is text
     with ExitStack() as stack:
 
         def prepare() -> "tuple[Translator, Plan, Output | None]":
             plan = _plan(asked, target, form, resume, replace_unknown) if world.first else Plan()
-            loaded = load_ensemble(models, distributed.local_device(device), precision, raw)
+            loaded = load_ensemble(models, local_device(device), precision, raw)
             translator = _translator(loaded, changes, _extras(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe)))
             if constraints and translator.config.sample:
                 raise ConfigError("--constraints are searched for and cannot be sampled: leave out --sample, or the phrases")
@@ -177,7 +177,7 @@ def command(
         translator, plan, output = agreed(world, prepare)
         if output is None:
             work_together(world, iter(()), _work(translator, form, tokenized), lambda shown: None)
-            return world.leave()
+            return world.close()
         speed = Speed()
 
         def write(shown: "Shown") -> None:
@@ -186,7 +186,7 @@ def command(
 
         found = _chunks(asked, plan, target, chunk * world.size, quiet)
         work_together(world, speed.timed(found), _work(translator, form, tokenized), write)
-    world.leave()
+    world.close()
     if not quiet:
         click.echo(speed, err=True)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fusetk.decoding.stream import deal
 from fusetk.errors import FusetkError
-from fusetk.training.distributed import World
+from fusetk.processes import World
 
 if TYPE_CHECKING:
     from fusetk.decoding.translate import Request
@@ -61,7 +61,7 @@ def work_together(world: World, chunks: Iterator[Chunk], work: Work, write: Call
 def _tell(world: World, chunk: Chunk | None) -> Chunk | None:
     """The first process' chunk; None is the end."""
     with _connected(world):
-        return world.tell(chunk)
+        return world.broadcast(chunk)
 
 
 def _share(world: World, chunk: Chunk, work: Work) -> Shown:
@@ -71,7 +71,7 @@ def _share(world: World, chunk: Chunk, work: Work) -> Shown:
     mine = hands[world.rank]
     shown = agreed(world, lambda: work([first + i for i in mine], [requests[i] for i in mine]))
     with _connected(world):
-        parts = world.collect(shown)
+        parts = world.all_gather(shown)
     text = {i: line for hand, part in zip(hands, parts, strict=True) for i, line in zip(hand, part.text, strict=True)}
     return Shown([text[i] for i in range(len(requests))], sum(part.sentences for part in parts), sum(part.tokens for part in parts))
 
@@ -90,7 +90,7 @@ def agreed(world: World, act: Callable[[], Value]) -> Value:
         traceback.print_exc()
         said = f"{type(error).__name__}: {error}"
     with _connected(world):
-        failed = {name: what for name, what in world.collect((str(world), said)) if what is not None}
+        failed = {name: what for name, what in world.all_gather((str(world), said)) if what is not None}
     if not failed:
         return result[0]
     if not world.first:

@@ -21,14 +21,15 @@ from fusetk.data.weights import Share, shares
 from fusetk.errors import CheckpointError, ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
+from fusetk.processes import ALONE, World
 from fusetk.training import checkpoint
 from fusetk.training.compiling import failure
 from fusetk.training.config import StageConfig, TrainingConfig
-from fusetk.training.distributed import ALONE, World
 from fusetk.training.ema import Ema
 from fusetk.training.loss import Loss
 from fusetk.training.metrics import Log, peak_memory
 from fusetk.training.optim import OPTIMIZERS
+from fusetk.training.parallel import share
 from fusetk.training.progress import Progress
 from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.sharding import gather, gathered, optimizer_groups, sharded
@@ -127,14 +128,14 @@ class Trainer:
         self.progress.seconds += now - self._counted
         self._counted = now
         if stage.end.hours is not None:
-            [self.progress.seconds] = self.world.add([self.progress.seconds if self.world.first else 0.0])
+            [self.progress.seconds] = self.world.all_sum([self.progress.seconds if self.world.first else 0.0])
 
     def _gradients(self, indices: Sequence[Indices], tokens: int) -> list[Loss]:
         """Those of an update's batches, of so many tokens. Where memory does not suffice, batches are halved and done again.
 
         Raises FusetkError when it does not suffice for a single sentence.
         """
-        mine = [half for pairs in self.world.share(indices) if len(pairs) or self.sharded for half in self._halves(pairs)]
+        mine = [half for pairs in share(self.world, indices) if len(pairs) or self.sharded for half in self._halves(pairs)]
         multiple, precision = length_multiple(self.device, self.config.precision), self.config.precision
         while True:
             # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
@@ -319,7 +320,7 @@ class Trainer:
         except Exception as caught:
             error = caught
         try:
-            parts, failed = self.world.collect(part), self.world.any(error is not None)
+            parts, failed = self.world.all_gather(part), self.world.any(error is not None)
         except Exception:  # a process has ended
             if self.world.first and not self.sharded:
                 self._write([*self._tensors()], {}, interrupted=True)
@@ -350,7 +351,7 @@ class Trainer:
                 self._write(files, valid, interrupted)
             except CheckpointError as found:
                 error = found
-        if (told := self.world.tell(error)) is not None:
+        if (told := self.world.broadcast(error)) is not None:
             raise told
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -422,7 +423,7 @@ class Trainer:
             return
         tokens = sum(s.tokens for s in self._window)
         mine = [float(torch.stack(column).sum()) for column in zip(*((s.nll, s.smoothed) for s in self._window), strict=True)]
-        loss, smoothed = (total / tokens for total in self.world.add(mine))
+        loss, smoothed = (total / tokens for total in self.world.all_sum(mine))
         norms = [s.grad_norm for s in self._window if math.isfinite(s.grad_norm)]
         norm, memory = sum(norms) / len(norms) if norms else None, peak_memory(self.device)
         values: dict[str, Any] = {

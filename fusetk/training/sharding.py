@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.nn.attention import CrossAttention
+from fusetk.processes import World
 from fusetk.training.layers import CALLS, layers
 
-if TYPE_CHECKING:
-    from fusetk.training.distributed import World
 
-
-def shard(model: nn.Module, world: "World") -> None:
+def shard(model: nn.Module, world: World) -> None:
     """Split a model that is the same in all processes, and put each one's part on its device.
 
     Raises ConfigError where torch is too old.

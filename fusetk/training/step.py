@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.training.distributed import ALONE, World
+from fusetk.processes import ALONE, World
 from fusetk.training.loss import Loss, loss
+from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import clip_gradients, local
 
 SMALLEST, LARGEST = 2.0**-4, 2.0**24  # of what fp16 losses are multiplied by
@@ -75,7 +76,7 @@ def apply(
 
     A gradient that is not finite is dropped: weights and optimiser stay as they are.
     """
-    world.add_gradients(model)
+    all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]
     if scale != 1:
         torch._foreach_mul_([local(p.grad) for p in parameters], 1 / scale)

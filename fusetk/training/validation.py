@@ -20,7 +20,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
 from fusetk.evaluation.bleu import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.training.distributed import ALONE, World
+from fusetk.processes import ALONE, World
 from fusetk.training.step import autocast, batch_loss
 
 Metric = Literal["loss", "ppl", "accuracy", "bleu"]

@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fusetk import processes as process_module
 from fusetk import run as runs
+from fusetk.processes import World
 from fusetk.recipe import load
-from fusetk.training import checkpoint, distributed
-from fusetk.training.distributed import World
+from fusetk.training import checkpoint
+from fusetk.training.parallel import share
 
 # Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
 PLAIN = ["training.validation.metric=bleu", "model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
@@ -146,7 +148,7 @@ def test_processes_of_an_attempt_meet_under_one_name_whoever_stood_there_before(
     for _ in range(3):
         store.set("fusetk/hello/1", "somebody who is gone")
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda rank: distributed._meet(store, rank, 4), [3, 0, 1, 2]))
+            found = list(pool.map(lambda rank: process_module._agree_on_prefix(store, rank, 4), [3, 0, 1, 2]))
         assert len(set(found)) == 1
         names.append(found[0])
     assert len(set(names)) == 3
@@ -185,11 +187,11 @@ def test_parts_of_a_batch() -> None:
     """Each pair once, as many batches in each process, and none depends on chance."""
     batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
     for size in (1, 2, 3, 4):
-        shares = [World(rank, size).share(batches) for rank in range(size)]
+        shares = [share(World(rank, size), batches) for rank in range(size)]
         assert len({len(share) for share in shares}) == 1
         together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
         assert together.tolist() == list(range(11))
-    assert [pairs.tolist() for pairs in World(1, 3).share(batches)] == [[7, 8, 9]]
+    assert [pairs.tolist() for pairs in share(World(1, 3), batches)] == [[7, 8, 9]]
 
 
 def _until(condition, seconds: float = 60) -> None:

@@ -53,12 +53,13 @@ from fusetk.data.batch import Batch
 from fusetk.machine import device_of
 from fusetk.models.stack import Stack
 from fusetk.nn.dropout import Dropout
-from fusetk.training.distributed import join
+from fusetk.processes import connect
+from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import gather, gathered, local, shard, sharded
 from fusetk.training.step import gradients
 from systems import SYSTEMS
 
-world = join(device_of("cpu"))
+world = connect(device_of("cpu"))
 
 
 def batch(rows, source, target, seed):
@@ -86,7 +87,7 @@ for name in NAMES or SYSTEMS:
     for batches in mine:
         gradients(plain, batches, 0.1, "fp32", 41)
     gradients(split, mine[world.rank], 0.1, "fp32", 41)
-    world.add_gradients(split)
+    all_reduce_gradients(world, split)
     found = gather({n: p.grad for n, p in split.named_parameters()}, True)
     for n, p in plain.named_parameters():
         assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-4 * float(p.grad.abs().max()) + 1e-8), (name, n)
@@ -102,7 +103,7 @@ for name in NAMES or SYSTEMS:
     split.train()
     gradients(split, mine[world.rank], 0.1, "fp32", 41)  # training goes on
 print("all", flush=True)
-world.leave()
+world.close()
 """
 
 

@@ -1,0 +1,153 @@
+"""The processes that work together: ranks, broadcast, all-gather, all-reduce. This module knows nothing of models."""
+
+import ctypes
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from fusetk.errors import ConfigError
+
+Value = TypeVar("Value")
+TIMEOUT = timedelta(minutes=10)  # for a process that waits for the others
+# gloo's messages about a closed connection
+CONNECTION_ERRORS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+)
+
+
+class World:
+    """The processes that work together. With one process every method returns its argument."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None):
+        self.rank, self.size = rank, size
+        self.device = device or torch.device("cpu")
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes files and logs."""
+        return self.rank == 0
+
+    def broadcast(self, value: Value) -> Value:
+        """Return rank 0's value in all processes."""
+        if self.size == 1:
+            return value
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """Return the values of all processes in rank order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def all_sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of some numbers over all processes, in double precision."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in one of the processes."""
+        return self.all_sum([float(flag)])[0] > 0
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __str__(self) -> str:
+        return f"process {self.rank} of {self.size} on {socket.gethostname()}"
+
+
+ALONE = World()
+
+
+def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
+    """Join the processes that torchrun started, or a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    ``timeout`` limits how long a process later waits for the others. Raises ConfigError if some of the variables are missing.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if not os.environ.get(name)]
+    if "WORLD_SIZE" in missing or os.environ["WORLD_SIZE"] == "1":
+        return World(device=device)
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start the processes with torchrun"
+        )
+    options: dict[str, Any] = {}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # torch sends pickled objects through the current device
+        options["device_id"] = device
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_parent()
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    store = dist.PrefixStore(_agree_on_prefix(store, rank, size), store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
+    )
+    return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
+    """Return a name that all processes of this attempt share, and no process of an earlier attempt.
+
+    A launcher that restarts processes keeps its store, with the addresses of processes that have ended. So each process writes
+    a name of its own under "hello". Rank 0 answers every name it reads there, old or new, with its own name, until all processes
+    of this attempt have acknowledged it. After TIMEOUT rank 0 raises ConfigError and the others DistStoreError.
+    """
+    name = uuid.uuid4().hex
+    if rank:
+        store.set(f"fusetk/hello/{rank}", name)
+        prefix = store.get(f"fusetk/answer/{name}").decode()  # waits
+        store.set(f"fusetk/taken/{prefix}/{rank}", "")
+        return prefix
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    while not store.check([f"fusetk/taken/{name}/{other}" for other in range(1, size)]):
+        for other in range(1, size):
+            if store.check([f"fusetk/hello/{other}"]):
+                greeting = store.get(f"fusetk/hello/{other}").decode()
+                store.set(f"fusetk/answer/{greeting}", name)
+        if time.monotonic() > deadline:
+            raise ConfigError(f"not all of the {size} processes started within {TIMEOUT}: look at their messages")
+        time.sleep(0.05)
+    return name
+
+
+def _end_with_parent() -> None:
+    """Ask the system to send SIGTERM to this process when its launcher ends, where it can (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def is_peer_failure(error: Exception) -> bool:
+    """Whether an error means that another process has ended."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in CONNECTION_ERRORS)
+
+
+def local_device(name: str) -> str:
+    """Give each process of a host its own GPU, ``cuda:N``, where the user asks for ``auto`` or ``cuda``."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0"))
+    return f"cuda:{local_rank % torch.cuda.device_count()}"  # cuda:0 where each process sees one GPU

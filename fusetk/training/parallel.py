@@ -1,0 +1,55 @@
+"""Data parallelism: each process computes a part of every batch, and the gradients are summed.
+
+The content of a batch does not depend on the number of processes. Gradients are summed after the backward passes, not during them
+as in ``DistributedDataParallel``: a process may repeat a batch, or have none, without the others knowing. Where the model itself
+is sharded (``sharding.py``) all processes run the same number of batches.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fusetk.data.sampler import Indices
+from fusetk.processes import World
+from fusetk.training.sharding import sharded
+
+BUCKET = 1 << 24  # gradient elements in one all-reduce: 64 MB in float32
+
+
+def share(world: World, batches: Sequence[Indices]) -> list[Indices]:
+    """Return this process' part of an update: whole batches if their number divides evenly, else a part of each batch."""
+    if len(batches) % world.size == 0:
+        return list(batches[world.rank :: world.size])
+    return [indices[world.rank :: world.size] for indices in batches]
+
+
+def all_reduce_gradients(world: World, model: nn.Module) -> None:
+    """Sum the gradients of all processes. Sharded gradients are sums already."""
+    if world.size == 1:
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for bucket in _buckets(gradient for gradient in gradients if not sharded(gradient)):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        parts = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, total in zip(bucket, parts, strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """Yield runs of tensors with at most BUCKET elements, or a single larger tensor."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
