@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fusetk.errors import ConfigError
+from fusetk.files import replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused.build import cache_folders
 
@@ -116,13 +117,8 @@ def read_choices(path: Path) -> Choices | None:
 
 def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
     """Write choices as JSON; the file is complete or missing. Without ``replace`` a valid file is kept. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(json.dumps(asdict(values), indent=1) + "\n", encoding="utf-8")
-        if replace or not read_choices(path):
-            aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    if replace or not read_choices(path):
+        replace_file(path, json.dumps(asdict(values), indent=1) + "\n")
 
 
 @contextmanager

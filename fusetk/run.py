@@ -15,14 +15,15 @@ from fusetk import config
 from fusetk import recipe as recipes
 from fusetk.config import find_kind
 from fusetk.data import guards, manifest
-from fusetk.data.build import lock
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.files import lock, write_if_changed
 from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import Recipe
+from fusetk.runs import CHECKPOINTS, CONFIG, EMA, MACHINE, MODEL, TEXT, find_checkpoint, is_intact
 from fusetk.training import checkpoint, metrics
 from fusetk.training.compiling import compile_layers
 from fusetk.training.loop import Trainer
@@ -32,7 +33,6 @@ from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 
-CONFIG, TEXT, MACHINE = "config.yaml", "text", "machine.json"
 PRECISIONS = ("fp32", "bf16")  # of what is loaded
 
 
@@ -67,8 +67,8 @@ def load(path: Path | str, device: str | torch.device = "cpu", raw: bool = False
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = checkpoint.read_state(folder)
-    mean = not raw and (checkpoint.EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state))
-    checkpoint.load_model(model, folder, checkpoint.EMA if mean else checkpoint.MODEL)
+    mean = not raw and (EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state))
+    checkpoint.load_model(model, folder, EMA if mean else MODEL)
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
 
 
@@ -112,32 +112,6 @@ def in_bf16(model: Seq2Seq) -> Seq2Seq:
     model.to(torch.bfloat16)
     model.output = output
     return model
-
-
-def find_checkpoint(path: Path) -> tuple[Path, Path]:
-    """The run folder and the checkpoint folder that a path to either stands for."""
-    if (path / checkpoint.STATE).exists() or (path.is_dir() and path.absolute().parent.name == "checkpoints"):
-        for run in (path.absolute().parent.parent, path.resolve().parent.parent):
-            if (run / CONFIG).exists():
-                return run, path
-        raise CheckpointError(f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder")
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is no run folder: " + ("it is a file" if path.exists() else "there is no such folder"))
-    if not (path / CONFIG).exists():
-        raise CheckpointError(f"{path} is no run folder: it has no {CONFIG}")
-    for name in ("best", "last"):
-        link = path / "checkpoints" / name
-        if link.is_dir():
-            return path, link
-        if link.is_symlink():
-            raise CheckpointError(f"{link} points to a checkpoint that is missing{_alternative(path)}")
-    raise CheckpointError(f"{path} has no checkpoints/best or checkpoints/last{_alternative(path)}")
-
-
-def _alternative(run: Path) -> str:
-    """Advice to take the newest complete checkpoint of a run, if there is one."""
-    complete = next((folder for folder in reversed(checkpoint.whole(run)) if checkpoint.sound(folder)), None)
-    return f"; use {complete}, the newest complete one" if complete else "; there is no other complete checkpoint"
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
@@ -262,39 +236,22 @@ def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> 
         run.mkdir(parents=True, exist_ok=True)
         metrics.forget_after(run, update)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
-            _put(run / TEXT / file.relative_to(text), file.read_bytes())
-        _put(run / CONFIG, config.dump(recipe).encode())
+            write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
+        write_if_changed(run / CONFIG, config.dump(recipe).encode())
         if chosen:
             write_choices(run / MACHINE, chosen)
     except OSError as error:
         raise checkpoint.refused(run, error) from None
 
 
-def _put(path: Path, content: bytes) -> None:
-    """Write a file aside and rename it, unless it is there as it should be: so there is a whole one at any time."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.new")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-
-
 def _last(run: Path) -> Path | None:
     """The checkpoint to go on from: ``last``, or the newest whole one where that link leads nowhere."""
     checkpoint.recover(run)
-    last = run / "checkpoints" / "last"
+    last = run / CHECKPOINTS / "last"
     if last.is_dir():
         return last.resolve()
-    there = sorted((run / "checkpoints").glob("update-*"))
-    return next((path for path in reversed(there) if checkpoint.sound(path)), there[-1] if there else None)
+    there = sorted((run / CHECKPOINTS).glob("update-*"))
+    return next((path for path in reversed(there) if is_intact(path)), there[-1] if there else None)
 
 
 # What may change between a run and its continuation: it decides how long and how closely watched, not which model.

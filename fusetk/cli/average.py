@@ -25,12 +25,12 @@ def command(run: Path, last: int | None, best: int | None, metric: str | None, u
         raise click.UsageError(f"--name {name}: that folder name is taken; choose another")
 
     from fusetk import recipe as recipes
-    from fusetk import run as runs
+    from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint
     from fusetk.training.average import average, choose
 
-    run, _ = runs.find_checkpoint(run)
-    metric = metric or recipes.load(run / runs.CONFIG).training.validation.metric
+    run, _ = find_checkpoint(run)
+    metric = metric or recipes.load(run / CONFIG).training.validation.metric
     folders = choose(run, last, best, metric, updates)
-    into = run / "checkpoints" / name
+    into = run / CHECKPOINTS / name
     average(folders, into)
     click.echo(f"{into}: mean of {', '.join(folder.name for folder in folders)}", err=True)

@@ -107,7 +107,7 @@ def command(
 def _check(path: Path) -> None:
     """Raise what is wrong with a run or a text before anything is translated."""
     if path.is_dir():
-        from fusetk.run import find_checkpoint
+        from fusetk.runs import find_checkpoint
 
         find_checkpoint(path)
     elif not path.exists():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from fusetk import runs
 from fusetk.cli import score_length, score_systems
 from fusetk.cli.score_length import Asked, Bounds, System
 from fusetk.cli.score_systems import Column
@@ -162,7 +163,7 @@ def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Pl
         return None
     if not set_name:
         raise click.UsageError("--run notes the scores of a test set: give its name by --set-name")
-    folder, name = notes.locate(run)
+    folder, name = runs.find(run)
     notes.read(folder)
     if not (checkpoint or name):
         raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last: say what was decoded by --checkpoint")
@@ -171,7 +172,7 @@ def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Pl
 
 def _note(place: Place, columns: Sequence[Column], texts: Texts) -> Path:
     """Note the scores; returns the file."""
-    updates, data = notes.progress(place.run)
+    updates, data = runs.progress(place.run)
     references = notes.fingerprint(text.lines for text in texts.references)
 
     def note(one: Score) -> notes.Note:

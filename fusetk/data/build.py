@@ -5,12 +5,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fusetk.data import manifest
-from fusetk.data.manifest import Record, differences, digest, same
+from fusetk.data.manifest import Record, differences, same
 from fusetk.data.text import Pair, cannot_write
 from fusetk.errors import DataError
+from fusetk.files import digest, flush, lock
 
 BUILDING = ".building"
 LOCK = ".lock"
@@ -72,8 +73,7 @@ class Build:
         """Put the new files in place: first the old manifest goes, and last the new one comes."""
         names = self._written()
         for name in names:
-            with open(self.aside / name, "rb") as file:
-                os.fsync(file.fileno())
+            flush(self.aside / name)
         (self.folder / manifest.NAME).unlink(missing_ok=True)
         outputs = {name for stage in self.stages.values() for name in stage["outputs"]}
         for name in {name for stage in old.values() for name in stage["outputs"]} - outputs:
@@ -130,18 +130,3 @@ def opened(folder: Path) -> Iterator[None]:
             raise cannot_write(error.filename or folder, error) from None
         finally:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
-
-
-def lock(file: IO[str] | int) -> bool:
-    """Take the lock, which ends with the process; where the system has none, do without."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

@@ -3,7 +3,6 @@
 import codecs
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,10 +11,10 @@ from typing import Any
 
 from fusetk.data.text import BOM, Pair, open_bytes, read_lines, unequal
 from fusetk.errors import DataError
+from fusetk.files import BLOCK, checksum, digest, replace_file
 
 NAME = "manifest.json"
 FORMAT = 1
-BLOCK = 1 << 20
 SMALL, PIECES, PIECE = 1 << 24, 256, 1 << 16  # larger files have a checksum of pieces, too
 READ = ("train.", "valid.", "text/")  # what training reads of a folder
 Record = dict[str, Any]  # size, mtime_ns, sha256, for inputs lines, and for large outputs sample
@@ -38,27 +37,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest aside and rename it, so that there is a whole one or none."""
-    aside = folder / f".{NAME}.new"
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, folder / NAME)
-
-
-def digest(value: Any) -> str:
-    """A checksum of plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
-    total = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            total.update(block)
-    return total.hexdigest()
+    """Write the manifest; a complete one is there at any time, or none."""
+    replace_file(folder / NAME, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 
 def sample(path: Path) -> str:

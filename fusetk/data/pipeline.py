@@ -11,12 +11,12 @@ from pydantic import TypeAdapter
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
 from fusetk.data.config import Deduplicate, Filter, Step, Tokenize, Truecase
-from fusetk.data.manifest import checksum
 from fusetk.data.steps import Change, changes, concerns, one_space, settings
 from fusetk.data.text import read_lines, writer
 from fusetk.data.truecase import Truecaser, detruecase
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
+from fusetk.files import checksum
 
 SIDES = ("source", "target")
 FILE = "pipeline.json"

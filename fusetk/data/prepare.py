@@ -25,6 +25,7 @@ from fusetk.data.config import (
 )
 from fusetk.data.text import Pair, locate
 from fusetk.errors import ConfigError, DataError
+from fusetk.files import digest
 
 __all__ = [
     "BPE",
@@ -196,7 +197,7 @@ def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: B
     made = [[name, stage["key"], {file: out["sha256"] for file, out in stage["outputs"].items()}] for name, stage in build.stages.items()]
     return {
         "format": manifest.FORMAT,
-        "fingerprint": manifest.digest(made),
+        "fingerprint": digest(made),
         "languages": {"source": config.source, "target": config.target},
         "versions": manifest.versions(),
         "settings": config.model_dump(mode="json", exclude={"folder"}),

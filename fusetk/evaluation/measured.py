@@ -12,6 +12,7 @@ from fusetk.errors import DataError, FusetkError
 from fusetk.evaluation import notes
 from fusetk.evaluation.bleu import METRICS
 from fusetk.evaluation.notes import Note
+from fusetk.runs import CHECKPOINTS, CONFIG, progress
 
 DEPTH = 5  # levels of folders below the one that is searched
 NAMED = 3  # runs that a remark names
@@ -75,7 +76,7 @@ def _run_folders(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
     if folder.resolve() in seen:
         return
     seen.add(folder.resolve())
-    if (folder / "config.yaml").exists() and ((folder / "checkpoints").is_dir() or (folder / notes.NAME).exists()):
+    if (folder / CONFIG).exists() and ((folder / CHECKPOINTS).is_dir() or (folder / notes.NAME).exists()):
         yield folder
     elif depth:
         try:
@@ -88,7 +89,7 @@ def _run_folders(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
 
 def _read(folder: Path, name: str, doubts: list[str]) -> Run:
     """Read a run. Raises DataError when its config cannot be read; damaged scores are a doubt, and then none."""
-    path = folder / "config.yaml"
+    path = folder / CONFIG
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
@@ -101,7 +102,7 @@ def _read(folder: Path, name: str, doubts: list[str]) -> Run:
     except FusetkError as error:
         doubts.append(str(error))
         found = []
-    updates, data = notes.progress(folder)
+    updates, data = progress(folder)
     if found and updates is None:  # kept without its checkpoints
         updates = max((note.updates for note in found if note.updates is not None), default=None)
     if found and data is None:

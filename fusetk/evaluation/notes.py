@@ -1,20 +1,17 @@
 """Scores that a run folder keeps of its translations: ``scores.json``, a note for each test set, checkpoint and metric."""
 
-import fcntl
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.errors import CheckpointError, DataError
+from fusetk.errors import DataError
+from fusetk.files import locked, replace_file
 
 NAME = "scores.json"
 FORMAT = 1
-STATE = "state.json"  # a folder that has one is a checkpoint
 
 
 class Note(NamedTuple):
@@ -35,47 +32,6 @@ class Note(NamedTuple):
     def key(self) -> tuple[str, str, str]:
         """What there is one note of."""
         return self.set_name, self.checkpoint, self.metric
-
-
-# A run folder, without torch -----------------------------------------------------------------------------------------
-
-
-def locate(path: Path) -> tuple[Path, str]:
-    """The run folder that a run folder or a checkpoint folder in it stands for, and the name of the checkpoint.
-
-    Of a run folder it is best, or last without one, as in ``fusetk decode``; the name of no checkpoint at all is empty.
-    Raises CheckpointError when the path is neither.
-    """
-    if (path / STATE).exists():
-        for folder in (path.absolute(), path.resolve()):
-            run = folder.parent.parent
-            if (run / "config.yaml").exists():
-                return run, path.absolute().name
-        raise CheckpointError(f"{path} is a checkpoint, but no config.yaml lies two folders above it: keep it in its run folder")
-    if not (path / "config.yaml").exists():
-        why = "it has no config.yaml" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
-        raise CheckpointError(f"{path} is no run folder: {why}")
-    there = [name for name in ("best", "last") if (path / "checkpoints" / name / STATE).exists()]
-    return path, there[0] if there else ""
-
-
-def progress(run: Path) -> tuple[int | None, str | None]:
-    """Updates that a run has done and the fingerprint of its data, as far as its last checkpoint or its metrics tell."""
-    checkpoints = run / "checkpoints"
-    newest = sorted((path for path in checkpoints.glob("update-*") if (path / STATE).exists()), reverse=True)
-    for folder in (checkpoints / "last", *newest):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            update = int(state["progress"]["update"])
-            return update, state["data"] if isinstance(state.get("data"), str) else None
-    with suppress(OSError):
-        for line in reversed((run / "metrics.jsonl").read_bytes().splitlines()):
-            with suppress(ValueError, KeyError, TypeError):
-                return int(json.loads(line)["update"]), None
-    return None, None
-
-
-# The notes -----------------------------------------------------------------------------------------------------------
 
 
 def read(run: Path) -> list[Note]:
@@ -101,19 +57,14 @@ def write(run: Path, notes: Sequence[Note]) -> Path:
     The file is written aside and renamed, and of two that write at once the second waits. Raises DataError when the old
     notes cannot be read or the new ones not written.
     """
-    path, aside = run / NAME, run / f".{NAME}.new"
+    path = run / NAME
     try:
-        with _alone(run):
+        with locked(run):
             new = {note.key for note in notes}
             kept = [note for note in read(run) if note.key not in new]
             text = json.dumps({"format": FORMAT, "scores": [note._asdict() for note in (*kept, *notes)]}, indent=1, ensure_ascii=False)
-            with open(aside, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+            replace_file(path, text + "\n")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
@@ -134,15 +85,3 @@ def _note(entry: Any) -> Note:
     if not isinstance(note.updates, int | None):
         raise ValueError(f"the updates {note.updates!r}")
     return note
-
-
-@contextmanager
-def _alone(run: Path) -> Iterator[None]:
-    """Hold the lock on a folder, where the file system has locks."""
-    descriptor = os.open(run, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

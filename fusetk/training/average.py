@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusetk.errors import CheckpointError
+from fusetk.runs import MODEL, checkpoint_name, checkpoints
 from fusetk.training import checkpoint
 from fusetk.training.validation import rank
 
 
 def choose(run: Path, last: int | None = None, best: int | None = None, metric: str = "loss", updates: Sequence[int] = ()) -> list[Path]:
     """The last n, the best n by a validation metric, or named checkpoints of a run. Raises CheckpointError if there are fewer."""
-    there = checkpoint.whole(run)
+    there = checkpoints(run)
     if updates:
-        chosen = [path for path in there if path.name in {checkpoint.name_of(update) for update in updates}]
+        chosen = [path for path in there if path.name in {checkpoint_name(update) for update in updates}]
         wanted = len(set(updates))
     elif best:
         results = [(checkpoint.read_state(path).get("valid", {}), path) for path in there]
@@ -34,10 +35,10 @@ def choose(run: Path, last: int | None = None, best: int | None = None, metric: 
 
 def average(folders: Sequence[Path], into: Path) -> None:
     """Write the mean of the weights in ``folders`` as a checkpoint. Raises CheckpointError when their parameters differ."""
-    first = checkpoint.read_tensors(folders[0], checkpoint.MODEL)
+    first = checkpoint.read_tensors(folders[0], MODEL)
     sums = {name: tensor.double() for name, tensor in first.items()}
     for folder in folders[1:]:
-        tensors = checkpoint.read_tensors(folder, checkpoint.MODEL)
+        tensors = checkpoint.read_tensors(folder, MODEL)
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in first.items()}:
             raise CheckpointError(f"{folder} and {folders[0]} are of different models and have no mean")
         for name, tensor in tensors.items():

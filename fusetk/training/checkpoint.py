@@ -8,7 +8,6 @@ relative links beside it.
 import errno
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,19 +20,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fusetk.data.manifest import checksum, digest
+from fusetk import runs
 from fusetk.errors import CheckpointError, DiskFull
+from fusetk.files import checksum, digest, flush
+from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints, is_intact
 from fusetk.training.sharding import part
 
-FORMAT = 1
-MODEL, TRAINING, EMA, STATE = "model.safetensors", "training.safetensors", "ema.safetensors", "state.json"
 BLOCK = 4096  # what a disk may need more, for each file
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
-
-
-def name_of(update: int) -> str:
-    """Folder name of the checkpoint after an update."""
-    return f"update-{update:07d}"
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -92,7 +86,7 @@ def save(
             folder.rename(old)
         aside.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
-        _flush(folder.parent)
+        flush(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         if old.exists() and not folder.exists():
@@ -107,18 +101,18 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mappin
     for file, tensors in files.items():
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
         sums[file] = checksum(aside / file)
-        _flush(aside / file)
+        flush(aside / file)
     content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": sums}))
     (aside / STATE).write_text(json.dumps({**content, "digest": digest(content)}, indent=1) + "\n", encoding="utf-8")
-    _flush(aside / STATE)
-    _flush(aside)
+    flush(aside / STATE)
+    flush(aside)
 
 
 def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
     """What to raise when ``path`` cannot be written; ``sizes`` are those of its files in bytes, where they are known."""
     found = re.search(r"os error (\d+)", str(error))  # safetensors has the number in its text only
     number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
-    there = [one.name for one in whole(path.parent.parent)]
+    there = [one.name for one in checkpoints(path.parent.parent)]
     whole_one = f"{there[-1]} is complete; " if there else ""
     sizes = [size + BLOCK for size in sizes]
     needed = sum(sizes) + BLOCK
@@ -145,34 +139,11 @@ def _megabytes(size: int) -> str:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """``state.json``. Raises CheckpointError when it is missing, damaged or of a newer fusetk."""
+    """Read ``state.json``. Raises CheckpointError, with the newest complete checkpoint, if that fails."""
     try:
-        return _state(folder)
+        return runs.read_state(folder)
     except CheckpointError as error:
         raise damaged(folder, str(error)) from None
-
-
-def noted(folder: Path) -> dict[str, Any]:
-    """``state.json``, or nothing where it cannot be read."""
-    try:
-        return _state(folder)
-    except CheckpointError:
-        return {}
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        version, sums, expected = state["format"], state.get("sha256", {}), state.pop("digest", None)
-        unchanged = expected in (None, digest(state))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is damaged, {type(error).__name__}: {error}"
-        raise CheckpointError(f"{folder} is not a complete checkpoint: {STATE} cannot be read ({why})") from None
-    if isinstance(version, int) and version > FORMAT:
-        raise CheckpointError(f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk")
-    if version != FORMAT or not isinstance(sums, dict) or not unchanged:
-        raise CheckpointError(f"{folder / STATE} is damaged: it is not as it was written")
-    return dict(state)
 
 
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
@@ -193,7 +164,7 @@ def damaged(folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | Non
     """The error for a damaged checkpoint. It names the newest complete checkpoint beside it, with parameters of these shapes."""
     wrong = folder.resolve()
     last = (wrong.parent / "last").resolve() == wrong
-    complete = [path for path in reversed(whole(wrong.parent.parent)) if path.name != wrong.name and sound(path)]
+    complete = [path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name and is_intact(path)]
     for path in complete:
         if shapes is None or _shapes(path) == shapes:
             resume = f"; to resume from there, remove {wrong.name}" if last else ""
@@ -204,15 +175,6 @@ def damaged(folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | Non
     return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
 
 
-def sound(folder: Path) -> bool:
-    """Whether every file of a checkpoint is as it was written."""
-    try:
-        sums = _state(folder)["sha256"]
-        return MODEL in sums and all(checksum(folder / file) == sums[file] for file in (MODEL, TRAINING, EMA) if file in sums)
-    except (CheckpointError, OSError, KeyError):
-        return False
-
-
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     try:
         with safe_open(folder / MODEL, framework="pt") as file:
@@ -221,14 +183,9 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         return {}
 
 
-def whole(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first."""
-    return sorted((p for p in (run / "checkpoints").glob("update-*") if (p / STATE).exists()), key=lambda p: (len(p.name), p.name))
-
-
 def recover(run: Path) -> None:
     """Clear up what a killed process left: a checkpoint that was being replaced comes back, what is half written or deleted goes."""
-    for path in sorted((run / "checkpoints").glob(".update-*")):
+    for path in sorted((run / CHECKPOINTS).glob(".update-*")):
         place = path.with_name(path.name[1:].removesuffix(".old"))
         if path.suffix == ".old" and not place.exists():
             path.rename(place)
@@ -247,7 +204,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def link(run: Path, name: str, target: Path) -> None:
     """Point ``checkpoints/<name>`` at a checkpoint, in one step."""
-    path, aside = run / "checkpoints" / name, run / "checkpoints" / f".{name}"
+    path, aside = run / CHECKPOINTS / name, run / CHECKPOINTS / f".{name}"
     with _writing(path):
         aside.unlink(missing_ok=True)
         aside.symlink_to(target.name)
@@ -259,16 +216,8 @@ def link(run: Path, name: str, target: Path) -> None:
 def prune(run: Path, keep: Iterable[Path]) -> None:
     """Delete all checkpoints but these; each is out of sight before it is in parts."""
     kept = {p.name for p in keep}
-    for path in whole(run):
+    for path in checkpoints(run):
         if path.name not in kept:
             with _writing(path):
                 gone = path.rename(path.with_name(f".{path.name}.gone"))
             shutil.rmtree(gone, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

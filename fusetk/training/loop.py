@@ -22,6 +22,7 @@ from fusetk.errors import CheckpointError, ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
 from fusetk.processes import ALONE, World
+from fusetk.runs import CHECKPOINTS, EMA, STATE, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.compiling import failure
 from fusetk.training.config import StageConfig, TrainingConfig
@@ -250,7 +251,7 @@ class Trainer:
         if progress.position:  # each stage starts with a whole pass
             progress.epoch, progress.position = progress.epoch + 1, 0
         if self.config.stages[progress.stage].start == "best":
-            self._load(self.run / "checkpoints" / "best")
+            self._load(self.run / CHECKPOINTS / "best")
         self.log.line(f"stage {progress.stage + 1} of {len(self.config.stages)} begins after update {progress.update}")
 
     def _over(self, stage: StageConfig) -> bool:
@@ -361,10 +362,10 @@ class Trainer:
 
     def _write(self, files: Sequence[dict[str, Tensor]], valid: dict[str, float], interrupted: bool) -> None:
         progress = self.progress
-        folder = self.run / "checkpoints" / checkpoint.name_of(progress.update)
+        folder = self.run / CHECKPOINTS / checkpoint_name(progress.update)
         model, training, mean = files
         if not valid and folder.exists():
-            valid = checkpoint.noted(folder).get("valid", {})
+            valid = read_state_if_valid(folder).get("valid", {})
         state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
         checkpoint.save(folder, model, training, state, mean)
         checkpoint.link(self.run, "last", folder)
@@ -377,12 +378,12 @@ class Trainer:
         progress = self.progress
         metric = self.config.validation.metric
         ranked = sorted((rank(metric, {"loss": loss, metric: value}), u) for u, value, loss in progress.ranking if not math.isnan(value))
-        best = [folder.with_name(checkpoint.name_of(u)) for _, u in ranked[: self.config.keep_best]]
+        best = [folder.with_name(checkpoint_name(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
         # Nor may later ones that a run which was set back left.
-        there = checkpoint.whole(self.run)
+        there = checkpoints(self.run)
         there = there[: [path.name for path in there].index(folder.name) + 1]
-        regular = [path for path in there if path is there[-1] or not checkpoint.noted(path).get("interrupted")]
+        regular = [path for path in there if path is there[-1] or not read_state_if_valid(path).get("interrupted")]
         checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
@@ -394,8 +395,8 @@ class Trainer:
             # Runs of version 0.1 kept no losses here.
             self.progress.ranking = [(u, value, loss[0] if loss else math.nan) for u, value, *loss in self.progress.ranking]
         except (KeyError, TypeError, ValueError):
-            raise checkpoint.damaged(folder, f"{folder / checkpoint.STATE} does not say where training stood") from None
-        best = folder.with_name(checkpoint.name_of(self.progress.best_update))
+            raise checkpoint.damaged(folder, f"{folder / STATE} does not say where training stood") from None
+        best = folder.with_name(checkpoint_name(self.progress.best_update))
         if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
         if self.world.first:  # a kill may have come before it was done
@@ -407,7 +408,7 @@ class Trainer:
     def _load(self, folder: Path) -> None:
         checkpoint.load_model(self.model, folder)
         if self.ema:
-            self.ema.load(checkpoint.read_tensors(folder, checkpoint.EMA))
+            self.ema.load(checkpoint.read_tensors(folder, EMA))
 
     # Reports
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fusetk.errors import ConfigError
+from fusetk.files import write_if_changed
+from fusetk.runs import LOG, METRICS, parse_metrics
 
 
 class Lines:
@@ -60,7 +62,7 @@ class Log:
     """Writes into a run folder and to standard error. Use as a context."""
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
-        self._text, self._metrics = Lines(run / "log.txt"), Lines(run / "metrics.jsonl")
+        self._text, self._metrics = Lines(run / LOG), Lines(run / METRICS)
         self._console = Console(file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True)
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
@@ -151,28 +153,13 @@ def peak_memory(device: torch.device) -> int:
 
 
 def forget_after(run: Path, update: int) -> None:
-    """Drop what ``metrics.jsonl`` says of later updates: a resumed run does them again."""
-    path = run / "metrics.jsonl"
+    """Remove later updates from ``metrics.jsonl``, and damaged lines: a resumed run repeats those updates."""
+    path = run / METRICS
     if not path.exists():
         return
-    before = path.read_bytes()
-    found: list[bytes] = []
-    for line in before.splitlines():
-        try:
-            if json.loads(line)["update"] <= update:
-                found.append(line + b"\n")
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a killed run
-    kept = b"".join(found)
-    if kept == before:
-        return
-    aside = path.with_suffix(".aside")
-    try:
-        aside.write_bytes(kept)
-        aside.rename(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    lines = path.read_bytes().splitlines()
+    records = [(line, parse_metrics(line)) for line in lines]
+    write_if_changed(path, b"".join(line + b"\n" for line, record in records if record and record["update"] <= update))
 
 
 def _say(text: str) -> None:

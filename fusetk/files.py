@@ -1,0 +1,88 @@
+"""Files that are complete or missing, locks on folders, checksums. This module imports nothing of fusetk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+BLOCK = 1 << 20
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """Write a file under another name, flush it to disk and rename it: at any time the old or the new file is complete.
+
+    Raises OSError; then the old file is unchanged.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_if_changed(path: Path, content: bytes) -> None:
+    """Replace a file, with its folder, unless it has this content already. Raises OSError."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+
+
+def flush(path: Path) -> None:
+    """Flush a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock(file: IO[Any] | int, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed; return False if another process holds the lock and ``wait`` is not set.
+
+    Return True without a lock where the system or the file system has none.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Within this context no other process locks the folder; wait for one that does. Raises OSError for a folder that is missing."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of plain values (dicts, lists, text, numbers)."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            total.update(block)
+    return total.hexdigest()

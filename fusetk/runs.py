@@ -1,0 +1,150 @@
+"""Run folders: the names of their files, their checkpoints and metrics. This module imports no torch."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fusetk.errors import CheckpointError
+from fusetk.files import checksum, digest
+
+CONFIG = "config.yaml"
+TEXT = "text"
+MACHINE = "machine.json"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+LOG = "log.txt"
+
+FORMAT = 1
+STATE = "state.json"
+MODEL = "model.safetensors"
+TRAINING = "training.safetensors"
+EMA = "ema.safetensors"
+
+
+def find(path: Path) -> tuple[Path, str]:
+    """Return the run folder of a path, which is a run or a checkpoint in it, and the name of the checkpoint.
+
+    The checkpoint of a run folder is ``best``, or ``last`` if there is no best one, or empty if there is neither.
+    Raises CheckpointError if the path is neither a run nor a checkpoint.
+    """
+    if (path / STATE).exists() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
+        for folder in (path.absolute(), path.resolve()):
+            if (folder.parent.parent / CONFIG).exists():
+                return folder.parent.parent, path.absolute().name
+        raise CheckpointError(
+            f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder"
+        )
+    if not (path / CONFIG).exists():
+        reason = "there is no such folder"
+        if path.exists():
+            reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
+        raise CheckpointError(f"{path} is no run folder: {reason}")
+    names = [name for name in ("best", "last") if (path / CHECKPOINTS / name).is_symlink() or (path / CHECKPOINTS / name).exists()]
+    return path, names[0] if names else ""
+
+
+def find_checkpoint(path: Path) -> tuple[Path, Path]:
+    """Return the run folder and the checkpoint folder of a path, which is a run or a checkpoint in it.
+
+    Raises CheckpointError if there is none, or if ``best`` or ``last`` points to a missing checkpoint.
+    """
+    run, name = find(path)
+    if path != run:
+        return run, path
+    folder = run / CHECKPOINTS / name
+    if not name:
+        raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last{_alternative(run)}")
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} points to a checkpoint that is missing{_alternative(run)}")
+    return run, folder
+
+
+def _alternative(run: Path) -> str:
+    """Advice to use the newest complete checkpoint of a run, if there is one."""
+    for folder in reversed(checkpoints(run)):
+        if is_intact(folder):
+            return f"; use {folder}, the newest complete one"
+    return "; there is no other complete checkpoint"
+
+
+def checkpoint_name(update: int) -> str:
+    """The folder name of the checkpoint after an update."""
+    return f"update-{update:07d}"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first. Their content is not verified."""
+    folders = [path for path in (run / CHECKPOINTS).glob("update-*") if (path / STATE).exists()]
+    return sorted(folders, key=lambda path: (len(path.name), path.name))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read ``state.json`` of a checkpoint. Raises CheckpointError if it is missing, damaged or of a newer fusetk."""
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        version, sums, expected = state["format"], state.get("sha256", {}), state.pop("digest", None)
+        unchanged = expected in (None, digest(state))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is damaged, {type(error).__name__}: {error}"
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {STATE} cannot be read ({reason})") from None
+    if isinstance(version, int) and version > FORMAT:
+        raise CheckpointError(
+            f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk"
+        )
+    if version != FORMAT or not isinstance(sums, dict) or not unchanged:
+        raise CheckpointError(f"{folder / STATE} is damaged: its content changed after it was written")
+    return dict(state)
+
+
+def read_state_if_valid(folder: Path) -> dict[str, Any]:
+    """Read ``state.json`` of a checkpoint, or return an empty dict if it cannot be read."""
+    try:
+        return read_state(folder)
+    except CheckpointError:
+        return {}
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether every file of a checkpoint has the checksum that was recorded when it was written."""
+    try:
+        sums = read_state(folder)["sha256"]
+        files = [file for file in (MODEL, TRAINING, EMA) if file in sums]
+        return MODEL in sums and all(checksum(folder / file) == sums[file] for file in files)
+    except (CheckpointError, OSError, KeyError):
+        return False
+
+
+def progress(run: Path) -> tuple[int | None, str | None]:
+    """Return the number of updates of a run and the fingerprint of its data; None where neither checkpoint nor metrics have it."""
+    for folder in (run / CHECKPOINTS / "last", *reversed(checkpoints(run))):
+        try:
+            state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            update, data = int(state["progress"]["update"]), state.get("data")
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return update, data if isinstance(data, str) else None
+    updates = [record["update"] for record in read_metrics(run) if record is not None]
+    return (int(updates[-1]), None) if updates else (None, None)
+
+
+def read_metrics(run: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield each line of ``metrics.jsonl`` in order: a record with a numeric ``update``, or None for a damaged line."""
+    try:
+        lines = (run / METRICS).read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        if line.strip():
+            yield parse_metrics(line)
+
+
+def parse_metrics(line: bytes) -> dict[str, Any] | None:
+    """Read one line of ``metrics.jsonl``; None if it is damaged."""
+    try:
+        record = json.loads(line)
+        update = record["update"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    valid = isinstance(record.get("kind"), str) and isinstance(update, int | float) and not isinstance(update, bool)
+    return record if valid else None
