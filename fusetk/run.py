@@ -21,7 +21,7 @@ from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.machine import device_of, float32_products, revision
 from fusetk.models import MODELS, Seq2Seq
-from fusetk.recipe import Recipe
+from fusetk.recipe import NEUTRAL, Recipe
 from fusetk.training import checkpoint, distributed, metrics
 from fusetk.training.compiling import compile_layers
 from fusetk.training.loop import Trainer
@@ -267,10 +267,8 @@ def _last(run: Path) -> Path | None:
 FREE = (
     r"data\..*",  # paths; what was made of them is compared by fingerprint
     r"paper(\..*)?",
-    r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
+    *NEUTRAL,
     r"training\.stages\.\d+\.end\..*",
-    r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens)",
 )
 SEARCH = r"decoding\..*"  # free unless it decides which model is best
 WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate, or what a later stage starts from
