@@ -13,6 +13,7 @@ import pytest
 
 from fusetk import recipe
 from fusetk.errors import DataError
+from tests.rows import load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
@@ -279,7 +280,12 @@ CONFIGS = [path for path in FOUND if path.name not in GROUNDS and path.parent.na
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
-    recipe.load(path)
+    load(path)
+
+
+def test_every_recipe_validates_by_updates_or_by_epochs_and_not_by_both():
+    both = [path for path in CONFIGS if (when := load(path).training.validation).every_updates and when.every_epochs]
+    assert both == []
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(3, 10_974_748), (4, 12.82e6), (6, 16.50e6)])
