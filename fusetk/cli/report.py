@@ -104,9 +104,9 @@ def command(
     to the row that its own config names. Scores are those that `fusetk score --run` noted: mean, sample standard deviation
     over the runs of a row, in brackets how many; Δ is the difference to the table's first row.
 
-    Lines under the table name the runs that differ from each other or from their recipes. A run may keep its files in another
-    folder than its recipe, and may change what it keeps, logs and saves. Other names of training, validation or test files are
-    differences.
+    Lines under the table name the runs that differ from each other or from their recipes. A run may
+    keep its files in another folder than its recipe, and may change what it keeps, logs and saves.
+    Other names of training, validation or test files are differences.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
@@ -344,7 +344,7 @@ def _departures(table: Table) -> list[str]:
 
 
 def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with base names in place of paths: a text is known by its name, wherever it lies."""
+    """The config with base names in place of paths, since a text may lie anywhere."""
     data = config.get("data")
     if not isinstance(data, dict):
         return dict(config)
@@ -364,12 +364,23 @@ def _base_names(value: Any) -> Any:
 def _changes(mine: Any, theirs: Any, place: str) -> list[tuple[str, str]]:
     """Each key that both configs set to different values, and the difference.
 
-    A key that only one config has is newer or older than the other's fusetk, except below `data.valid` and `data.test`.
+    A key that only one config has is newer or older than the other's fusetk, except below
+    `data.valid` and `data.test`.
     """
     if isinstance(mine, dict) and isinstance(theirs, dict) and place != "data.valid":
-        keys = list(mine | theirs) if place == "data.test" else [key for key in mine if key in theirs]
-        return [change for key in keys for change in _changes(mine.get(key), theirs.get(key), f"{place}.{key}")]
-    if isinstance(mine, list) and isinstance(theirs, list) and not place.startswith(("data.valid", "data.test")):
+        keys = (
+            list(mine | theirs) if place == "data.test" else [key for key in mine if key in theirs]
+        )
+        return [
+            change
+            for key in keys
+            for change in _changes(mine.get(key), theirs.get(key), f"{place}.{key}")
+        ]
+    if (
+        isinstance(mine, list)
+        and isinstance(theirs, list)
+        and not place.startswith(("data.valid", "data.test"))
+    ):
         if len(mine) != len(theirs):
             return [(place, f"has {len(mine)} entries, not {len(theirs)}")]
         return [change for i, pair in enumerate(zip(mine, theirs, strict=True)) for change in _changes(*pair, f"{place}.{i}")]

@@ -86,8 +86,8 @@ def unheeded(metrics: Sequence[str], options: Options) -> list[str]:
 def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options: Options) -> list[str]:
     """Why scores by ``metrics`` may mislead; ``asked`` are the metrics that the user named.
 
-    Metrics of words are checked for raw text in any case. Metrics that tokenise are checked for tokenised text only if they were
-    named, because the default has metrics of both kinds.
+    Metrics of words are checked for raw text in any case. Metrics that tokenise are checked for
+    tokenised text only if they were named, because the default has metrics of both kinds.
     """
     blind = options.lowercase or CASELESS.issuperset(metrics)
     told = [text.lines for text in texts.references]

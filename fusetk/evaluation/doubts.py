@@ -63,7 +63,8 @@ def doubts(
 ) -> list[str]:
     """Sentences that each name a reason not to trust the scores; none for text that looks all right.
 
-    ``lowercase`` says that case is ignored anyway; ``metrics`` are checked for the kind of text that they want: tokenised or not.
+    ``lowercase`` says that case is ignored anyway; ``metrics`` are checked for the kind of text
+    that they want: tokenised or not.
     All texts have as many lines.
     """
     found: list[str] = []

@@ -174,12 +174,17 @@ def test_compound_split_of_raw_text(files: Path) -> None:
         ("--metric sacrebleu --metric multi-bleu-lc", "multi-bleu-lc"),
         ("--lowercase", "multi-bleu-lc"),
         ("--system other=other", "multi-bleu and multi-bleu-lc"),
-        ("--system other=other --significance bootstrap --samples 5", "multi-bleu and multi-bleu-lc"),
+        (
+            "--system other=other --significance bootstrap --samples 5",
+            "multi-bleu and multi-bleu-lc",
+        ),
         ("--by-length", "multi-bleu"),
         ("--by-length --system other=other", "multi-bleu"),
     ],
 )
-def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(files: Path, options: str, metrics: str) -> None:
+def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
+    files: Path, options: str, metrics: str
+) -> None:
     for name in ("raw", "other"):
         Path(name).write_text("Who is it?\nNo, it is not.\nCome in.\n" * 5)
     said = f"the text does not look tokenised: for {metrics}, 'end.' is one word"
