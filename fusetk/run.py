@@ -22,7 +22,7 @@ from fusetk.files import lock, write_if_changed
 from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
-from fusetk.recipe import Recipe
+from fusetk.recipe import NEUTRAL, Recipe
 from fusetk.runs import CHECKPOINTS, CONFIG, EMA, MACHINE, MODEL, TEXT, find_checkpoint, is_intact
 from fusetk.training import checkpoint, metrics
 from fusetk.training.compiling import compile_layers
@@ -258,10 +258,8 @@ def _last(run: Path) -> Path | None:
 FREE = (
     r"data\..*",  # paths; what was made of them is compared by fingerprint
     r"paper(\..*)?",
-    r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
+    *NEUTRAL,
     r"training\.stages\.\d+\.end\..*",
-    r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens)",
 )
 SEARCH = r"decoding\..*"  # free unless it decides which model is best
 WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate, or what a later stage starts from

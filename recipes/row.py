@@ -1,4 +1,4 @@
-"""What `run_recipe.sh` must know of a config, and text to and from the words that are scored.
+"""What the scripts must know of a config, and text to and from the words that are scored.
 
 `python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a line for each fact, a name and a value with a tab between;
 `... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of test sets, as words and raw;
@@ -6,7 +6,7 @@
 """
 
 import json
-import shutil
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,16 +40,27 @@ def facts(found: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]
 
 
 def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
-    """Write FOLDER/SET/1.txt, as words, and 1.raw, 2.txt, ..., for as many further references as all texts of a set have."""
+    """Write FOLDER/SET/1.txt, as words, and 1.raw, 2.txt, ..., for each further reference of a set.
+
+    A set has as many further references as all of its texts have. Another row may read the files
+    at the same time, so each is replaced at once, and only references that are gone are deleted.
+    """
     pipeline = Pipeline.load(prepared / "text")
-    shutil.rmtree(folder, ignore_errors=True)
+    written = set()
     for name, prefixes in found.data.test.items():
         number = 1
         while all(paths := [_further(raw / Path(prefix).name, found.data.target, number) for prefix in prefixes]):
             lines = [line for path in paths for line in read_lines(str(path))]
-            _write(folder / name / f"{number}.raw", lines)
-            _write(folder / name / f"{number}.txt", [pipeline.words("target", line) for line in lines])
+            words = [pipeline.words("target", line) for line in lines]
+            for path, text in (
+                (folder / name / f"{number}.raw", lines),
+                (folder / name / f"{number}.txt", words),
+            ):
+                _write(path, text)
+                written.add(path)
             number += 1
+    for path in {*folder.glob("*/*.raw"), *folder.glob("*/*.txt")} - written:
+        path.unlink(missing_ok=True)
 
 
 def _further(prefix: Path, language: str, number: int) -> Path | None:
@@ -60,13 +71,16 @@ def _further(prefix: Path, language: str, number: int) -> Path | None:
 
 
 def _write(path: Path, lines: list[str]) -> None:
+    """Write the lines aside and rename the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writer(path) as file:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writer(aside) as file:
         file.writelines(f"{line}\n" for line in lines)
+    aside.replace(path)
 
 
 def main(arguments: list[str]) -> int:
-    """The command line, for `run_recipe.sh` alone; returns the exit status."""
+    """The command line, for the scripts alone; returns the exit status."""
     command, *given = arguments
     try:
         if command == "detokenize":

@@ -12,7 +12,8 @@ Prepares the text that CONFIG names, trains, averages, translates all test sets 
 missing. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
 
 DIR takes the place of the folders in CONFIG's paths to text: where it reads raw/train, DIR holds train.de and train.en, plain or
-.gz. A test set with several references has them as SET.en, SET.en1, SET.en2, ... Configs of one folder share prepared data.
+.gz. A test set with several references has them as SET.en, SET.en1, SET.en2, ... Configs of one
+folder share prepared data. They may run at the same time: one waits while another prepares.
 
   --raw DIR         the folder of the text
   --out DIR         where everything is written ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
@@ -62,33 +63,19 @@ out=${out:-$ROOT/work/$(basename "$(dirname "$folder")")_$group}
 prepared=$out/data.$group
 row=$ROOT/recipes/row.py
 
-# What the config says, and the options that make it read DIR.
-source='' target='' lowercase=() tests=() settings=()
-facts=$(python3 "$row" facts "$config" "$raw" "$prepared" ${given[@]+"${given[@]}"})
-while IFS=$'\t' read -r fact value; do
-    case $fact in
-        source) source=$value ;;
-        target) target=$value ;;
-        seed) seed=$value ;;
-        average) last=${last:-$value} ;;
-        lowercase) lowercase=(--lowercase) ;;
-        test) tests+=("$value") ;;
-        set) settings+=(--set "$value") ;;
-    esac
-done <<< "$facts"
-for setting in ${given[@]+"${given[@]}"}; do
-    settings+=(--set "$setting")
-done
-
+read_row "$config" "$raw" "$prepared" ${given[@]+"${given[@]}"}
+run=$out/run.$group.$name.seed$seed
 mkdir -p "$out"
+[ -n "$prepare_only" ] || lock_run "$run"
+lock_data "$prepared"
 say "prep: text to subwords to ids"
 fusetk prep "$config" "${settings[@]}" --jobs "$jobs"
+unlock_data
 [ -z "$prepare_only" ] || exit 0
 
-run=$out/run.$group.$name.seed$seed
 say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
-average "$run" "$last"
+average "$run" "${last:-$keep_last}"
 [ "${#tests[@]}" -gt 0 ] || die "$config names no test set, so there is nothing to score"
 
 say "translate and score"

@@ -4,6 +4,7 @@ import gzip
 import importlib.util
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from fusetk import recipe
+from fusetk.data.text import read_lines
 from fusetk.errors import DataError
+from tests.rows import load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
@@ -222,6 +225,36 @@ SMALL = ["model.width=16", "model.heads=2", "model.ffn=16", "decoding={beam: 2, 
 
 
 @pytest.mark.parametrize(
+    ("config", "folder", "sets"),
+    [
+        (
+            "lwc/iwslt14_deen/coordinated.yaml",
+            "data.lwc_iwslt14_deen",
+            ["dev2010", "tst2010", "tst2011", "tst2012"],
+        ),
+        (
+            "densenmt/iwslt14_deen_words/base_4l.yaml",
+            "data.densenmt_iwslt14_deen_words",
+            ["dev2010", "tst2010", "tst2011", "tst2012"],
+        ),
+    ],
+)
+def test_a_row_has_the_test_sets_of_its_own_paper(prepared, tmp_path, config, folder, sets):
+    shutil.copytree(prepared[0] / "raw", tmp_path / "raw")
+    command = [SCRIPT, "--out", tmp_path, "--config", ROOT / "recipes" / config]
+    command += ["--prepare-only", "--any-data"]
+    if load(ROOT / "recipes" / config).data.bpe:
+        command += ["--set", "data.bpe.merges=50"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    lines = (tmp_path / folder / "test.test.en.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.rstrip(" .").split()[-1] for line in lines] == [
+        name.lower() for name in sets for _ in range(7)
+    ]
+    assert f"{'50' if config.startswith('lwc') else '175'} words a side" in ran.stderr
+
+
+@pytest.mark.parametrize(
     "config",
     [
         "recipes/mlrf/iwslt14_deen/baseline_3layer.yaml",
@@ -241,31 +274,121 @@ def test_from_archive_to_bleu(prepared, tmp_path, config):
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
 
 
-def test_other_pairs_are_an_error_and_other_tokens_a_warning(tmp_path, capsys):
-    def write(train: tuple[int, int, int], dropped: int = 0) -> None:
-        figures = iwslt14.FINGERPRINT | {"train": train}
-        splits = {
-            "test.test" if split == "test" else split: {
-                "pairs_out": pairs,
-                "dropped": {iwslt14.SUBWORDS: dropped} if split == "train" else {},
-                "source": {"tokens_with_end": german},
-                "target": {"tokens_with_end": english},
-            }
-            for split, (pairs, german, english) in figures.items()
+def manifest(
+    folder: Path,
+    config: str,
+    pairs: dict[str, int],
+    tokens: dict[str, tuple[int, int]] | None = None,
+    subwords: int = 0,
+) -> None:
+    """Write the part of a manifest that the check reads, of data that this config prepares."""
+    counted = tokens or {}
+    splits = {
+        part: {
+            "pairs_out": number - (subwords if part == "train" else 0),
+            "dropped": {iwslt14.SUBWORDS: subwords} if part == "train" else {},
+            "source": {"tokens_with_end": counted.get(part, (1, 1))[0]},
+            "target": {"tokens_with_end": counted.get(part, (1, 1))[1]},
         }
-        (tmp_path / "manifest.json").write_text(json.dumps({"splits": splits}))
+        for part, number in pairs.items()
+    }
+    settings = load(ROOT / "recipes" / config).data.model_dump(mode="json", exclude={"folder"})
+    (folder / "manifest.json").write_text(json.dumps({"settings": settings, "splits": splits}))
 
-    write(iwslt14.FINGERPRINT["train"])
+
+MLRF = "mlrf/iwslt14_deen/baseline_3layer.yaml"
+VARIANT = {"train": 160_239, "valid": 7_283, "test.test": 6_750}
+TOKENS = {
+    "train": (4_035_591, 3_949_114),
+    "valid": (182_592, 178_622),
+    "test.test": (161_838, 156_928),
+}
+
+
+def test_other_pairs_are_an_error_and_other_tokens_a_warning(tmp_path, capsys):
+    manifest(tmp_path, MLRF, VARIANT, TOKENS)
     assert iwslt14.main(["check", str(tmp_path)]) == 0
-    assert "warning" not in capsys.readouterr().err
-    write((160_200, 4_035_600, 3_949_114), dropped=39)  # MLRF's limit on subwords
+    assert "warning" not in (said := capsys.readouterr().err) and "at most 175 words" in said
+    close = {**TOKENS, "train": (4_035_600, 3_949_114)}
+    manifest(tmp_path, MLRF, VARIANT, close, subwords=39)  # MLRF's limit on subwords
     assert iwslt14.main(["check", str(tmp_path)]) == 0
     assert "warning" in capsys.readouterr().err
-    write((160_238, 4_035_591, 3_949_114))
+    manifest(tmp_path, MLRF, {**VARIANT, "train": 160_238}, TOKENS)
     assert iwslt14.main(["check", str(tmp_path)]) == 2
-    assert "differ from the public split in train: pairs" in capsys.readouterr().err
+    assert "at most 175 words a side, in train: pairs" in capsys.readouterr().err
     (tmp_path / "manifest.json").unlink()
     assert iwslt14.main(["check", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "pairs", "said"),
+    [
+        (
+            "lwc/iwslt14_deen/coordinated.yaml",
+            {"train": 153_326, "valid": 6_969, "test.test": 5_585},
+            "MIXER's split, at most 50 words",
+        ),
+        (
+            "densenmt/iwslt14_deen/base_4l_e64.yaml",
+            {**VARIANT, "test.test": 5_585},
+            "fairseq's variant of MIXER's split, at most 175 words",
+        ),
+        (
+            "densenmt/iwslt14_deen_words/base_4l.yaml",
+            {**VARIANT, "test.test": 5_585},
+            "at most 175 words",
+        ),
+        ("iwslt14/transformer_6x512.yaml", VARIANT, "at most 175 words"),
+    ],
+)
+def test_each_row_is_checked_against_the_split_of_its_own_paper(
+    tmp_path, capsys, config, pairs, said
+):
+    manifest(tmp_path, config, pairs, TOKENS)
+    assert iwslt14.main(["check", str(tmp_path)]) == 0
+    assert said in capsys.readouterr().err
+    for part in pairs:
+        manifest(tmp_path, config, {**pairs, part: pairs[part] + 1}, TOKENS)
+        assert iwslt14.main(["check", str(tmp_path)]) == 2
+        assert f"{part}: pairs" in capsys.readouterr().err
+
+
+def test_a_length_of_no_published_split_is_an_error(tmp_path, capsys):
+    manifest(tmp_path, MLRF, VARIANT, TOKENS)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"max_length": 175', '"max_length": 80'))
+    assert iwslt14.main(["check", str(tmp_path)]) == 2
+    assert "at most 50 or 175 words a side" in capsys.readouterr().err
+    assert iwslt14.main(["check", str(tmp_path), "--any-data"]) == 0
+
+
+def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
+    """Of the pairs with at most 175 words, 160,295 of 167,522 have at most 50, as in a sample."""
+    folder = Path(os.environ.get("FUSETK_TEST_DATA", "")) / "iwslt14_sample"
+    if not folder.is_dir():
+        pytest.skip("FUSETK_TEST_DATA names no folder with iwslt14_sample")
+    texts = [
+        [
+            line
+            for name in ("train", "valid")
+            for line in read_lines(str(folder / f"{name}.{side}.gz"))
+        ]
+        for side in WORDS
+    ]
+    limits = [
+        next(
+            step.max_length
+            for step in load(ROOT / "recipes" / config).data.steps
+            if step.step == "filter"
+        )
+        for config in ("lwc/iwslt14_deen/coordinated.yaml", MLRF)
+    ]
+    kept = [
+        sum(max(len(line.split()) for line in pair) <= limit for pair in zip(*texts, strict=True))
+        for limit in limits
+    ]
+    fifty, all_pairs = (sum(iwslt14.SPLITS[limit].pairs.values()) for limit in limits)
+    assert kept[0] / kept[1] == pytest.approx(fifty / all_pairs, abs=0.002)
 
 
 # Configs -------------------------------------------------------------------------------------------------------------
@@ -279,7 +402,16 @@ CONFIGS = [path for path in FOUND if path.name not in GROUNDS and path.parent.na
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
-    recipe.load(path)
+    load(path)
+
+
+def test_every_recipe_validates_by_updates_or_by_epochs_and_not_by_both():
+    both = [
+        path
+        for path in CONFIGS
+        if (when := load(path).training.validation).every_updates and when.every_epochs
+    ]
+    assert both == []
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(3, 10_974_748), (4, 12.82e6), (6, 16.50e6)])

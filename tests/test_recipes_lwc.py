@@ -174,6 +174,9 @@ def test_text_is_the_papers():
     }  # fmt: skip
     assert [name for name, steps in kinds.items() if "lowercase" in steps] == ["iwslt14_deen"]
     assert names(data["iwslt14_deen"].test["test"]) == ["dev2010", "tst2010", "tst2011", "tst2012"]
+    (limit,) = (step.max_length for step in data["iwslt14_deen"].steps if step.step == "filter")
+    assert limit == 50 and kinds["iwslt14_deen"] == ["tokenize", "filter", "lowercase"]
+    assert data["iwslt14_deen"].valid.model_dump() == {"every": 23}
     for name in ("iwslt14_roen", "iwslt14_esen"):
         assert names(data[name].valid) == ["dev2010", "tst2010", "tst2011", "tst2012"] and list(data[name].test) == ["tst2014"]
     assert names(data["wmt16_enro"].valid) == ["newsdev2016"] and list(data["wmt16_enro"].test) == ["newstest2016"]

@@ -1,15 +1,20 @@
 """Rows of the papers' tables as configs: complete, and with the parameters that the papers print; and the scripts that run them."""
 
+import importlib.util
 import json
 import random
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from fusetk import run
 from fusetk.cli.describe import agree
+from fusetk.cli.main import main
+from fusetk.data.build import lock
 from fusetk.recipe import Recipe
 from tests.rows import RECIPES, check_tables, load, rows
 
@@ -262,6 +267,24 @@ def call(script: str, *arguments: object, settings: list[str] | None = None) -> 
     return subprocess.run([RECIPES / script, *map(str, arguments), *given], capture_output=True, text=True)
 
 
+def start(script: str, *arguments: object, settings: list[str]) -> subprocess.Popen[str]:
+    """The script at work, its messages in a pipe."""
+    given = [word for setting in settings for word in ("--set", setting)]
+    command = [RECIPES / script, *map(str, arguments), *given]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def until(ran: subprocess.Popen[str], message: str) -> None:
+    """Read messages up to one that begins so."""
+    assert ran.stderr
+    seen = []
+    for line in ran.stderr:
+        seen.append(line)
+        if line.startswith(message):
+            return
+    raise AssertionError("".join(seen))
+
+
 def write(folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0) -> None:
     """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
     folder.mkdir(exist_ok=True)
@@ -312,13 +335,106 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     (raw / "tst2012.en2").unlink()  # so the second one is no reference of the set
     settings = [*TINY, "training.stages.1.end={updates: 1}", "data.bpe.merges=30"]
     arguments = [RECIPES / "mlrf/iwslt14_deen/both_ffn_sa.yaml", "--raw", raw, "--out", out, "--seed", 3, "--average", 2]
-    ran = call("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings)
-    assert ran.returncode == 0, ran.stderr
+    with start("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings) as ran:
+        until(ran, "== prep")
+        twin = call("run_recipe.sh", *arguments, settings=settings)
+        rest = ran.stderr.read()
+    assert (
+        twin.returncode == 2
+        and "another script works on" in twin.stderr
+        and twin.stderr.count("\n") == 1
+    ), twin.stderr
+    assert ran.returncode == 0, rest
     found = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
     assert set(found) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
     assert all(note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|") for note in found.values())
     lines = (out / "references.iwslt14_deen" / "test" / "1.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 20 and all(line.endswith(" really .") and line == line.lower() for line in lines)
+    reported = CliRunner().invoke(main, ["report", str(arguments[0]), "--runs", str(out), "--json"])
+    [remark] = [
+        remark for table in json.loads(reported.stdout)["tables"] for remark in table["remarks"]
+    ]
+    changed = re.findall(r"(?:data|model|training|decoding)\.[a-z0-9_.]+", remark)
+    assert {
+        "data.bpe.merges",
+        "model.width",
+        "training.stages.0.end.updates",
+        "decoding.beam",
+    } <= set(changed)
+    assert [key for key in changed if key.startswith("data.")] == ["data.bpe.merges"], (
+        "the folder of the text is free"
+    )
+
+
+def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_path):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    out.mkdir()
+    for name in ("train", "dev2010", "TEDX.dev2012", "tst2010", "tst2011", "tst2012"):
+        write(raw, name, 40)
+    row = RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"
+    with (out / ".data.iwslt14_deen.lock").open("w") as other:
+        assert lock(other)
+        with start(
+            "run_recipe.sh",
+            row,
+            "--raw",
+            raw,
+            "--out",
+            out,
+            "--prepare-only",
+            settings=["data.bpe.merges=30"],
+        ) as ran:
+            until(
+                ran, f"waiting for another script, which prepares text in {out}/data.iwslt14_deen"
+            )
+            assert not (out / "data.iwslt14_deen").exists()
+            other.close()
+            rest = ran.stderr.read()
+    assert ran.returncode == 0, rest
+    assert (out / "data.iwslt14_deen" / "manifest.json").exists()
+
+
+def test_references_are_there_at_any_time_while_another_row_writes_them_again(
+    tmp_path, monkeypatch
+):
+    spec = importlib.util.spec_from_file_location("row", RECIPES / "row.py")
+    assert spec and spec.loader
+    row = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(row)
+    raw, folder = tmp_path / "raw", tmp_path / "references"
+    found = load(RECIPES / "mlrf/nist_zhen/both_avg_sa.yaml")
+    sets = list(found.data.test)
+    for name in sets:
+        write(raw, name, 3, ("zh", "en"), further=2)
+    expected = sorted(
+        folder / name / f"{number}.{form}"
+        for name in sets
+        for number in (1, 2)
+        for form in ("raw", "txt")
+    )
+
+    class Words:
+        """Text to words, which looks at the files whenever it is asked."""
+
+        complete = False
+
+        def words(self, side: str, line: str) -> str:
+            assert not self.complete or all(
+                len(path.read_text(encoding="utf-8").splitlines()) == 3 for path in expected
+            )
+            return line.lower()
+
+    words = Words()
+    monkeypatch.setattr(row.Pipeline, "load", lambda path: words)
+    row.references(found, raw, tmp_path, folder)
+    words.complete = True
+    row.references(found, raw, tmp_path, folder)
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == expected
+    (raw / f"{sets[0]}.en2").unlink()
+    row.references(found, raw, tmp_path, folder)
+    assert not (folder / sets[0] / "2.txt").exists() and (folder / sets[1] / "2.txt").exists(), (
+        "references that are gone are deleted"
+    )
 
 
 @pytest.mark.slow

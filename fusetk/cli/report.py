@@ -1,6 +1,7 @@
 """``fusetk report``."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: fusetk report recipes/mlrf/iwslt14_deen --runs runs --checkpoint best --markdown"
 SECTIONS = ("data", "model", "training", "decoding")  # of a config, which decide a score
-FREE_HERE = ("training.seed", "data.folder", "data.train ", "data.train.", "data.valid", "data.test")  # where text lies
+FILES = ("train", "valid", "test")  # keys of the section data that name files
 MARKS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -101,8 +102,11 @@ def command(
 
     RECIPE is a config, or a folder with configs; those without a row of a table (`paper.row`) are passed over. A run belongs
     to the row that its own config names. Scores are those that `fusetk score --run` noted: mean, sample standard deviation
-    over the runs of a row, in brackets how many; Δ is the difference to the table's first row. What makes runs of a table
-    unlike each other, or unlike their recipes, stands under it.
+    over the runs of a row, in brackets how many; Δ is the difference to the table's first row.
+
+    Lines under the table name the runs that differ from each other or from their recipes. A run may
+    keep its files in another folder than its recipe, and may change what it keeps, logs and saves.
+    Other names of training, validation or test files are differences.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
@@ -324,28 +328,63 @@ def _remarks(table: Table) -> list[str]:
 
 def _departures(table: Table) -> list[str]:
     """Runs whose config is not that of their recipe; each set of changes once."""
-    from fusetk.run import FREE
+    from fusetk.recipe import NEUTRAL
 
-    free = (*(key for key in FREE if key.startswith("training.")), *FREE_HERE)
+    free = re.compile("|".join([r"training\.seed", *NEUTRAL]))
     groups: dict[str, list[Run]] = {}
     for row in table.rows:
-        theirs = row.recipe.model_dump(mode="json")
+        theirs = _without_folders(row.recipe.model_dump(mode="json"))
         for run in row.runs:
-            changes = [c for part in SECTIONS for c in _changes(run.config.get(part), theirs[part], part) if not c.startswith(free)]
-            if changes:
-                groups.setdefault(", ".join(changes), []).append(run)
+            mine = _without_folders(run.config)
+            changes = [c for part in SECTIONS for c in _changes(mine.get(part), theirs[part], part)]
+            told = [f"{place} {change}" for place, change in changes if not free.fullmatch(place)]
+            if told:
+                groups.setdefault(", ".join(told), []).append(run)
     return [f"not as in their recipes: {measured.named(runs)}: {changes}" for changes, runs in groups.items()]
 
 
-def _changes(mine: Any, theirs: Any, place: str) -> list[str]:
-    """What both configs set, and otherwise; a key that only one has is newer or older than the other's fusetk."""
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        return [change for key in mine if key in theirs for change in _changes(mine[key], theirs[key], f"{place}.{key}")]
-    if isinstance(mine, list) and isinstance(theirs, list):
+def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with base names in place of paths, since a text may lie anywhere."""
+    data = config.get("data")
+    if not isinstance(data, dict):
+        return dict(config)
+    named = {key: _base_names(data[key]) for key in FILES if key in data}
+    return {**config, "data": {**{key: data[key] for key in data if key != "folder"}, **named}}
+
+
+def _base_names(value: Any) -> Any:
+    """The base name of each path in a string, a list or a dict."""
+    if isinstance(value, dict):
+        return {key: _base_names(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_base_names(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) else value
+
+
+def _changes(mine: Any, theirs: Any, place: str) -> list[tuple[str, str]]:
+    """Each key that both configs set to different values, and the difference.
+
+    A key that only one config has is newer or older than the other's fusetk, except below
+    `data.valid` and `data.test`.
+    """
+    if isinstance(mine, dict) and isinstance(theirs, dict) and place != "data.valid":
+        keys = (
+            list(mine | theirs) if place == "data.test" else [key for key in mine if key in theirs]
+        )
+        return [
+            change
+            for key in keys
+            for change in _changes(mine.get(key), theirs.get(key), f"{place}.{key}")
+        ]
+    if (
+        isinstance(mine, list)
+        and isinstance(theirs, list)
+        and not place.startswith(("data.valid", "data.test"))
+    ):
         if len(mine) != len(theirs):
-            return [f"{place} has {len(mine)} entries, not {len(theirs)}"]
+            return [(place, f"has {len(mine)} entries, not {len(theirs)}")]
         return [change for i, pair in enumerate(zip(mine, theirs, strict=True)) for change in _changes(*pair, f"{place}.{i}")]
-    return [] if mine == theirs else [f"{place} {json.dumps(mine)}, not {json.dumps(theirs)}"]
+    return [] if mine == theirs else [(place, f"{json.dumps(mine)}, not {json.dumps(theirs)}")]
 
 
 # For programs --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import click
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
 from fusetk.errors import DataError
 from fusetk.evaluation.bleu import CASELESS, HEEDED, Options, split_compounds, split_words
-from fusetk.evaluation.doubts import doubts
+from fusetk.evaluation.doubts import OF_WORDS, doubts
 
 
 class Text(NamedTuple):
@@ -84,15 +84,19 @@ def unheeded(metrics: Sequence[str], options: Options) -> list[str]:
 
 
 def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options: Options) -> list[str]:
-    """Why scores by ``metrics`` may mislead; ``asked`` are the metrics that the user named."""
+    """Why scores by ``metrics`` may mislead; ``asked`` are the metrics that the user named.
+
+    Metrics of words are checked for raw text in any case. Metrics that tokenise are checked for
+    tokenised text only if they were named, because the default has metrics of both kinds.
+    """
     blind = options.lowercase or CASELESS.issuperset(metrics)
     told = [text.lines for text in texts.references]
     source = texts.source.lines if texts.source else None
-    of_words = [metric for metric in metrics if options.compound_split and metric in HEEDED["compound_split"]]
-    wanted = [metric for metric in dict.fromkeys([*asked, *of_words]) if metric != "sacrebleu" or options.tokenize != "none"]
+    checked = [metric for metric in metrics if metric in OF_WORDS or metric in asked]
+    checked = [metric for metric in checked if metric != "sacrebleu" or options.tokenize != "none"]
     found = []
     for name, text in texts.systems.items():
-        about = doubts(text.lines, told, blind, source=source, metrics=wanted)
+        about = doubts(text.lines, told, blind, source=source, metrics=checked)
         found += [f"{name}: {doubt}" if len(texts.systems) > 1 else doubt for doubt in about]
     everything = (line for text in (*texts.systems.values(), *texts.references) for line in text.lines)
     if options.compound_split and all(split_compounds(line) == line for line in everything):

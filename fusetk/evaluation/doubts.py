@@ -9,7 +9,7 @@ ENOUGH = 5_000  # lines whose looks are looked at
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
 _MARKS = frozenset(".,!?;:。，！？；：、।")
 _HYPHENS = ("@-@", "##AT##-##AT##")  # as Moses' tokeniser with -a parts words, and as compounds are split for WMT En-De
-_OF_WORDS = {"multi-bleu", "multi-bleu-lc"}  # metrics that take words as they stand
+OF_WORDS = {"multi-bleu", "multi-bleu-lc"}  # metrics that take words as they stand
 _OF_TEXT = {"sacrebleu", "mteval-v13a", "mteval-v13a-cased"}  # metrics that tokenise
 
 
@@ -63,7 +63,8 @@ def doubts(
 ) -> list[str]:
     """Sentences that each name a reason not to trust the scores; none for text that looks all right.
 
-    ``lowercase`` says that case is ignored anyway; ``metrics`` are those that somebody asked for, and some want other text than others.
+    ``lowercase`` says that case is ignored anyway; ``metrics`` are checked for the kind of text
+    that they want: tokenised or not.
     All texts have as many lines.
     """
     found: list[str] = []
@@ -120,7 +121,7 @@ def _wants(mine: Looks, theirs: Sequence[Looks], metrics: Collection[str]) -> li
         return []
     apart = [side.share("apart", "marks") for side in sides]
     found = []
-    if max(apart) < 0.1 and (those := [name for name in metrics if name in _OF_WORDS]):
+    if max(apart) < 0.1 and (those := [name for name in metrics if name in OF_WORDS]):
         found.append(f"the text does not look tokenised: for {' and '.join(those)}, 'end.' is one word; tokenise both sides first")
     if min(apart) > 0.9 and (those := [name for name in metrics if name in _OF_TEXT]):
         found.append(f"the text looks tokenised, and is tokenised once more by {' and '.join(those)}; give detokenised text")

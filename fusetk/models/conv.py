@@ -69,8 +69,10 @@ class ConvConfig(ModelConfig):
     dropout: float = Field(0.2, ge=0, lt=1)
     """On embeddings, on what convolutions read, and on what is compared with the words at the end."""
     scale_encoder_gradient: bool | None = None
-    """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017, section 3.4). If not given: with
-    `attend: top` alone, as in the authors' code of DenseNMT."""
+    """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017,
+    section 3.4). DenseNMT's paper does not say which of its models do so. If not given: where all
+    decoder layers attend to one source (`attend: top` and `dense-concat`), as in the code of
+    DenseNMT's authors."""
 
     @model_validator(mode="after")
     def _sites_fit(self) -> "ConvConfig":
@@ -201,7 +203,10 @@ class Conv(Seq2Seq):
         self.dropout = Dropout(config.dropout)
         self.output = linear(size, target_size, config.dropout)
         self.max_positions = config.max_positions
-        scaled = reads_top if config.scale_encoder_gradient is None else config.scale_encoder_gradient
+        one_source = len(self.attend.widths) == 1
+        scaled = (
+            one_source if config.scale_encoder_gradient is None else config.scale_encoder_gradient
+        )
         self.encoder_gradient = 1 / (2 * config.decoder.layers) if scaled else 1.0
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:

@@ -1,10 +1,12 @@
 """IWSLT14 German-English from its archive to raw text, and the fingerprint of what `fusetk prep` made of it.
 
 `python iwslt14.py fetch FOLDER` downloads de-en.tgz; `... extract de-en.tgz FOLDER` writes FOLDER/{train,dev2010,...}.{de,en};
-`... check PREPARED` compares the manifest of prepared data with the figures of public logs. `... text FILE OUT` is for other
-languages: it writes the text of one file of their archives, train.tags.* or *.xml.
-The rules are those by which the public split was made (Ranzato et al. 2016, MIXER), so they are kept even where one would
-do otherwise today: entities in the XML stay as they are, 72 misaligned segments of TEDX.dev2012 too.
+`... check PREPARED` compares the manifest of prepared data with the published figures of its split.
+`... text FILE OUT` is for other languages: it writes the text of one file of their archives,
+train.tags.* or *.xml.
+The rules are those by which the published splits were made (Ranzato et al. 2016, MIXER, and
+fairseq's variant), so they are kept even where one would do otherwise today: entities in the XML
+and 72 misaligned segments of TEDX.dev2012 stay as they are.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import sys
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +33,26 @@ TEST_SETS = {
     "tst2011": ("IWSLT14.TED.tst2011", 1433),
     "tst2012": ("IWSLT14.TED.tst2012", 1700),
 }
-# Split: pairs, German tokens, English tokens; 10,000 joint merges, end marks counted.
-FINGERPRINT = {
-    "train": (160_239, 4_035_591, 3_949_114),
-    "valid": (7_283, 182_592, 178_622),
-    "test": (6_750, 161_838, 156_928),
+
+
+class Split(NamedTuple):
+    """A published way to part the training text."""
+
+    name: str
+    pairs: Mapping[str, int]  # for training and for validation
+    tokens: Mapping[str, tuple[int, int]] = {}  # German and English; `test` is all five test sets
+
+
+SPLITS = {  # by the most words on a side of a training pair
+    50: Split("MIXER's split, at most 50 words a side", {"train": 153_326, "valid": 6_969}),
+    175: Split(
+        "fairseq's variant of MIXER's split, at most 175 words a side",
+        {"train": 160_239, "valid": 7_283},
+        {"train": (4_035_591, 3_949_114), "valid": (182_592, 178_622), "test": (161_838, 156_928)},
+    ),
 }
+# BPE with which the tokens of a split were counted, end marks included.
+MERGES = {"merges": 10_000, "joint": True}
 SUPPLY = f"get it from {URL} and give it with --archive"
 
 DROPPED = re.compile("<url>|<talkid>|<keywords>")
@@ -183,26 +199,50 @@ class Figure(NamedTuple):
         return "close" if near else "DIFFERENT"
 
 
-def compare(prepared: Path) -> list[Figure]:
-    """Expected and found figures of a folder that `fusetk prep` wrote. Raises DataError when it has no readable manifest."""
+def compare(prepared: Path) -> tuple[Split | None, list[Figure]]:
+    """Return the published split of prepared data, None for another split, and its figures.
+
+    Figures are those that were published: pairs of all parts, and tokens for MERGES of one split.
+    Raises DataError when it has no readable manifest.
+    """
     path = prepared / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = []
-        for split, expected in FINGERPRINT.items():
-            figures = figures_of(manifest, split)
-            names = (f"{split}: pairs", f"{split}: German tokens", f"{split}: English tokens")
-            found += [Figure(*figure) for figure in zip(names, expected, figures, strict=True)]
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        settings = manifest["settings"]
+        limits = [
+            step["max_length"]
+            for step in settings["steps"]
+            if step["step"] == "filter" and step["max_length"]
+        ]
+        split = SPLITS.get(min(limits, default=0))
+        tokens = split.tokens if split and MERGES.items() <= (settings["bpe"] or {}).items() else {}
+        figures = []
+        for part, pairs in (split.pairs if split else {}).items():
+            figures += _figures(manifest, part, pairs, tokens.get(part))
+        for name, prefixes in settings["test"].items():
+            sets = [Path(prefix).name for prefix in prefixes]
+            if TEST_SETS.keys() >= set(sets):
+                pairs = sum(TEST_SETS[member][1] for member in sets)
+                counted = tokens.get("test") if sets == [*TEST_SETS] else None
+                figures += _figures(manifest, f"test.{name}", pairs, counted)
+        return split, figures
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}): run `fusetk prep` first") from None
 
 
-def figures_of(manifest: dict[str, Any], split: str) -> tuple[int, int, int]:
-    """Pairs, German tokens, English tokens of a split, end marks counted; pairs with too many subwords count as pairs."""
-    counts = manifest["splits"]["test.test" if split == "test" else split]
-    pairs = counts["pairs_out"] + counts["dropped"].get(SUBWORDS, 0)
-    return pairs, counts["source"]["tokens_with_end"], counts["target"]["tokens_with_end"]
+def _figures(
+    manifest: Mapping[str, Any], part: str, pairs: int, tokens: tuple[int, int] | None
+) -> list[Figure]:
+    """Expected and found figures of a part.
+
+    Pairs with too many subwords count as pairs, and end marks as tokens.
+    """
+    counts = manifest["splits"][part]
+    known = {"pairs": (pairs, counts["pairs_out"] + counts["dropped"].get(SUBWORDS, 0))}
+    if tokens:
+        known["German tokens"] = tokens[0], counts["source"]["tokens_with_end"]
+        known["English tokens"] = tokens[1], counts["target"]["tokens_with_end"]
+    return [Figure(f"{part}: {what}", *figures) for what, figures in known.items()]
 
 
 def table(figures: Iterable[Figure]) -> str:
@@ -221,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     zero = commands.add_parser("fetch", help="download the archive into FOLDER and print its path")
     one = commands.add_parser("extract", help="the archive to raw text")
     one.add_argument("archive", type=Path)
-    two = commands.add_parser("check", help="compare prepared data with the public figures")
+    two = commands.add_parser("check", help="compare prepared data with the published figures")
     three = commands.add_parser("text", help="one file of the archive of other languages to raw text")
     three.add_argument("file", type=Path)
     three.add_argument("out", type=Path)
@@ -241,13 +281,32 @@ def main(arguments: list[str] | None = None) -> int:
             for name, count in extract(given.archive, given.folder, given.any_data).items():
                 print(f"{name}: {count:,} pairs", file=sys.stderr)
             return 0
-        figures = compare(given.folder)
+        split, figures = compare(given.folder)
+        if split is None:
+            known = " or ".join(map(str, SPLITS))
+            unknown = (
+                f"{given.folder} is none of the published splits, whose training pairs have "
+                f"at most {known} words a side"
+            )
+            if not given.any_data:
+                raise DataError(f"{unknown}: change the filter in data.steps, or use --any-data")
+            print(f"warning: {unknown}", file=sys.stderr)
+        else:
+            print(split.name, file=sys.stderr)
         print(table(figures), file=sys.stderr)
         wrong = [f.name for f in figures if f.verdict == "DIFFERENT"]
         if any("pairs" in name for name in wrong) and not given.any_data:
-            raise DataError(f"the data differ from the public split in {', '.join(wrong)}: check the archive, or use --any-data")
+            name = split.name if split else "the published sets"
+            raise DataError(
+                f"the data differ from {name}, in {', '.join(wrong)}: check the archive, "
+                "or use --any-data"
+            )
         if any(f.verdict != "same" for f in figures):
-            print("warning: not the public split to the token, so BLEU may differ a little from published figures", file=sys.stderr)
+            print(
+                "warning: these are not the published figures, so BLEU may differ a little from "
+                "published BLEU",
+                file=sys.stderr,
+            )
         return 0
     except FusetkError as error:
         print(f"iwslt14.py: {error}", file=sys.stderr)

@@ -246,6 +246,85 @@ def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(reci
     ]
 
 
+def test_settings_that_are_free_on_resume_are_no_departures(recipes: Path, tmp_path: Path) -> None:
+    """But the length of training, which a resumed run may change too, decides the score."""
+    free = (
+        "training.keep_last=9",
+        "training.log_every=1",
+        "training.save_every=2",
+        "training.validation.tokens=99",
+    )
+    free += ("training.tensorboard=true", "model.encoder.checkpoint=true")
+    make_run(tmp_path / "a", recipes / "b_plain.yaml", 1, bleu(1.0), settings=free)
+    assert remarks(recipes, tmp_path) == []
+    make_run(
+        tmp_path / "b",
+        recipes / "b_plain.yaml",
+        2,
+        bleu(1.0),
+        settings=(*free, "training.stages.0.end.updates=4"),
+    )
+    assert remarks(recipes, tmp_path) == [
+        "not as in their recipes: b: training.stages.0.end.updates 4, not 8"
+    ]
+
+
+@pytest.fixture
+def sets(recipes: Path) -> Path:
+    """A row with two test sets, one of two files, and a row that validates on training text."""
+    data: dict[str, Any] = {"test": {"ted": ["raw/dev2010", "raw/tst2010"], "news": ["raw/news"]}}
+    paper = {"table": TABLE, "row": "sets", "line": 4}
+    (recipes / "d_sets.yaml").write_text(
+        yaml.safe_dump({"extends": "base.yaml", "data": data, "paper": paper})
+    )
+    data = {"valid": {"every": 23}}
+    paper = {"table": TABLE, "row": "every", "line": 5}
+    (recipes / "e_every.yaml").write_text(
+        yaml.safe_dump({"extends": "base.yaml", "data": data, "paper": paper})
+    )
+    return recipes
+
+
+def test_other_validation_and_test_sets_are_departures(sets: Path, tmp_path: Path) -> None:
+    ted = "data.test={ted: [/raw/dev2010, /raw/tst2011], news: [/raw/news]}"
+    for row, settings, said in (
+        ("d_sets", (ted,), 'data.test.ted ["dev2010", "tst2011"], not ["dev2010", "tst2010"]'),
+        (
+            "d_sets",
+            ("data.test={ted: [tst2010, dev2010], news: [news]}",),
+            'data.test.ted ["tst2010", "dev2010"], not ["dev2010", "tst2010"]',
+        ),
+        ("d_sets", ("data.test={ted: [dev2010, tst2010]}",), 'data.test.news null, not ["news"]'),
+        ("d_sets", ("data.test.more=[more]",), 'data.test.more ["more"], not null'),
+        ("d_sets", ("data.valid=[other]",), 'data.valid ["other"], not ["valid"]'),
+        ("d_sets", ("data.train=[other]",), 'data.train.0 "other", not "train"'),
+        ("e_every", ("data.valid={every: 10}",), 'data.valid {"every": 10}, not {"every": 23}'),
+        (
+            "e_every",
+            ("data.valid={sample: 9}",),
+            'data.valid {"sample": 9, "seed": 1}, not {"every": 23}',
+        ),
+        ("e_every", ("data.valid=[valid]",), 'data.valid ["valid"], not {"every": 23}'),
+    ):
+        name = str(len(list(tmp_path.glob("runs*"))))
+        make_run(
+            tmp_path / f"runs{name}" / "a", sets / f"{row}.yaml", 1, bleu(1.0), settings=settings
+        )
+        assert remarks(sets, tmp_path / f"runs{name}") == [f"not as in their recipes: a: {said}"]
+
+
+def test_the_same_sets_in_another_folder_are_no_departure(sets: Path, tmp_path: Path) -> None:
+    moved = (
+        "data.folder=/x",
+        "data.train=[/x/train]",
+        "data.valid=[/x/valid]",
+        "data.test={news: [/x/news], ted: [/x/dev2010, /y/tst2010]}",
+    )
+    make_run(tmp_path / "runs" / "a", sets / "d_sets.yaml", 1, bleu(1.0), settings=moved)
+    make_run(tmp_path / "runs" / "b", sets / "e_every.yaml", 1, bleu(1.0), settings=(*moved[:2],))
+    assert remarks(sets, tmp_path / "runs") == []
+
+
 def test_strangers_are_counted(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))

@@ -163,7 +163,40 @@ def test_compound_split_of_raw_text(files: Path) -> None:
     Path("raw").write_text("Ein Ost-West-Ding.\nUnd mehr.\n" * 2)
     warned = run("raw", "raw", "--metric", "sacrebleu", "--metric", "multi-bleu", "--compound-split").stderr.splitlines()
     assert len(warned) == 2 and "does not look tokenised: for multi-bleu," in warned[1]
-    assert run("raw", "raw").stderr == ""
+    assert run("raw", "raw", "--metric", "sacrebleu").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "metrics"),
+    [
+        ("", "multi-bleu and multi-bleu-lc"),
+        ("--metric all", "multi-bleu and multi-bleu-lc"),
+        ("--metric sacrebleu --metric multi-bleu-lc", "multi-bleu-lc"),
+        ("--lowercase", "multi-bleu-lc"),
+        ("--system other=other", "multi-bleu and multi-bleu-lc"),
+        (
+            "--system other=other --significance bootstrap --samples 5",
+            "multi-bleu and multi-bleu-lc",
+        ),
+        ("--by-length", "multi-bleu"),
+        ("--by-length --system other=other", "multi-bleu"),
+    ],
+)
+def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
+    files: Path, options: str, metrics: str
+) -> None:
+    for name in ("raw", "other"):
+        Path(name).write_text("Who is it?\nNo, it is not.\nCome in.\n" * 5)
+    said = f"the text does not look tokenised: for {metrics}, 'end.' is one word"
+    names = ["raw: ", "other: "] if "--system" in options else [""]
+    for arguments in (options.split(), [*options.split(), "--json"]):
+        result = run("raw", "raw", *arguments)
+        assert result.exit_code == 0, result.output
+        for name in names:
+            assert f"warning: {name}{said}" in result.stderr
+    assert json.loads(result.stdout)["warnings"]
+    Path("raw").write_text("Who is it ?\nNo , it is not .\nCome in .\n" * 5)
+    assert said not in run("raw", "raw", *options.split()).stderr
 
 
 def test_lines_that_were_not_translated(files: Path) -> None:

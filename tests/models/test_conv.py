@@ -155,14 +155,22 @@ def test_one_buffer_has_the_gradients_of_concatenation() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(wanted, pieces))
 
 
+def gradients(model: Conv) -> dict[str, torch.Tensor]:
+    """The gradient of each parameter on one pair."""
+    ids = torch.tensor([SRC])
+    model.output(
+        model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
+    ).square().sum().backward()
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
 def test_gradients_that_reach_the_encoder_are_scaled() -> None:
     """By 1 / (2 * attention layers); those of the embedding, which values are made of too, are not."""
-    ids = torch.tensor([SRC])
-    grads = []
-    for scale in (False, True):
-        model = make(scale_encoder_gradient=scale)
-        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
-        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    grads = [gradients(make(scale_encoder_gradient=scale)) for scale in (False, True)]
     for name, plain in grads[0].items():
         deep = name.startswith(("encoder", "memory"))
         if not name.startswith("source"):
@@ -170,6 +178,32 @@ def test_gradients_that_reach_the_encoder_are_scaled() -> None:
     assert (grads[1]["source.tokens.weight"][SRC].norm() > grads[0]["source.tokens.weight"][SRC].norm() / 4) and not torch.equal(
         grads[1]["source.tokens.weight"], grads[0]["source.tokens.weight"]
     )
+
+
+@pytest.mark.parametrize(
+    ("attend", "factor"), [("top", 1 / 4), ("dense-concat", 1 / 4), ("dense-sum", 1)]
+)
+def test_gradients_of_the_encoder_are_scaled_by_default_where_one_source_is_attended_to(
+    attend: str, factor: float
+) -> None:
+    """As in the authors' code: in all models but those with DenseAtt-2 (dense-sum)."""
+    sides = {"encoder": DENSE, "decoder": {**DENSE, "attend": attend}}
+    plain, found = gradients(make(**sides, scale_encoder_gradient=False)), gradients(make(**sides))
+    encoder = [name for name in plain if name.startswith(("encoder", "memory"))]
+    assert encoder
+    torch.testing.assert_close(
+        {name: found[name] for name in encoder}, {name: plain[name] * factor for name in encoder}
+    )
+
+
+def test_dense_concat_and_the_top_of_a_dense_encoder_are_one_function() -> None:
+    """DenseENC's attention and DenseAtt-1 read the same concatenation, so gradients agree."""
+    top, concat = (
+        make(encoder=DENSE, decoder={**DENSE, "attend": attend})
+        for attend in ("top", "dense-concat")
+    )
+    concat.load_state_dict(top.state_dict())
+    torch.testing.assert_close(gradients(concat), gradients(top))
 
 
 def test_weights_begin_as_in_the_paper() -> None:

@@ -1,0 +1,29 @@
+"""A lock for shell scripts, which `flock` is not on every system.
+
+`python lock.py FD` locks the file that the calling script has open as descriptor FD. The lock lasts until the script and all
+that it started have ended or closed FD. The exit status is 1 where another process has the lock; `python lock.py FD MESSAGE`
+prints MESSAGE then and waits.
+"""
+
+import sys
+import time
+
+from fusetk.data.build import lock
+
+PAUSE = 0.5  # seconds between two attempts
+
+
+def main(descriptor: str, message: str | None = None) -> int:
+    """Return the exit status."""
+    if lock(int(descriptor)):
+        return 0
+    if message is None:
+        return 1
+    print(message, file=sys.stderr, flush=True)
+    while not lock(int(descriptor)):
+        time.sleep(PAUSE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
