@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from fusetk import DEVICE
+
 _NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -25,7 +27,7 @@ precision_option: Decorator = click.option(
 raw_option: Decorator = click.option(
     "--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them."
 )
-device_option: Decorator = click.option("-d", "--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+device_option: Decorator = click.option("-d", "--device", default=DEVICE, show_default=True, help="auto, cpu, cuda or cuda:N.")
 threads_option: Decorator = click.option("--threads", type=click.IntRange(1), help="Processor threads; all cores by default.")
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 
