@@ -100,10 +100,10 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
         request = Request(line) if isinstance(line, str) else line
         if not isinstance(request, Request):
             raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
-        if isinstance(request.constraints, str | bytes):
-            phrases = _kind(request.constraints)
-            raise DataError(f"the constraints of line {number} are {phrases}: give a tuple of phrases")
-        if not all(isinstance(text, str) for text in (request.text, request.prefix, *request.constraints)):
+        constraints: Any = request.constraints
+        if isinstance(constraints, str | bytes):
+            raise DataError(f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases")
+        if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
             raise DataError(f"the Request of line {number} has a text, prefix or phrase that is not a string")
         requests.append(request)
     return requests
