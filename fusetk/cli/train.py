@@ -1,5 +1,6 @@
 """``fusetk train``."""
 
+import os
 from pathlib import Path
 
 import click
@@ -31,4 +32,5 @@ def command(config: str, run: str | None, overrides: tuple[str, ...], device: st
 
     if threads:
         torch.set_num_threads(threads)
-    runs.train(recipe.load(config, overrides), Path(run or Path("runs") / Path(config).stem), device, quiet)
+    folder = Path(os.path.expanduser(run)) if run else Path("runs") / Path(config).stem  # a shell leaves the ~ of --run=~/x
+    runs.train(recipe.load(config, overrides), folder, device, quiet)

@@ -74,3 +74,13 @@ def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> N
 def test_options_of_other_toolkits_are_translated(option: str, key: str) -> None:
     result = CliRunner().invoke(main, ["train", "a.yaml", option, "3"])
     assert result.exit_code == 2 and f"--set {key}=" in result.output
+
+
+def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shell does not expand the ~ of --run=~/x."""
+    folders: list[Path] = []
+    monkeypatch.setattr("fusetk.run.train", lambda recipe, run, device, quiet: folders.append(run))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["--run=~/x"], ["-r", "./~"], []):
+        assert CliRunner().invoke(main, ["train", str(toy), *words]).exit_code == 0
+    assert folders == [tmp_path / "x", Path("~"), Path("runs/toy")]
