@@ -63,8 +63,9 @@ def load(
 ) -> System:  # fmt: skip
     """The model of a run folder or a checkpoint folder, or of several, which are an ensemble.
 
-    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use; ``precision`` fp32 or bf16; ``raw`` takes the weights themselves where training kept a mean
-    of them. Raises FusetkError for what cannot be loaded.
+    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use; ``precision``
+    is fp32 or bf16; ``raw`` takes the weights themselves where training kept a mean of them. Raises
+    FusetkError for what cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
     with torch.random.fork_rng():  # weights are drawn before they are read, which is nothing to the caller

@@ -100,9 +100,9 @@ def command(
     found = cases(sources, one[1], other[1], references, metric, tokenized)
     summary = _summary(found, references, tokenized)
     shown = [case for case in ranked(found) if everything or case.first != case.second][:top]
-    _print(shown, (one[0], other[0]), metric, summary)
-    if output is not None:
+    if output is not None:  # first: the reader of standard output may go
         _write(output, shown, (one[0], other[0]), metric, summary)
+    _print(shown, (one[0], other[0]), metric, summary)
 
 
 def _check(path: Path) -> None:

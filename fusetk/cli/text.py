@@ -66,8 +66,9 @@ def _is_real(stream: Any) -> bool:
 
 def each(change: Callable[[str], str], input: OptionalPath, output: OptionalPath) -> None:
     """Write every line changed."""
+    lines = lines_of(input)
     with output_to(output, input) as out:
-        for line in lines_of(input):
+        for line in lines:
             changed = change(line)
             assert "\n" not in changed
             out.write(changed + "\n")
