@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from fusetk.api import load as load
 
 __version__ = "0.1.0"
+DEVICE = "auto"  # what `fusetk.load` and the commands compute on by default
 
 
 def __getattr__(name: str) -> object:

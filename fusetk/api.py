@@ -1,12 +1,12 @@
 """The Python interface: ``fusetk.load`` and what it returns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fusetk import run
+from fusetk import DEVICE, run
 from fusetk.config import Document, Origin, Place, parse
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS
@@ -31,19 +31,23 @@ class System:
     def translate(self, lines: Sequence[str | Request], **settings: Any) -> list[str]:
         """The best translation of each line, in order; blank for a blank line.
 
-        Raises ConfigError for settings that there are not.
+        Raises ConfigError for settings that there are not, DataError unless ``lines`` are several lines of text.
         """
-        return self._translator(settings).translate(lines)
+        return self._translator(settings).translate(_requests(lines))
 
     def n_best(self, lines: Sequence[str | Request], **settings: Any) -> list[list[Translation]]:
-        """The ``n_best`` best translations of each line with their tokens and scores, best first; none for a blank line."""
-        return self._translator(settings).n_best(lines)
+        """The ``n_best`` best translations of each line with their tokens and scores, best first; none for a blank line.
+
+        Raises what ``translate`` raises.
+        """
+        return self._translator(settings).n_best(_requests(lines))
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """The natural-log probability of each target line given its source line, of its end mark too.
 
-        Raises DataError where there are not as many of the ones as of the others, or where one is too long for the model.
+        Raises DataError unless both are lists of text with the same length, and where a line is too long for the model.
         """
+        sources, targets = _texts(sources, "sources"), _texts(targets, "targets")
         if len(sources) != len(targets):
             raise DataError(f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: give a target for each source")
         encode = self._translator({}).encode
@@ -55,12 +59,13 @@ class System:
 
 
 def load(
-    path: Path | str | Sequence[Path | str], device: str = "cpu", precision: str = "fp32", raw: bool = False, **settings: Any
+    path: Path | str | Sequence[Path | str], device: str = DEVICE, precision: str = "fp32", raw: bool = False, **settings: Any
 ) -> System:  # fmt: skip
     """The model of a run folder or a checkpoint folder, or of several, which are an ensemble.
 
-    ``device`` is auto, cpu, cuda or cuda:N, ``precision`` fp32 or bf16; ``raw`` takes the weights themselves where training kept a mean
-    of them. Raises FusetkError for what cannot be loaded.
+    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use; ``precision``
+    is fp32 or bf16; ``raw`` takes the weights themselves where training kept a mean of them. Raises
+    FusetkError for what cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
     with torch.random.fork_rng():  # weights are drawn before they are read, which is nothing to the caller
@@ -75,3 +80,41 @@ def changed(config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[
     """
     places: dict[Place, Origin] = {(key,): Origin(origin, Path()) for key, origin in (origins or {}).items()}
     return parse(Document({**config.model_dump(), **settings}, places), SearchConfig)
+
+
+# Input ---------------------------------------------------------------------------------------------------------------
+
+
+def _texts(lines: Sequence[str], name: str) -> list[str]:
+    """The lines as a list. Raises DataError, with the name of the argument, unless each is a string."""
+    texts = _listed(lines, name)
+    for number, line in enumerate(texts, 1):
+        if not isinstance(line, str):
+            raise DataError(f"line {number} of {name} is {_kind(line)}: give a string")
+    return texts
+
+
+def _requests(lines: Sequence[str | Request]) -> list[Request]:
+    """The lines as requests. Raises DataError unless each is a string or a Request whose fields are strings."""
+    requests = []
+    for number, line in enumerate(_listed(lines, "lines"), 1):
+        request = Request(line) if isinstance(line, str) else line
+        if not isinstance(request, Request):
+            raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
+        constraints: Any = request.constraints
+        if isinstance(constraints, str | bytes):
+            raise DataError(f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases")
+        if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
+            raise DataError(f"the Request of line {number} has a text, prefix or phrase that is not a string")
+        requests.append(request)
+    return requests
+
+
+def _listed(lines: Any, name: str) -> list[Any]:
+    if isinstance(lines, str | bytes | Request) or not isinstance(lines, Iterable):
+        raise DataError(f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string")
+    return list(lines)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"

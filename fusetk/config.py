@@ -132,9 +132,35 @@ def parse(document: Document, kind: type[C]) -> C:
     try:
         return kind.model_validate(document.values)
     except pydantic.ValidationError as error:
-        lines = list(dict.fromkeys(_sentence(document, *found) for found in _flatten(kind, error.errors())))
-        head = "the config has an error" if len(lines) == 1 else f"the config has {len(lines)} errors"
-        raise ConfigError(f"{head}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+        raise error_of([_sentence(document, *found) for found in _flatten(kind, error.errors())]) from None
+
+
+def error_of(sentences: Sequence[str]) -> ConfigError:
+    """One error from a sentence for each key that is wrong."""
+    lines = list(dict.fromkeys(sentences))
+    head = "the config has an error" if len(lines) == 1 else f"the config has {len(lines)} errors"
+    return ConfigError(f"{head}:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def expand_path(path: str) -> str:
+    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does.
+
+    Raises ValueError for an environment variable that is not set or empty, and for a user without a home folder.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not os.environ.get(name):
+            raise ValueError(f"the environment variable {name} in {path!r} is not set or empty; set it, or write the path out")
+        return os.environ[name]
+
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and expanded == path:
+        raise ValueError(f"{path.partition('/')[0]} in {path!r} has no home folder; write ./~ for a name that begins with ~")
+    return _VARIABLE.sub(value_of, expanded)
+
+
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
 def dump(config: Config) -> str:
@@ -177,7 +203,10 @@ def _read(path: Path, above: tuple[Path, ...]) -> Document:
 
 
 def _beside(path: Path, name: Any) -> Path:
-    return Path(os.path.normpath(path.parent / str(name)))
+    try:
+        return Path(os.path.normpath(path.parent / expand_path(str(name))))
+    except ValueError as error:
+        raise ConfigError(f"{path}: extends: {error}") from None
 
 
 class _Loader(yaml.SafeLoader):

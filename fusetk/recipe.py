@@ -48,7 +48,8 @@ class Recipe(Config):
     """Everything that decides a run."""
 
     data: DataConfig
-    """Text and its preparation."""
+    """Text and its preparation. Paths are relative to the config file that names them, or to the current folder in `--set`; `~`
+    and environment variables (`$NAME` or `${NAME}`) in them are expanded."""
     model: choice(MODELS, "a model", Seq2Seq)  # type: ignore[valid-type]
     """The backbone and its wiring."""
     training: TrainingConfig
@@ -68,7 +69,7 @@ class Recipe(Config):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a config; relative paths in ``data`` become relative to the file (or command line) that names them.
 
-    Raises ConfigError with every error at once.
+    Raises ConfigError with every error at once, but for paths that cannot be expanded, which come first.
     """
     document = config.load(path, overrides)
     _resolve(document)
@@ -76,19 +77,29 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _resolve(document: Document) -> None:
+    """Make the paths in ``data`` absolute. Raises ConfigError for those that ``config.expand_path`` refuses."""
     data = document.values.get("data")
     if not isinstance(data, dict):
         return
+    wrong: list[str] = []
     for key in ("folder", "train", "valid", "test"):
         if key in data:
-            data[key] = _absolute(data[key], document, ("data", key))
+            data[key] = _absolute(data[key], document, ("data", key), wrong)
+    if wrong:
+        raise config.error_of(wrong)
 
 
-def _absolute(value: Any, document: Document, place: config.Place) -> Any:
+def _absolute(value: Any, document: Document, place: config.Place, wrong: list[str]) -> Any:
+    """The value with all paths in it absolute; ``wrong`` gets a sentence for each that cannot be expanded."""
     if isinstance(value, str):
-        return os.path.abspath(document.where(place).folder / value)
+        origin = document.where(place)
+        try:
+            return os.path.abspath(origin.folder / config.expand_path(value))
+        except ValueError as error:
+            wrong.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
+            return value
     if isinstance(value, list):
-        return [_absolute(item, document, (*place, i)) for i, item in enumerate(value)]
+        return [_absolute(item, document, (*place, i), wrong) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: _absolute(item, document, (*place, key)) for key, item in value.items()}
+        return {key: _absolute(item, document, (*place, key), wrong) for key, item in value.items()}
     return value

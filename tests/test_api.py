@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 import fusetk
+from fusetk.cli.manual import commands
+from fusetk.decoding.translate import Request
 from fusetk.errors import ConfigError, DataError
 from tests.cli.test_decode import WORDS, make_run, output
 
@@ -46,6 +49,43 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
     assert system.score(LINES[:1], ["hund hund hund hund"])[0] < scores[0]
     with pytest.raises(DataError, match="2 source lines and 1 target lines"):
         system.score(["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("Ein Hund", "lines is of type str: give a list of lines"),
+        (b"Ein Hund", "lines is of type bytes"),
+        (Request("Ein Hund"), "lines is of type Request"),
+        (None, "lines is None"),
+        (["Hund", None], "line 2 of lines is None"),
+        ([b"Hund"], "line 1 of lines is of type bytes"),
+        ([Request("Hund", constraints="Hund")], "constraints of line 1 are of type str"),
+        ([Request("Hund", prefix=None)], "Request of line 1 has a text, prefix or phrase that is not a string"),
+    ],
+)
+def test_what_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said: str) -> None:
+    system = fusetk.load(trained)
+    for method in (system.translate, system.n_best):
+        with pytest.raises(DataError, match=said):
+            method(lines)
+    if not any(isinstance(line, Request) for line in lines or ()):
+        with pytest.raises(DataError, match=said.replace("lines", "sources", 1)):
+            system.score(lines, ["a"])
+        with pytest.raises(DataError, match=said.replace("lines", "targets", 1)):
+            system.score(["a"], lines)
+
+
+def test_any_iterable_of_lines_is_a_list_of_lines(trained: Path) -> None:
+    system = fusetk.load(trained)
+    assert system.translate(line for line in LINES) == system.translate(tuple(LINES)) == system.translate(LINES)
+
+
+def test_the_default_device_is_that_of_the_commands(trained: Path) -> None:
+    given = [option.default for command in commands().values() for option in command.params if option.name == "device"]
+    assert len(given) > 3 and set(given) == {fusetk.DEVICE} == {signature(fusetk.load).parameters["device"].default}
+    system = fusetk.load(trained)
+    assert next(system.models[0].parameters()).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:

@@ -48,6 +48,23 @@ def test_extends_merges_mapping_by_mapping(tmp_path: Path) -> None:
     assert (found.encoder.layers, found.encoder.fuse.hidden, found.rate) == (4, 7, 1.0)
 
 
+def test_home_and_variables_in_extends_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base.yaml").write_text("encoder: {layers: 3}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    for written in ("~/base.yaml", "$PLACE/base.yaml", "${PLACE}/base.yaml"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        assert parse(tmp_path / "folder", f"extends: {written}\n").encoder.layers == 3
+    monkeypatch.delenv("PLACE")
+    with pytest.raises(ConfigError, match=r"a\.yaml: extends: the environment variable PLACE in .* is not set"):
+        parse(tmp_path, "extends: $PLACE/base.yaml\n")
+
+
+def test_a_path_with_neither_is_not_changed() -> None:
+    for path in ("a/b", "./~", "a~b", "cost$5", "a$", "/x/~/y"):
+        assert config.expand_path(path) == path
+
+
 def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: other, width: 7}}\n")
     assert parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden == 3

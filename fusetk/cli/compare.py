@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from fusetk import DEVICE
 from fusetk.cli.options import device_option, threads_option
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, readable, standard_input, unequal, writer
 from fusetk.errors import DataError
@@ -77,7 +78,7 @@ def command(
     for path in (first, second):
         _check(path)
     if not (first.is_dir() or second.is_dir()):
-        of_runs = {"--device": device != "auto", "--threads": threads is not None, "--tokenized": tokenized and reference is None}
+        of_runs = {"--device": device != DEVICE, "--threads": threads is not None, "--tokenized": tokenized and reference is None}
         if idle := [name for name, given in of_runs.items() if given]:
             raise DataError(f"{first} and {second} are translations already, so {' and '.join(idle)} would change nothing: leave that out")
     if output is not None:
@@ -99,9 +100,9 @@ def command(
     found = cases(sources, one[1], other[1], references, metric, tokenized)
     summary = _summary(found, references, tokenized)
     shown = [case for case in ranked(found) if everything or case.first != case.second][:top]
-    _print(shown, (one[0], other[0]), metric, summary)
-    if output is not None:
+    if output is not None:  # first: the reader of standard output may go
         _write(output, shown, (one[0], other[0]), metric, summary)
+    _print(shown, (one[0], other[0]), metric, summary)
 
 
 def _check(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fusetk.data.text import STANDARD_INPUT, Pair, decode_lines, read_lines, unequal
+from fusetk.data.text import STANDARD_INPUT, Pair, decode_lines, read_lines, standard_input, unequal
 from fusetk.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -54,8 +54,11 @@ class Asked(NamedTuple):
 def part(asked: Asked) -> tuple[int, int | None]:
     """The first line that is wanted, from 0, and the line after the last; None is the end.
 
-    Raises ConfigError where a part is wanted of what cannot be read twice, DataError where a file beside it has other lines.
+    Raises ConfigError where a part is wanted of what cannot be read twice, DataError where a file beside it has other lines or where
+    standard input is to be read and is closed.
     """
+    if "-" in (asked.source, *asked.beside):
+        standard_input()
     if asked.shard is None:
         return 0, None
     from fusetk.data.manifest import count_lines

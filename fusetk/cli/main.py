@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fusetk import __version__
+from fusetk.cli import streams
 from fusetk.errors import FusetkError
 
 COMMANDS = {
@@ -43,13 +44,18 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        with streams.guarded():
+            try:
+                return super().main(*arguments, **options)
+            except FusetkError as error:
+                click.echo(f"fusetk: {error}", err=True)
+                sys.exit(error.exit_code)
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except FusetkError as error:
-            click.echo(f"fusetk: {error}", err=True)
-            context.exit(error.exit_code)
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of standard output has seen enough; standard error never raises it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:

@@ -51,4 +51,6 @@ def command(
         raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
     if prepares:
         prep.run(resolved.data, threads or 1, force=False)
-    runs.train(resolved, Path(run or Path("runs") / Path(config).stem), device, quiet)
+    default = Path("runs") / Path(config).stem
+    folder = Path(run).expanduser() if run else default  # a shell does not expand --run=~/x
+    runs.train(resolved, folder, device, quiet)

@@ -135,7 +135,7 @@ def cannot_write(path: Path | str, error: OSError) -> DataError:
 
 
 def standard_input() -> Iterator[str]:
-    """The lines of standard input; raises DataError that names it and the line."""
+    """The lines of standard input; raises DataError that names it and the line, at once where the command finds it closed."""
     return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 

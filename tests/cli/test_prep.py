@@ -63,3 +63,35 @@ def test_jobs(folder: Path) -> None:
     run(data, jobs=2, force=False)
     run(data.model_copy(update={"folder": str(folder / "one")}), jobs=1, force=False)
     assert (folder / "one" / "train.de.ids").read_bytes() == (folder / "two" / "train.de.ids").read_bytes()
+
+
+@pytest.mark.parametrize("written", ["~/out", "$PLACE/out", "${PLACE}/out"])
+@pytest.mark.parametrize("by_option", [True, False])
+def test_home_and_variables_in_paths_are_expanded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, written: str, by_option: bool
+) -> None:
+    """Neither becomes a folder of that name."""
+    home, here = folder / "home", folder / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PLACE", str(home))
+    monkeypatch.setenv("TEXT", str(folder))
+    data = {**CONFIG["data"], "train": ["$TEXT/train"], "test": {"tiny": ["${TEXT}/train"]}, "valid": ["$TEXT/train"]}
+    (folder / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data if by_option else {**data, "folder": written}}))
+    result = call(folder / "c.yaml", *(["--set", f"data.folder={written}"] if by_option else []))
+    assert result.exit_code == 0, result.output
+    assert (home / "out" / "manifest.json").exists() and not list(here.iterdir())
+    assert not list(folder.glob("[~$]*"))
+
+
+def test_paths_that_cannot_be_expanded_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MISSING", raising=False)
+    monkeypatch.setenv("EMPTY", "")
+    options = ["data.folder=$MISSING/x", "data.train=[a, ~nobody-here/x]", "data.test.tiny=['${EMPTY}/x']"]
+    result = call(folder / "config.yaml", *(part for option in options for part in ("--set", option)))
+    assert result.exit_code == 2 and "3 errors" in result.stderr
+    assert "data.folder: the environment variable MISSING in '$MISSING/x' is not set" in result.stderr
+    assert "data.train.1: ~nobody-here in '~nobody-here/x' has no home folder" in result.stderr
+    assert "data.test.tiny.0: the environment variable EMPTY" in result.stderr
+    assert "[--set data.folder=$MISSING/x]" in result.stderr

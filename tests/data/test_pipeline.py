@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 from pydantic import TypeAdapter
 
+from fusetk.config import Config
 from fusetk.data.bpe import BPE, learn
 from fusetk.data.config import Step
 from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.steps import HANDLERS, change_of
 from fusetk.data.truecase import Truecaser
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
@@ -21,6 +24,19 @@ ALL = [
     {"step": "tokenize", "aggressive_hyphens": True},
     {"step": "truecase"},
 ]
+
+
+def test_each_step_of_the_config_has_a_handler() -> None:
+    steps = get_args(get_args(Step)[0])
+    assert len(steps) > 5 and set(HANDLERS) == set(steps)
+
+
+def test_a_step_without_a_handler_is_an_error() -> None:
+    class Reverse(Config):
+        step: Literal["reverse"] = "reverse"
+
+    with pytest.raises(TypeError, match="the step Reverse has no handler"):
+        change_of(Reverse(), "de", None)
 
 
 def made(steps: list[dict[str, object]], joint: bool = False, segmented: bool = True, threshold: bool = False) -> Pipeline:

@@ -1,0 +1,127 @@
+"""Standard streams that are closed, or whose reader is gone."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusetk.cli.main import main
+from tests.cli.test_decode import make_run
+from tests.cli.test_prep import folder as prepared_folder
+
+folder = prepared_folder
+FUSETK = [sys.executable, "-m", "fusetk"]
+READS = [
+    "decode -m RUN",
+    "decode -m RUN -o OUT",
+    "decode -m RUN -i TEXT --prefix -",
+    "rescore -m RUN",
+    "rescore -m RUN -o OUT",
+    "rescore -m RUN TEXT --n-best -",
+    "score - -r TEXT",
+    "text tokenize",
+    "text tokenize -o OUT",
+    "text learn-bpe -o OUT",
+    "compare TEXT TEXT -i -",
+    "plot-attention -m RUN -i - -o PICTURE",
+]
+WRITES = [
+    "decode -m RUN -i TEXT",
+    "rescore -m RUN TEXT TEXT",
+    "rescore -m RUN TEXT TEXT --summary",
+    "score TEXT -r TEXT",
+    "score TEXT -r TEXT --json",
+    "text tokenize -i TEXT",
+    "text learn-bpe -i TEXT",
+    "compare TEXT TEXT -i TEXT",
+    "describe CONFIG",
+    "describe CONFIG --json",
+    "--help",
+    "--version",
+    "train --help",
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    make_run(folder / "RUN")
+    (folder / "TEXT").write_text("ein hund\n")
+    return folder
+
+
+def run(words: str, place: Path, toy: Path, capsys: pytest.CaptureFixture) -> tuple[int, str]:
+    """The exit status, and what standard error has."""
+    (place / "OUT").write_text("kept\n")
+    paths = {name: str(place / name) for name in ("RUN", "TEXT", "OUT")} | {"CONFIG": str(toy), "PICTURE": str(place / "a.html")}
+    with pytest.raises(SystemExit) as caught:
+        main([paths.get(word, word) for word in words.split()])
+    assert (place / "OUT").read_text() == "kept\n"
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", READS)
+def test_standard_input_is_closed(words, place, toy, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, said = run(words, place, toy, capsys)
+    assert code == 2 and said.startswith("fusetk: standard input is closed: ") and said.count("\n") == 1
+    assert sys.stdin is None
+
+
+@pytest.mark.parametrize("words", WRITES)
+def test_standard_output_is_closed(words, place, toy, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    code, said = run(words, place, toy, capsys)
+    monkeypatch.undo()
+    assert code == 2 and "fusetk: standard output is closed: " in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [
+        ("<&-", 2, "fusetk: standard input is closed: name a file instead, or connect it to a file or pipe\n"),
+        ("< TEXT >&-", 2, "fusetk: standard output is closed: connect it to a file or pipe; to discard it, use > /dev/null\n"),
+        ("-i TEXT -o NEW <&- >&-", 0, ""),
+        ("-i TEXT -o NEW <&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_the_shell_closes_streams(closed, code, said, place):
+    command = f"{shlex.join(FUSETK)} text tokenize {closed}"
+    ran = subprocess.run(command, shell=True, cwd=place, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr, ran.stdout) == (code, said, "")
+    assert code or (place / "NEW").read_text() == "ein hund\n"
+    (place / "NEW").unlink(missing_ok=True)
+
+
+def without_reader(arguments: list[str], stream: str, cwd: Path, **options: object) -> int:
+    """The exit status of a command when the reader of one of its streams is gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        both = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options, stream: writing}
+        return subprocess.run([*FUSETK, *arguments], cwd=cwd, **both).returncode
+    finally:
+        os.close(writing)
+
+
+def test_prep_finishes_when_nobody_reads_its_messages(folder):
+    assert without_reader(["prep", "config.yaml"], "stderr", folder) == 0
+    assert (folder / "out" / "manifest.json").exists()
+
+
+def test_learn_bpe_finishes_when_nobody_reads_its_messages(folder):
+    arguments = ["text", "learn-bpe", "-i", "train.de"]
+    assert without_reader([*arguments, "-o", "codes"], "stderr", folder) == 0
+    with open(folder / "printed", "wb") as out:
+        assert without_reader(arguments, "stderr", folder, stdout=out) == 0
+    assert (folder / "codes").read_text() == (folder / "printed").read_text() != ""
+
+
+def test_compare_writes_its_file_when_nobody_reads_its_output(place):
+    words = ["compare", "TEXT", "TEXT", "-i", "TEXT", "-o", "found.json", "--all"]
+    assert without_reader(words, "stdout", place) == 0
+    assert (place / "found.json").exists()
