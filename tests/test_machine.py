@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusetk import machine
-from fusetk import run as runs
+from fusetk import machine, runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.machine import Choices, choices, computing, read_choices, write_choices
 from fusetk.nn import attention
 from fusetk.recipe import load
-from fusetk.training import checkpoint
 
 CPU = torch.device("cpu")
 
@@ -100,14 +100,14 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
 
 def test_a_run_keeps_its_choices_when_it_resumes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine would choose otherwise by now; the resumed run is that of one go, bit for bit."""
-    monkeypatch.setattr(runs, "choices", lambda matmul: uniform(1000))
-    runs.train(load(toy), tmp_path / "one", "cpu", quiet=True)
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True)
-    monkeypatch.setattr(runs, "choices", lambda matmul: uniform(0))
-    runs.train(load(toy), tmp_path / "two", "cpu", quiet=True)
-    runs.train(load(toy), tmp_path / "three", "cpu", quiet=True)
+    monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(1000))
+    train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True)
+    monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(0))
+    train_module.train(load(toy), tmp_path / "two", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "three", "cpu", quiet=True)
     one, two, three = (
-        checkpoint.read_tensors(tmp_path / name / "checkpoints" / "update-0000008", checkpoint.MODEL)
+        weights_module.read_tensors(tmp_path / name / "checkpoints" / "update-0000008", runs.MODEL)
         for name in ("one", "two", "three")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -116,10 +116,10 @@ def test_a_run_keeps_its_choices_when_it_resumes(toy: Path, tmp_path: Path, monk
 
 def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
     recorded = read_choices(run / "machine.json")
     assert recorded
     write_choices(run / "machine.json", replace(recorded, processor="another"))
-    runs.train(load(toy), run, "cpu", quiet=True)
+    train_module.train(load(toy), run, "cpu", quiet=True)
     assert f"changed: processor: another -> {machine.processor()}" in (run / "log.txt").read_text()
     assert json.loads((run / "machine.json").read_text())["processor"] == machine.processor()

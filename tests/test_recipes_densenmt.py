@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusetk import run
+from fusetk import system
 from fusetk.data.prepare import prepare
 from tests.rows import RECIPES, check_tables, load, rows
 
@@ -32,7 +32,7 @@ TABLES = {
 @cache
 def count(path: Path, source: int, target: int) -> int:
     with torch.device("meta"):
-        model = run.build(load(path), source, target)
+        model = system.build(load(path), source, target)
     return sum(p.numel() for p in model.parameters())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusetk import run
+from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
 from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
@@ -28,7 +28,7 @@ SIDES = ("encoder", "query", "decoder")
 
 def count(found: Recipe, source: int = S, target: int = T) -> int:
     with torch.device("meta"):
-        model = run.build(found, source, target)
+        model = system_module.build(found, source, target)
     return sum(p.numel() for p in model.parameters())
 
 

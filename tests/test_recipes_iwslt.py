@@ -416,10 +416,10 @@ def test_every_recipe_validates_by_updates_or_by_epochs_and_not_by_both():
 
 @pytest.mark.parametrize(("layers", "expected"), [(3, 10_974_748), (4, 12.82e6), (6, 16.50e6)])
 def test_parameters_are_the_papers(layers, expected):
-    from fusetk import run
+    from fusetk import system
 
     found = recipe.load(ROOT / "recipes" / "mlrf" / "iwslt14_deen" / f"baseline_{layers}layer.yaml")
-    count = sum(p.numel() for p in run.build(found, 8_389, 6_428).parameters())
+    count = sum(p.numel() for p in system.build(found, 8_389, 6_428).parameters())
     assert count == expected or (layers > 3 and abs(count - expected) < 5_000)
     assert found.paper and found.paper.parameters == f"{count / 1e6:.2f}M"
 

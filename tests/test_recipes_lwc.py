@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusetk import run
+from fusetk import system
 from fusetk.cli.describe import agree
 from fusetk.recipe import Recipe
 from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
@@ -34,7 +34,7 @@ spec.loader.exec_module(iwslt14)
 
 def count(found: Recipe, size: int = V) -> int:
     with torch.device("meta"):
-        model = run.build(found, size, size)
+        model = system.build(found, size, size)
     return sum(p.numel() for p in model.parameters())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusetk import recipe, run
+from fusetk import recipe, system
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_multi30k.sh"
@@ -83,7 +83,7 @@ def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
     assert (found.model.encoder.layers, found.model.decoder.layers) == layers
     assert found.model.tie == tied and [step.step for step in found.data.steps] == ["lowercase", "normalize-punctuation", "tokenize"]
     assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
-    model = run.build(found, *sizes)
+    model = system.build(found, *sizes)
     assert model.output.weight is model.target.tokens.weight and (model.source.tokens is model.target.tokens) == (tied == "all")
 
 

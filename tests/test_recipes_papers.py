@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fusetk import run
+from fusetk import system
 from fusetk.cli.describe import agree
 from fusetk.cli.main import main
 from fusetk.data.build import lock
@@ -26,7 +26,7 @@ PATHS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) i
 
 def count(found: Recipe, *sizes: int) -> int:
     with torch.device("meta"):
-        model = run.build(found, *sizes)
+        model = system.build(found, *sizes)
     return sum(p.numel() for p in model.parameters())
 
 

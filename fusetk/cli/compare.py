@@ -132,10 +132,10 @@ def _lines(path: Path | str, source: str, wanted: int) -> list[str]:
 
 def _translate(path: Path, sources: Sequence[str], tokenized: bool, device: str) -> tuple[str, list[str]]:
     """What the run is called, and its translations."""
-    from fusetk import run
+    from fusetk import system
     from fusetk.decoding.translate import Translator
 
-    loaded = run.load(path, device)
+    loaded = system.load_model(path, device)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     checkpoint = loaded.checkpoint.resolve()
     return f"{checkpoint.parent.parent.name}, {checkpoint.name}", translator.translate(sources, tokenized)

@@ -26,7 +26,7 @@ from fusetk.errors import ConfigError
 if TYPE_CHECKING:
     from fusetk.cli.decode_processes import Chunk, Shown, Work
     from fusetk.decoding.translate import Extras, Request, Translator
-    from fusetk.run import Ensemble
+    from fusetk.system import Ensemble
 
 CHUNK = 4000  # lines that are sorted and translated together
 
@@ -156,7 +156,7 @@ def command(
 
     from fusetk.cli.decode_processes import PATIENCE, agreed, work_together
     from fusetk.processes import connect, local_device
-    from fusetk.run import load_ensemble
+    from fusetk.system import load_ensemble
 
     if threads:
         torch.set_num_threads(threads)
@@ -234,8 +234,8 @@ def _extras(word_scores: bool, alignment: str | None, dictionary: str | None, su
 
 
 def _translator(loaded: "Ensemble", changes: Mapping[str, Any], extras: "Extras") -> "Translator":
-    from fusetk.api import changed
     from fusetk.decoding.translate import Translator
+    from fusetk.system import changed
 
     names = {key: f"--{key.replace('_', '-')}" for key in changes}
     return Translator(loaded.models, loaded.pipeline, changed(loaded.recipe.decoding, changes, names), extras)

@@ -70,11 +70,11 @@ def agree(printed: str, count: int) -> bool:
 
 def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
     """Vocabulary sizes of the prepared data, or else of the paper."""
-    from fusetk import run
     from fusetk.data.pipeline import Pipeline
     from fusetk.errors import ConfigError
+    from fusetk.runs import TEXT
 
-    text = Path(recipe.data.folder) / run.TEXT
+    text = Path(recipe.data.folder) / TEXT
     if text.is_dir():
         pipeline = Pipeline.load(text)
         return len(pipeline.source_vocab), len(pipeline.target_vocab)
@@ -89,11 +89,11 @@ def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]
     """Parameters by part (two levels of the module tree at most), each counted where it first stands."""
     import torch
 
-    from fusetk import run
+    from fusetk import system
 
     parts: dict[str, int] = {}
     with torch.device("meta"):  # shapes without memory
-        model = run.build(recipe, *sizes)
+        model = system.build(recipe, *sizes)
     for name, parameter in model.named_parameters():
         part = ".".join(name.split(".")[:2])
         part = part if part.rpartition(".")[2] in ("layers", "fuse", "connect", "tokens", "positions") else name.split(".")[0]

@@ -16,7 +16,7 @@ from fusetk.plotting.sentences import Reader, Sentence, Text, given, line_range,
 
 if TYPE_CHECKING:
     from fusetk.plotting.attention import Words
-    from fusetk.run import Loaded
+    from fusetk.system import Loaded
 
 ATTENTION = {
     "cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention",
@@ -153,9 +153,9 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     asked = Asked(**options)  # type: ignore[arg-type]
     check(asked)
 
-    from fusetk import run
+    from fusetk import system
 
-    loaded = run.load(model, device)
+    loaded = system.load_model(model, device)
     checkpoint = loaded.checkpoint.resolve()
     title = f"{WHATS[asked.what]} of {checkpoint.parent.parent.name}, {checkpoint.name}"
     if asked.what == "connect":

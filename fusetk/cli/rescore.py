@@ -92,7 +92,7 @@ def command(
     """
     import torch
 
-    from fusetk import run
+    from fusetk import system
     from fusetk.decoding.stream import chunks
     from fusetk.decoding.translate import Translator
     from fusetk.evaluation.rescore import Rescorer, Scoring, Summary
@@ -112,7 +112,7 @@ def command(
         readable([Path(name) for name in asked.names if name != "-"], Path(output))
     if threads:
         torch.set_num_threads(threads)
-    found = run.load_ensemble(models, device, precision, raw)
+    found = system.load_ensemble(models, device, precision, raw)
     config = found.recipe.decoding
     translator = Translator(found.models, found.pipeline, config.model_copy(update={"ensemble": ensemble or config.ensemble}))
     rescorer, corpus = Rescorer(translator, batch_tokens), Summary()

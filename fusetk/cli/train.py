@@ -39,8 +39,7 @@ def command(
     """
     import torch
 
-    from fusetk import recipe
-    from fusetk import run as runs
+    from fusetk import recipe, train
     from fusetk.cli import prep
     from fusetk.errors import ConfigError
 
@@ -53,4 +52,4 @@ def command(
         prep.run(resolved.data, threads or 1, force=False)
     default = Path("runs") / Path(config).stem
     folder = Path(run).expanduser() if run else default  # a shell does not expand --run=~/x
-    runs.train(resolved, folder, device, quiet)
+    train.train(resolved, folder, device, quiet)

@@ -8,6 +8,7 @@ from fusetk.errors import CheckpointError
 from fusetk.runs import MODEL, checkpoint_name, checkpoints
 from fusetk.training import checkpoint
 from fusetk.training.validation import rank
+from fusetk.weights import read_tensors
 
 
 def choose(run: Path, last: int | None = None, best: int | None = None, metric: str = "loss", updates: Sequence[int] = ()) -> list[Path]:
@@ -35,10 +36,10 @@ def choose(run: Path, last: int | None = None, best: int | None = None, metric: 
 
 def average(folders: Sequence[Path], into: Path) -> None:
     """Write the mean of the weights in ``folders`` as a checkpoint. Raises CheckpointError when their parameters differ."""
-    first = checkpoint.read_tensors(folders[0], MODEL)
+    first = read_tensors(folders[0], MODEL)
     sums = {name: tensor.double() for name, tensor in first.items()}
     for folder in folders[1:]:
-        tensors = checkpoint.read_tensors(folder, MODEL)
+        tensors = read_tensors(folder, MODEL)
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in first.items()}:
             raise CheckpointError(f"{folder} and {folders[0]} are of different models and have no mean")
         for name, tensor in tensors.items():

@@ -16,35 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fusetk import runs
 from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest, flush
-from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints, is_intact
+from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints
 from fusetk.training.sharding import part
+from fusetk.weights import damaged, read_tensors
 
 BLOCK = 4096  # what a disk may need more, for each file
-UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters by name, a shared one once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def load_model(model: nn.Module, folder: Path, file: str = MODEL) -> None:
-    """Fill a model's parameters. Raises CheckpointError when names or shapes differ."""
-    found, wanted = read_tensors(folder, file), dict(model.named_parameters())
-    wrong = sorted(set(found) ^ set(wanted)) or [n for n in wanted if wanted[n].shape != found[n].shape]
-    if wrong:
-        what = f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}"
-        raise damaged(folder, what, {name: tuple(parameter.shape) for name, parameter in wanted.items()})
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(part(found[name], parameter))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -144,43 +132,6 @@ def read_state(folder: Path) -> dict[str, Any]:
         return runs.read_state(folder)
     except CheckpointError as error:
         raise damaged(folder, str(error)) from None
-
-
-def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
-    """Tensors of one file, its checksum compared first."""
-    expected = read_state(folder).get("sha256", {}).get(file)
-    try:
-        if checksum(folder / file) == expected:
-            return dict(load_file(folder / file))
-        why = f"is damaged: its checksum is not the one in {STATE}"
-    except FileNotFoundError:
-        why = "is missing"
-    except UNREADABLE as error:
-        why = f"cannot be read: {error}"
-    raise damaged(folder, f"{folder / file} {why}")
-
-
-def damaged(folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> CheckpointError:
-    """The error for a damaged checkpoint. It names the newest complete checkpoint beside it, with parameters of these shapes."""
-    wrong = folder.resolve()
-    last = (wrong.parent / "last").resolve() == wrong
-    complete = [path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name and is_intact(path)]
-    for path in complete:
-        if shapes is None or _shapes(path) == shapes:
-            resume = f"; to resume from there, remove {wrong.name}" if last else ""
-            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest complete one{resume}")
-    if complete:
-        named = ", ".join(path.name for path in complete)
-        return CheckpointError(f"{what}; {named} do not fit it either: if config.yaml was changed, restore it")
-    return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(folder / MODEL, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except UNREADABLE:
-        return {}
 
 
 def recover(run: Path) -> None:

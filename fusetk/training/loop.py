@@ -33,10 +33,11 @@ from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.parallel import share
 from fusetk.training.progress import Progress
 from fusetk.training.schedule import SCHEDULES, Schedule
-from fusetk.training.sharding import gather, gathered, optimizer_groups, sharded
+from fusetk.training.sharding import gather, gathered, optimizer_groups, part, sharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import Sums, apply, gradients, length_multiple, next_scale, out_of_memory
 from fusetk.training.validation import LOWER_IS_BETTER, Part, Validator, rank
+from fusetk.weights import damaged, load_weights, read_tensors
 
 
 class Trainer:
@@ -395,7 +396,7 @@ class Trainer:
             # Runs of version 0.1 kept no losses here.
             self.progress.ranking = [(u, value, loss[0] if loss else math.nan) for u, value, *loss in self.progress.ranking]
         except (KeyError, TypeError, ValueError):
-            raise checkpoint.damaged(folder, f"{folder / STATE} does not say where training stood") from None
+            raise damaged(folder, f"{folder / STATE} does not say where training stood") from None
         best = folder.with_name(checkpoint_name(self.progress.best_update))
         if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
@@ -406,9 +407,9 @@ class Trainer:
             checkpoint.load_optimizer(self.model, self.optimizer, folder)
 
     def _load(self, folder: Path) -> None:
-        checkpoint.load_model(self.model, folder)
+        load_weights(self.model, folder, place=part)
         if self.ema:
-            self.ema.load(checkpoint.read_tensors(folder, EMA))
+            self.ema.load(read_tensors(folder, EMA))
 
     # Reports
 

@@ -51,9 +51,9 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
 
 def model(folder: Path) -> str:
     """The trained model in words, with the parameters that its checkpoint holds."""
-    from fusetk import run
+    from fusetk import system
 
-    loaded = run.load(max((folder / "run" / "checkpoints").glob("average-*")))
+    loaded = system.load_model(max((folder / "run" / "checkpoints").glob("average-*")))
     config: Any = loaded.recipe.model
     count = sum(parameter.numel() for parameter in loaded.model.parameters())
     layers = f"{config.encoder.layers}+{config.decoder.layers} layers"

@@ -101,7 +101,7 @@ class Done(Exception):
 
 def measure(config: Path, weights: bool) -> None:
     """Start a training up to its first batch, and print."""
-    from fusetk import run as runs
+    from fusetk import train as train_module
     from fusetk.data.sampler import batches
     from fusetk.training.loop import Trainer
 
@@ -116,7 +116,7 @@ def measure(config: Path, weights: bool) -> None:
     recipe = load(config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else [])
     begun = time.perf_counter()
     with anonymous() as memory, suppress(Done):
-        runs.train(recipe, config.parent / "run", "cpu", quiet=True)
+        train_module.train(recipe, config.parent / "run", "cpu", quiet=True)
     trainer = found["trainer"]
     print(f"{len(trainer.corpus):,} pairs: first batch after {found['seconds']:.1f} s", end=", ")
     print(f"memory {memory['before']:.2f} GB before and {memory['most']:.2f} GB at most beside mapped files", end=", ")

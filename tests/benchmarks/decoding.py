@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from fusetk import run
+from fusetk import system
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.decoding.translate import Translator
 from fusetk.machine import device_of
 from fusetk.recipe import load
+from fusetk.runs import TEXT
 from fusetk.training.step import autocast
 
 from turns import compare, options  # isort: skip
@@ -26,9 +27,9 @@ from turns import compare, options  # isort: skip
 def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
     """Sentences a second, again and again; the first value is warm-up."""
     recipe, device = load(path, given.overrides), device_of(given.device)
-    corpus, pipeline = Corpus.open(Path(recipe.data.folder), "valid"), Pipeline.load(Path(recipe.data.folder) / run.TEXT)
+    corpus, pipeline = Corpus.open(Path(recipe.data.folder), "valid"), Pipeline.load(Path(recipe.data.folder) / TEXT)
     sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    model = run.build(recipe, *sizes).to(device).eval()
+    model = system.build(recipe, *sizes).to(device).eval()
     length = {"min_length": given.length, "max_length_factor": 0, "max_length_extra": given.length}
     translator = Translator([model], pipeline, recipe.decoding.model_copy(update={"beam": given.beam, **length}))
     sources = [corpus.source[i] for i in range(min(given.sentences, len(corpus)))]

@@ -11,13 +11,14 @@ import torch
 
 from turns import options  # isort: skip
 
-from fusetk import run
+from fusetk import system
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.machine import device_of
 from fusetk.recipe import load
+from fusetk.runs import TEXT
 from fusetk.training.step import autocast, batch_loss, length_multiple
 
 
@@ -25,8 +26,8 @@ def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int]
     """Target tokens of a batch, and bytes kept for its gradients."""
     recipe = load(path, overrides)
     data, stage = Path(recipe.data.folder), recipe.training.stages[0]
-    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / run.TEXT)
-    model = run.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
+    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
+    model = system.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
     order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0)
     batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
     storages: dict[int, int] = {}

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from fusetk import run
+from fusetk import system
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.machine import device_of
 from fusetk.recipe import load
+from fusetk.runs import TEXT
 from fusetk.training.compiling import compile_layers
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.step import length_multiple, update
@@ -29,9 +30,9 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
     """Target tokens a second of a few updates, again and again; the first value is warm-up."""
     recipe, device = load(path, given.overrides), device_of(given.device)
     data, stage = Path(recipe.data.folder), recipe.training.stages[0]
-    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / run.TEXT)
+    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
     sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    model = run.build(recipe, *sizes).to(device).train()
+    model = system.build(recipe, *sizes).to(device).train()
     if recipe.training.compile:
         compile_layers(model)
     optimizer = OPTIMIZERS[stage.optimizer.kind].build(stage.optimizer, model.parameters())  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from fusetk import config, run
+from fusetk import config, runs, system
 from fusetk.cli.main import main
 from fusetk.data.config import Lowercase, Tokenize
 from fusetk.data.pipeline import Pipeline, Text
@@ -26,7 +26,7 @@ STAGE = {"optimizer": {"kind": "adam"}, "schedule": {"kind": "constant", "rate":
 
 def make_run(folder: Path, words=WORDS, seed: int = 1, **decoding) -> Path:
     text = Text([Tokenize(step="tokenize"), Lowercase(step="lowercase")], "de", "en")
-    Pipeline(text, {}, (Vocabulary(words), Vocabulary(words))).save(folder / run.TEXT)
+    Pipeline(text, {}, (Vocabulary(words), Vocabulary(words))).save(folder / runs.TEXT)
     recipe = Recipe.model_validate(
         {
             "data": {"folder": "data", "source": "de", "target": "en", "train": ["train"], "valid": ["valid"]},
@@ -35,12 +35,12 @@ def make_run(folder: Path, words=WORDS, seed: int = 1, **decoding) -> Path:
             "decoding": {"beam": 3, "max_length_factor": 1.0, "max_length_extra": 3, **decoding},
         }
     )
-    (folder / run.CONFIG).write_text(config.dump(recipe))
-    model = run.build(recipe, 4 + len(words), 4 + len(words))
+    (folder / runs.CONFIG).write_text(config.dump(recipe))
+    model = system.build(recipe, 4 + len(words), 4 + len(words))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
-    where = folder / "checkpoints" / checkpoint.name_of(1)
+    where = folder / "checkpoints" / runs.checkpoint_name(1)
     checkpoint.save(where, checkpoint.model_tensors(model), {}, {})
     checkpoint.link(folder, "best", where)
     return folder

@@ -10,7 +10,7 @@ import pytest
 
 from fusetk.data.bpe import BPE
 from fusetk.data.pipeline import Pipeline
-from fusetk.run import TEXT
+from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 
 # Each is one line: nothing but a line feed ends one.

@@ -82,7 +82,7 @@ def test_options_of_other_toolkits_are_translated(option: str, key: str) -> None
 def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A shell does not expand the ~ of --run=~/x."""
     folders: list[Path] = []
-    monkeypatch.setattr("fusetk.run.train", lambda recipe, run, device, quiet: folders.append(run))
+    monkeypatch.setattr("fusetk.train.train", lambda recipe, run, device, quiet: folders.append(run))
     monkeypatch.setenv("HOME", str(tmp_path))
     for words in (["--run=~/x"], ["-r", "./~"], []):
         assert CliRunner().invoke(main, ["train", str(toy), *words]).exit_code == 0

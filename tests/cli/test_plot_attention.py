@@ -42,7 +42,7 @@ def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: An
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
     checkpoint = Path("demo/checkpoints/update-0000010")
     found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
-    monkeypatch.setattr("fusetk.run.load", lambda path, device: found)
+    monkeypatch.setattr("fusetk.system.load_model", lambda path, device: found)
     return found
 
 

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 import fusetk
-from fusetk import config, recipe
+from fusetk import config, recipe, runs
 from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, DataError
@@ -428,16 +428,16 @@ def test_a_run_and_a_checkpoint_are_found(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match="keep it in its run folder"):
-        notes.locate(folder)
+        runs.find(folder)
     (tmp_path / "run" / "config.yaml").write_text("")
-    assert notes.locate(tmp_path / "run") == (tmp_path / "run", "")
+    assert runs.find(tmp_path / "run") == (tmp_path / "run", "")
     (folder.parent / "best").symlink_to(folder.name)
-    assert notes.locate(tmp_path / "run") == (tmp_path / "run", "best")
-    assert notes.locate(folder.parent / "best") == (tmp_path / "run", "best")
-    assert notes.locate(folder) == (tmp_path / "run", "update-0000004")
+    assert runs.find(tmp_path / "run") == (tmp_path / "run", "best")
+    assert runs.find(folder.parent / "best") == (tmp_path / "run", "best")
+    assert runs.find(folder) == (tmp_path / "run", "update-0000004")
     for path in (tmp_path, tmp_path / "none", tmp_path / "run" / "config.yaml"):
         with pytest.raises(CheckpointError, match="is no run folder"):
-            notes.locate(path)
+            runs.find(path)
 
 
 def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fusetk import run
+from fusetk import system
 from fusetk.cli import rescore as module
 from fusetk.cli.main import main
 from fusetk.data.vocab import EOS
@@ -53,7 +53,7 @@ def refused(*arguments, given: str | bytes = b"") -> str:
 
 def wanted(trained: Path) -> list[list[float] | None]:
     """Scores of the tokens of each pair and of the end mark."""
-    loaded = run.load(trained)
+    loaded = system.load_model(trained)
     made = []
     for side, text in (("source", SOURCE), ("target", TARGET)):
         vocabulary = getattr(loaded.pipeline, f"{side}_vocab")

@@ -18,7 +18,7 @@ from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.tree import map_tensors, select
-from fusetk.run import in_bf16
+from fusetk.system import to_bf16
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
@@ -243,7 +243,7 @@ def test_all_that_may_be_asked_of_an_ensemble(model, options):
 
 
 def test_in_bf16_the_map_to_the_vocabulary_stays_exact(model):
-    tokens, lower = prefixes(len(SOURCES)), in_bf16(copy.deepcopy(model))
+    tokens, lower = prefixes(len(SOURCES)), to_bf16(copy.deepcopy(model))
     features = lower(*batch(SOURCES), tokens)
     logits = lower.output(features)
     assert features.dtype == torch.bfloat16 and logits.dtype == torch.float32

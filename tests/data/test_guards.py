@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fusetk import run as runs
+from fusetk import train as train_module
 from fusetk.cli.main import main
 from fusetk.config import ConfigError
 from fusetk.data import guards, manifest
@@ -54,7 +54,7 @@ def replace(path: Path, content: bytes) -> None:
 def refused(recipe: Recipe, run: Path, said: str) -> None:
     before = sorted(run.rglob("*")) if run.exists() else None
     with pytest.raises(DataError, match=said):
-        runs.train(recipe, run, "cpu", quiet=True)
+        train_module.train(recipe, run, "cpu", quiet=True)
     assert (sorted(run.rglob("*")) if run.exists() else None) == before, "nothing is written"
 
 
@@ -72,7 +72,7 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
     path.unlink()
     refused(recipe, tmp_path / "run", rf"{name} cannot be read: No such file")
     prepare(recipe.data)
-    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
 
 
 @pytest.mark.parametrize("name", ["train.de.ids", "train.en.offsets", "valid.de.ids"])
@@ -135,7 +135,7 @@ def test_large_files_are_known_by_pieces(recipe: Recipe, tmp_path: Path, monkeyp
 
 def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -> None:
     """The manifest, and so the fingerprint, is as it was; sizes and times are, too."""
-    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     path = folder(recipe) / "train.en.ids"
     content = path.read_bytes()
     ids = np.frombuffer(content, "<u2").copy()
@@ -144,13 +144,13 @@ def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -
     more = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 1})})
     refused(more, tmp_path / "run", r"train\.en\.ids is not what fusetk prep wrote")
     replace(path, content)
-    runs.train(more, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(more, tmp_path / "run", "cpu", quiet=True)
 
 
 def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> None:
     shutil.copytree(folder(recipe), tmp_path / "copy", copy_function=shutil.copyfile)
     there = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(tmp_path / "copy")})})
-    runs.train(there, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(there, tmp_path / "run", "cpu", quiet=True)
 
 
 # Ids -----------------------------------------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def test_text_that_changed_since_prep_is_refused(moved: Recipe, tmp_path: Path, 
 
 
 def test_a_run_keeps_its_prepared_text_and_says_that_the_raw_text_changed(moved: Recipe, tmp_path: Path, toy: Path) -> None:
-    runs.train(moved, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(moved, tmp_path / "run", "cpu", quiet=True)
     (tmp_path / "train.de").write_text("anders\n" * 600)
     training = moved.training.model_copy(update={"log_every": 2})
-    runs.train(moved.model_copy(update={"training": training}), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(moved.model_copy(update={"training": training}), tmp_path / "run", "cpu", quiet=True)
     assert f"{tmp_path / 'train.de'} changed since" in (tmp_path / "run" / "log.txt").read_text()
 
 

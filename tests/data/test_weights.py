@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.config import ConfigError
 from fusetk.data import manifest as manifests
 from fusetk.data import tokens, words
@@ -22,7 +24,6 @@ from fusetk.data.sampler import BatchConfig, batches
 from fusetk.data.weights import Part, Share, find, shares
 from fusetk.errors import DataError
 from fusetk.recipe import Recipe, load
-from fusetk.training import checkpoint
 
 PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/subtitles"]
 PARTS = [Part(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
@@ -174,15 +175,15 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     plain = Trainer._gradients
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Trainer, "_gradients", lambda self, indices, n: (found.append(np.concatenate(indices)), plain(self, indices, n))[1])
-        runs.train(recipe, run, "cpu", quiet=True)
+        train_module.train(recipe, run, "cpu", quiet=True)
     return found
 
 
 def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) -> None:
     """Nothing but what is noted differs from the same text in one file: the run is the same."""
-    runs.train(load(toy), tmp_path / "one", "cpu", quiet=True)
-    runs.train(load(toy, [*two, "training.stages.0.weights={first: 1}"]), tmp_path / "two", "cpu", quiet=True)
-    one, other = (tmp_path / name / "checkpoints" / checkpoint.name_of(8) / checkpoint.MODEL for name in ("one", "two"))
+    train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, [*two, "training.stages.0.weights={first: 1}"]), tmp_path / "two", "cpu", quiet=True)
+    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / runs.MODEL for name in ("one", "two"))
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -203,21 +204,21 @@ def test_weighted_runs_resume_to_the_bit(toy: Path, two: list[str], tmp_path: Pa
     whole = seen(load(toy, [*overrides, parts[-1]]), tmp_path / "whole")
     resumed = [pairs for part in parts for pairs in seen(load(toy, [*overrides, part]), tmp_path / "parts")]
     assert all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True))
-    one, other = (tmp_path / name / "checkpoints" / checkpoint.name_of(17) / checkpoint.MODEL for name in ("whole", "parts"))
+    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(17) / runs.MODEL for name in ("whole", "parts"))
     assert one.read_bytes() == other.read_bytes()
     with pytest.raises(ConfigError, match=r"another config.*weights\.first: 0\.3 -> 0\.4"):
-        runs.train(load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]), tmp_path / "whole", "cpu", quiet=True)
+        train_module.train(load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]), tmp_path / "whole", "cpu", quiet=True)
 
 
 def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_path: Path) -> None:
     overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "model.dropout=0"]
     overrides += ["training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
-    runs.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "fusetk", "train", str(toy)]
     command += ["-r", str(tmp_path / "many"), "--device", "cpu", *(item for override in overrides for item in ("--set", override))]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120)
     one, other = (
-        checkpoint.read_tensors(tmp_path / name / "checkpoints" / checkpoint.name_of(8), checkpoint.MODEL) for name in ("one", "many")
+        weights_module.read_tensors(tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL) for name in ("one", "many")
     )
     for name, tensor in one.items():
         torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-6)
@@ -226,7 +227,7 @@ def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_p
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, two: list[str], tmp_path: Path) -> None:
     for weights, said in (("{third: 2}", "no training corpus is called 'third'"), ("{first: 0, second: 0}", "leave no pair")):
         with pytest.raises(ConfigError, match=said):
-            runs.train(load(toy, [*two, f"training.stages.0.weights={weights}"]), tmp_path / "run", "cpu", quiet=True)
+            train_module.train(load(toy, [*two, f"training.stages.0.weights={weights}"]), tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(ConfigError, match=r"weights\.first.*greater than or equal to 0"):
         load(toy, [*two, "training.stages.0.weights={first: -1}"])
     assert not (tmp_path / "run").exists()
@@ -243,12 +244,12 @@ def test_folders_of_earlier_versions_train_as_they_did_and_say_what_weights_need
     old = [*two, f"data.folder={tmp_path / 'old'}"]
     weights = "training.stages.0.weights={first: 2}"
     with pytest.raises(ConfigError, match="run fusetk prep --force"):
-        runs.train(load(toy, [*old, weights]), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, [*old, weights]), tmp_path / "run", "cpu", quiet=True)
     assert prepare(load(toy, old).data).made == []
-    runs.train(load(toy, old), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, old), tmp_path / "run", "cpu", quiet=True)
     prepare(load(toy, old).data, force=True)
     assert manifests.training_fingerprint(manifests.read(tmp_path / "old")) == manifests.training_fingerprint(data)
-    runs.train(load(toy, [*old, "training.stages.0.end.updates=9"]), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, [*old, "training.stages.0.end.updates=9"]), tmp_path / "run", "cpu", quiet=True)
 
 
 def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(toy: Path, two: list[str], tmp_path: Path) -> None:
@@ -258,5 +259,5 @@ def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(toy: P
     made = [f"data.folder={tmp_path / 'prepared'}", f"data.train=[{folder / 'first'}, {tmp_path / 'long'}]"]
     prepare(load(toy, made).data)
     with pytest.raises(DataError, match="501 tokens and a batch holds 400"):
-        runs.train(load(toy, made), tmp_path / "run", "cpu", quiet=True)
-    runs.train(load(toy, [*made, "training.stages.0.weights={long: 0}"]), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, made), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, [*made, "training.stages.0.weights={long: 0}"]), tmp_path / "run", "cpu", quiet=True)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fusetk import runs
+from fusetk import weights as weights_module
 from fusetk.errors import CheckpointError
 from fusetk.training import checkpoint
 from fusetk.training.optim import OPTIMIZERS
@@ -16,21 +18,21 @@ MODEL = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
 
 
 def write(run: Path, update: int) -> Path:
-    folder = run / "checkpoints" / checkpoint.name_of(update)
+    folder = run / "checkpoints" / runs.checkpoint_name(update)
     checkpoint.save(folder, MODEL, {"a.weight:m": torch.ones(2, 3)}, {"progress": {"update": update}})
     return folder
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path, 12)
-    found = checkpoint.read_tensors(folder, checkpoint.MODEL)
+    found = weights_module.read_tensors(folder, runs.MODEL)
     assert found.keys() == MODEL.keys() and all(torch.equal(found[n], MODEL[n]) for n in MODEL)
     assert checkpoint.read_state(folder)["progress"] == {"update": 12}
     assert sorted(p.name for p in folder.parent.iterdir()) == ["update-0000012"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "pickle"])
-@pytest.mark.parametrize("file", [checkpoint.MODEL, checkpoint.TRAINING])
+@pytest.mark.parametrize("file", [runs.MODEL, runs.TRAINING])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str, file: str) -> None:
     path = write(tmp_path, 12) / file
     content = path.read_bytes()
@@ -48,14 +50,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str, file: str) -> None
 
         path.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(CheckpointError, match=file):
-        checkpoint.read_tensors(path.parent, file)
+        weights_module.read_tensors(path.parent, file)
     assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}'])
 def test_a_damaged_or_newer_state_is_named(tmp_path: Path, text: str) -> None:
     folder = write(tmp_path, 12)
-    (folder / checkpoint.STATE).write_text(text)
+    (folder / runs.STATE).write_text(text)
     with pytest.raises(CheckpointError, match="update-0000012"):
         checkpoint.read_state(folder)
 
@@ -64,11 +66,11 @@ def test_half_written_checkpoints_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, 3)
     aside = tmp_path / "checkpoints" / ".update-0000007"
     aside.mkdir()
-    (aside / checkpoint.STATE).write_text("{}")
+    (aside / runs.STATE).write_text("{}")
     (tmp_path / "checkpoints" / "update-0000008").mkdir()
-    assert [p.name for p in checkpoint.whole(tmp_path)] == ["update-0000003"]
+    assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000003"]
     write(tmp_path, 7)
-    assert len(checkpoint.whole(tmp_path)) == 2 and not aside.exists()
+    assert len(runs.checkpoints(tmp_path)) == 2 and not aside.exists()
 
 
 def test_prune_and_link(tmp_path: Path) -> None:
@@ -96,13 +98,13 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(CheckpointError, match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is complete; make room"):
         write(tmp_path, 2)
-    assert [p.name for p in checkpoint.whole(tmp_path)] == ["update-0000001"]
+    assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000001"]
 
 
 def test_a_model_of_other_shape_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="does not fit"):
-        checkpoint.load_model(torch.nn.Linear(3, 3), folder)
+        weights_module.load_weights(torch.nn.Linear(3, 3), folder)
 
 
 class Mixed(torch.nn.Module):
@@ -139,7 +141,7 @@ def test_every_optimizer_goes_on_to_the_bit(tmp_path: Path, kind: str, options: 
     train(whole, expected, range(1, 15))
     train(half, before, range(1, 8))
     checkpoint.save(tmp_path, checkpoint.model_tensors(half), checkpoint.optimizer_tensors(half, before), {})
-    checkpoint.load_model(rest, tmp_path)
+    weights_module.load_weights(rest, tmp_path)
     checkpoint.load_optimizer(rest, after, tmp_path)
     train(rest, after, range(8, 15))
     for one, other in (

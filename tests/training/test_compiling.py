@@ -10,11 +10,11 @@ import torch
 from test_distributed import finished, launch
 from test_sharding import close
 
-from fusetk import run as runs
+from fusetk import train as train_module
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import load
-from fusetk.training.checkpoint import EMA, MODEL, TRAINING
+from fusetk.runs import EMA, MODEL, TRAINING
 from fusetk.training.compiling import compile_layers
 from fusetk.training.layers import layers
 from tests.contracts.systems import SYSTEMS
@@ -75,7 +75,7 @@ def test_through_the_compilers_own_passes(name: str) -> None:
 def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
     recurrent = ["model={kind: recurrent, width: 16, heads: 2}", "training.compile=true"]
     with pytest.raises(ConfigError, match=r"training\.compile has nothing to compile"):
-        runs.train(load(toy, recurrent), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, recurrent), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -84,12 +84,12 @@ def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
     """As inductor compiles, layers recomputed; begun in two processes that are split, ended by one that is not compiled."""
     given = [*PLAIN, "model.encoder.checkpoint=true", "training.validation.every_updates=3"]
     both, begun = ["training.compile=true", "training.shard=true"], "training.stages.0.end.updates=3"
-    runs.train(load(toy, given), tmp_path / "plain", "cpu", quiet=True)
-    runs.train(load(toy, [*given, *both]), tmp_path / "compiled", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "plain", "cpu", quiet=True)
+    train_module.train(load(toy, [*given, *both]), tmp_path / "compiled", "cpu", quiet=True)
     assert ", layers compiled" in (tmp_path / "compiled" / "log.txt").read_text()
     close(tmp_path / "compiled", tmp_path / "plain", 8, MODEL, TRAINING, EMA)
     finished(launch(2, toy, tmp_path / "split", [*given, begun, *both]), seconds=500)
-    runs.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
     for update in (3, 8):
         close(tmp_path / "split", tmp_path / "plain", update, MODEL, TRAINING, EMA)
 

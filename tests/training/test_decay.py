@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
-from fusetk.training import checkpoint
 
 STAGE = "training.stages.0={optimizer: {kind: adafactor, beta1: 0.9}, batch: {size: 400}, end: %s, "
 STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
@@ -16,13 +16,13 @@ STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
 
 def train(toy: Path, run: Path, kind: str, end: str) -> dict[int, float]:
     """Train; returns the rate of each update."""
-    runs.train(load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True)
+    train_module.train(load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
 
 
 def state(run: Path) -> tuple[bytes, ...]:
-    return tuple((run / "checkpoints" / "last" / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING))
+    return tuple((run / "checkpoints" / "last" / name).read_bytes() for name in (runs.MODEL, runs.TRAINING))
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from fusetk import processes as process_module
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.processes import World
 from fusetk.recipe import load
 from fusetk.training import checkpoint
@@ -47,7 +49,7 @@ def finished(process: subprocess.Popen[str], code: int = 0, seconds: float = 120
 
 
 def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
-    return checkpoint.read_tensors(run / "checkpoints" / checkpoint.name_of(update), checkpoint.MODEL)
+    return weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), runs.MODEL)
 
 
 def validations(run: Path) -> list[dict[str, float]]:
@@ -61,7 +63,7 @@ def test_several_processes_are_one(toy: Path, tmp_path: Path, processes: int, ac
     overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
     said = finished(launch(processes, toy, tmp_path / "many", overrides))
     assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
-    runs.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     found, wanted = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
@@ -77,8 +79,8 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     finished(launch(2, toy, tmp_path / "parts", first))
     said = finished(launch(2, toy, tmp_path / "parts", ["training.save_every=3"]))
     assert "resumed after update 3" in said
-    one, other = (tmp_path / name / "checkpoints" / checkpoint.name_of(8) for name in ("whole", "parts"))
-    for file in (checkpoint.MODEL, checkpoint.TRAINING):
+    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts"))
+    for file in (runs.MODEL, runs.TRAINING):
         assert (one / file).read_bytes() == (other / file).read_bytes()
 
 
@@ -125,8 +127,8 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert "the metric is broken" in said or "os._exit" in failure
-    [saved] = checkpoint.whole(tmp_path / "run")
-    assert saved.name == checkpoint.name_of(4) and checkpoint.read_state(saved)["interrupted"]
+    [saved] = runs.checkpoints(tmp_path / "run")
+    assert saved.name == runs.checkpoint_name(4) and checkpoint.read_state(saved)["interrupted"]
     finished(launch(2, toy, tmp_path / "run", []))
     finished(launch(2, toy, tmp_path / "whole", []))
     assert all(torch.equal(tensor, weights(tmp_path / "whole", 8)[name]) for name, tensor in weights(tmp_path / "run", 8).items())

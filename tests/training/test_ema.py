@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fusetk import run as runs
+from fusetk import runs, system
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.recipe import load
 from fusetk.training import checkpoint
 from fusetk.training.ema import Ema
@@ -33,23 +35,23 @@ def test_the_formula() -> None:
 
 
 def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> None:
-    runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
     last = tmp_path / "run" / "checkpoints" / "last"
-    raw, mean = (checkpoint.read_tensors(last, file) for file in (checkpoint.MODEL, checkpoint.EMA))
+    raw, mean = (weights_module.read_tensors(last, file) for file in (runs.MODEL, runs.EMA))
     assert raw.keys() == mean.keys() and not any(torch.equal(raw[name], mean[name]) for name in raw)
     for given, tensors in ((False, mean), (True, raw)):
-        loaded = dict(runs.load(last, raw=given).model.named_parameters())
+        loaded = dict(system.load_model(last, raw=given).model.named_parameters())
         assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     recipe = load(toy, GIVEN)
-    validator = runs.Validator(recipe.training.validation, recipe.decoding, Path(recipe.data.folder), runs.load(last).pipeline)
-    judged = validator.judge([validator.part(runs.load(last).model, torch.device("cpu"), "fp32")])
+    validator = runs.Validator(recipe.training.validation, recipe.decoding, Path(recipe.data.folder), system.load_model(last).pipeline)
+    judged = validator.judge([validator.part(system.load_model(last).model, torch.device("cpu"), "fp32")])
     assert judged["loss"] == pytest.approx(checkpoint.read_state(last)["valid"]["loss"], rel=1e-5)
 
 
 def test_resuming_is_exact(toy: Path, tmp_path: Path) -> None:
-    runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
-    runs.train(load(toy, [*GIVEN, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
-    runs.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
-    for file in (checkpoint.MODEL, checkpoint.TRAINING, checkpoint.EMA):
-        whole, parts = ((tmp_path / name / "checkpoints" / checkpoint.name_of(8) / file).read_bytes() for name in ("whole", "parts"))
+    train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
+    train_module.train(load(toy, [*GIVEN, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
+    train_module.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
+    for file in (runs.MODEL, runs.TRAINING, runs.EMA):
+        whole, parts = ((tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes() for name in ("whole", "parts"))
         assert whole == parts, file

@@ -21,14 +21,15 @@ from click.testing import CliRunner, Result
 from safetensors import SafetensorError
 from test_distributed import launch
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
 from fusetk.cli.main import main
-from fusetk.data.manifest import checksum, digest
 from fusetk.decoding.translate import Translator
 from fusetk.errors import CheckpointError, DiskFull
+from fusetk.files import checksum, digest
 from fusetk.recipe import load
+from fusetk.runs import EMA, MODEL, STATE, TRAINING
 from fusetk.training import checkpoint, loop, metrics
-from fusetk.training.checkpoint import EMA, MODEL, STATE, TRAINING
 from fusetk.training.validation import Validator
 
 GIVEN = ["training.ema=0.9", "training.validation.every_updates=2", "training.keep_last=9", "training.log_every=1"]
@@ -52,7 +53,7 @@ def refusal(result: Result, code: int = 2) -> str:
 
 
 def folder_of(run: Path, update: int) -> Path:
-    return run / "checkpoints" / checkpoint.name_of(update)
+    return run / "checkpoints" / runs.checkpoint_name(update)
 
 
 def tensors(run: Path, update: int = 8) -> dict[str, bytes]:
@@ -169,7 +170,7 @@ def test_what_is_offered_is_whole_itself(toy: Path, trained: Path, copy: Path) -
     shutil.rmtree(folder_of(copy, 8))
     assert train(toy, copy, *GIVEN).exit_code == 0
     assert "resumed after update 2" in (copy / "log.txt").read_text() and tensors(copy) == tensors(trained)
-    assert all(checkpoint.sound(folder) for folder in checkpoint.whole(copy))
+    assert all(runs.is_intact(folder) for folder in runs.checkpoints(copy))
 
 
 def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) -> None:
@@ -217,7 +218,7 @@ def test_checkpoints_of_before_there_was_a_checksum_of_the_state_are_read(copy: 
     folder = folder_of(copy, 8)
     state = json.loads((folder / STATE).read_text())
     (folder / STATE).write_text(json.dumps({key: value for key, value in state.items() if key != "digest"}))
-    assert checkpoint.sound(folder) and checkpoint.read_state(folder)["progress"]["update"] == 8
+    assert runs.is_intact(folder) and checkpoint.read_state(folder)["progress"]["update"] == 8
 
 
 def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Path) -> None:
@@ -233,11 +234,11 @@ def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(toy: Path, c
     if name == "last":
         (copy / "checkpoints" / "best").unlink()
     shutil.rmtree((copy / "checkpoints" / name).resolve())
-    newest = checkpoint.whole(copy)[-1]
+    newest = runs.checkpoints(copy)[-1]
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
     assert said.endswith(f"checkpoints/{name} points to a checkpoint that is missing; use {newest}, the newest complete one")
     assert call("decode", "-m", newest, "-i", toy, "--device", "cpu").exit_code == 0
-    for folder in checkpoint.whole(copy):
+    for folder in runs.checkpoints(copy):
         shutil.rmtree(folder)
     assert "is missing; there is no other complete checkpoint" in refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
 
@@ -265,7 +266,7 @@ def test_a_run_with_a_mean_of_the_weights_is_not_translated_with_others(toy: Pat
 def test_a_damaged_older_state_does_not_stop_training(toy: Path, copy: Path) -> None:
     (folder_of(copy, 4) / STATE).write_text("{")
     assert train(toy, copy, *GIVEN, "training.stages.0.end.updates=10").exit_code == 0
-    assert checkpoint.sound(folder_of(copy, 10))
+    assert runs.is_intact(folder_of(copy, 10))
 
 
 def test_a_checkpoint_that_was_being_replaced_comes_back(toy: Path, trained: Path, copy: Path) -> None:
@@ -317,7 +318,7 @@ def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Pat
     assert ran.returncode == DiskFull.exit_code == 74 and "Traceback" not in ran.stderr
     assert "no file may be so large, the largest has " in ran.stderr and " MB; update-0000004 is complete; raise the limit" in ran.stderr
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
-    assert all(checkpoint.sound(folder) for folder in checkpoint.whole(run))
+    assert all(runs.is_intact(folder) for folder in runs.checkpoints(run))
     assert train(toy, run, *GIVEN).exit_code == 0
     assert tensors(run) == tensors(trained) and names(run) == names(trained)
 
@@ -348,7 +349,7 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
         while file.write(b"x" * 4096):
             pass
     refusal(train(toy, run, *GIVEN), DiskFull.exit_code)
-    assert all(checkpoint.sound(folder) for folder in checkpoint.whole(run)) and call("decode", "-m", run, "-i", os.devnull).exit_code == 0
+    assert all(runs.is_intact(folder) for folder in runs.checkpoints(run)) and call("decode", "-m", run, "-i", os.devnull).exit_code == 0
     subprocess.run(["mount", "-o", f"remount,size={20 * size}", small_disk], check=True)
     assert train(toy, run, *GIVEN).exit_code == 0
     assert tensors(run) == tensors(trained) and names(run) == names(trained)
@@ -374,7 +375,7 @@ def test_every_lack_of_space_has_its_exit_code(tmp_path: Path, monkeypatch: pyte
     for there in (folder_of(tmp_path, 2), folder):
         with pytest.raises(DiskFull, match=said):
             checkpoint.save(there, tensors, tensors, {})
-    assert names(tmp_path) == ["update-0000001"] and checkpoint.sound(folder)
+    assert names(tmp_path) == ["update-0000001"] and runs.is_intact(folder)
 
 
 def test_a_link_that_cannot_be_set_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +409,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metrics, "forget_after", all_the_same)  # reading /dev/full has no end
-        runs.train(load(toy, GIVEN), run, "cpu", quiet=True)
+        train_module.train(load(toy, GIVEN), run, "cpu", quiet=True)
     said = capsys.readouterr().err
     assert said.count("log.txt cannot be written (No space left on device): training goes on") == 1
     assert said.count("metrics.jsonl cannot be written") == 1 and "Traceback" not in said
@@ -429,7 +430,7 @@ def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None
     """config.yaml, and the text preparation that translation needs: as they were, or as they are to be."""
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "log.txt"}
     with file_limit(10), pytest.raises(DiskFull):
-        runs.train(load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True)
+        train_module.train(load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True)
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "log.txt"} == before
 
 
@@ -476,7 +477,7 @@ def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
 
 def test_only_what_changes_no_model_is_free() -> None:
     def free(key: str) -> bool:
-        return any(runs.re.fullmatch(pattern, key) for pattern in runs.FREE)
+        return any(train_module.re.fullmatch(pattern, key) for pattern in train_module.FREE)
 
     assert all(map(free, ("training.stages.0.end.updates", "training.stages.12.end.hours", "data.bpe.merges", "paper", "paper.row")))
     others = ["stages.0.schedule.decay_end", "stages.0.optimizer.end", "stages.0.schedule.end.rate", "keep_last_of", "validation.metric"]
@@ -537,7 +538,7 @@ def test_a_signal_before_the_first_update_saves_too(toy: Path, tmp_path: Path, m
         os.kill(os.getpid(), signal.SIGUSR1)
         return plain(*arguments)
 
-    monkeypatch.setattr(runs, "build", signalled)
+    monkeypatch.setattr(train_module, "build", signalled)
     assert "SIGUSR1 came: saved after update 1" in refusal(train(toy, tmp_path / "run"), 75)
 
 
@@ -556,7 +557,7 @@ def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(toy: Path, tm
     monkeypatch.setattr(Validator, "_sums", first)
     monkeypatch.setattr(checkpoint, "save", second)
     assert "SIGUSR1 came: saved after update 4" in refusal(train(toy, tmp_path / "run"), 75)
-    assert checkpoint.sound(folder_of(tmp_path / "run", 4))
+    assert runs.is_intact(folder_of(tmp_path / "run", 4))
 
 
 def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
@@ -581,4 +582,4 @@ def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 1 and time.monotonic() - begun < 10 and "Traceback" not in said and "Aborted" in said
-    assert names(tmp_path / "run") == ["best", "last", "update-0000004"] and checkpoint.sound(folder_of(tmp_path / "run", 4))
+    assert names(tmp_path / "run") == ["best", "last", "update-0000004"] and runs.is_intact(folder_of(tmp_path / "run", 4))

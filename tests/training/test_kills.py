@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.training import checkpoint
 
@@ -69,8 +70,8 @@ def last(run: Path) -> int:
 
 def contents(run: Path, update: int) -> dict[str, Any]:
     """All that a checkpoint holds, but for how long it took."""
-    folder = run / "checkpoints" / checkpoint.name_of(update)
-    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != checkpoint.STATE}
+    folder = run / "checkpoints" / runs.checkpoint_name(update)
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != runs.STATE}
     state = checkpoint.read_state(folder)
     state["progress"].pop("seconds")
     return {**found, **state}

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.data.corpus import Corpus
-from fusetk.data.manifest import digest
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.files import digest
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
@@ -37,8 +39,8 @@ TWO_STAGES = [
 
 
 def files(run: Path, update: int) -> dict[str, bytes]:
-    folder = run / "checkpoints" / checkpoint.name_of(update)
-    return {name: (folder / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING)}
+    folder = run / "checkpoints" / runs.checkpoint_name(update)
+    return {name: (folder / name).read_bytes() for name in (runs.MODEL, runs.TRAINING)}
 
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -50,7 +52,7 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
 def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
     """A run of two stages in one go."""
     run, recipe = tmp_path_factory.mktemp("whole") / "run", load(toy, TWO_STAGES)
-    runs.train(recipe, run, "cpu", quiet=True)
+    train_module.train(recipe, run, "cpu", quiet=True)
     return recipe, run
 
 
@@ -58,18 +60,18 @@ def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, 
 def test_resuming_gives_the_same_run_to_the_bit(whole: tuple[Recipe, Path], stop: int, tmp_path: Path) -> None:
     """Set back to each of its checkpoints: inside an epoch, at a stage's end, inside the second stage."""
     recipe, run = whole
-    there = checkpoint.whole(run)
+    there = runs.checkpoints(run)
     last = int(there[-1].name.removeprefix("update-"))
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
-    kept = checkpoint.whole(copy)[:stop]
+    kept = runs.checkpoints(copy)[:stop]
     checkpoint.prune(copy, kept)
     checkpoint.link(copy, "last", kept[-1])
     best = checkpoint.read_state(kept[-1])["progress"]["best_update"]
-    checkpoint.link(copy, "best", copy / "checkpoints" / checkpoint.name_of(best))
-    runs.train(recipe, copy, "cpu", quiet=True)
+    checkpoint.link(copy, "best", copy / "checkpoints" / runs.checkpoint_name(best))
+    train_module.train(recipe, copy, "cpu", quiet=True)
     assert files(copy, last) == files(run, last)
-    assert [p.name for p in checkpoint.whole(copy)] == [p.name for p in there]
+    assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in there]
     for kind in ("train", "valid"):
         assert [line["update"] for line in lines(copy, kind)] == [line["update"] for line in lines(run, kind)]
     assert lines(copy, "valid") == lines(run, "valid")
@@ -77,7 +79,7 @@ def test_resuming_gives_the_same_run_to_the_bit(whole: tuple[Recipe, Path], stop
 
 def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path]) -> None:
     _, run = whole
-    tensors = checkpoint.read_tensors(checkpoint.whole(run)[-1], checkpoint.TRAINING)
+    tensors = weights_module.read_tensors(runs.checkpoints(run)[-1], runs.TRAINING)
     assert all(name.endswith(":momentum_buffer") for name in tensors), "nothing of the first stage's Adam is left"
     epochs = [line["epoch"] for line in lines(run, "valid")]
     assert epochs == sorted(epochs) and epochs[-1] == int(epochs[-1])
@@ -86,27 +88,27 @@ def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path])
 def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
     _, run = whole
     best = min(lines(run, "valid"), key=lambda line: line["loss"])["update"]
-    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(best)
+    assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(best)
 
 
 def test_nothing_to_do_is_said_and_more_updates_go_on(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
     assert "nothing to do: training ended after 4 updates" in capsys.readouterr().err
-    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
-    runs.train(load(toy), tmp_path / "b", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "b", "cpu", quiet=True)
     assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
 def test_patience_ends_a_stage(toy: Path, tmp_path: Path) -> None:
     overrides = ["training.stages.0.schedule={kind: constant, rate: 1e-30}", "training.stages.0.end={patience: 3}"]
-    runs.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
     assert [line["update"] for line in lines(tmp_path, "valid")] == [4, 8, 12, 16]
 
 
 def test_the_seed_fixes_everything(toy: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        runs.train(load(toy, [f"training.seed={seed}", "training.stages.0.end.updates=4"]), tmp_path / name, "cpu", quiet=True)
+        train_module.train(load(toy, [f"training.seed={seed}", "training.stages.0.end.updates=4"]), tmp_path / name, "cpu", quiet=True)
     assert files(tmp_path / "a", 4) == files(tmp_path / "b", 4) != files(tmp_path / "c", 4)
 
 
@@ -114,7 +116,7 @@ def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Reci
     before = (whole[1] / "config.yaml").read_text()
     for change in ("model.dropout=0.3", "training.seed=9", "training.stages.1.optimizer=adam", "training.validation.metric=ppl"):
         with pytest.raises(ConfigError, match=r"another config.*->"):
-            runs.train(load(toy, [*TWO_STAGES, change]), whole[1], "cpu", quiet=True)
+            train_module.train(load(toy, [*TWO_STAGES, change]), whole[1], "cpu", quiet=True)
     recipe = load(toy, TWO_STAGES)
     other = tmp_path / "other"
     for side in ("de", "en"):
@@ -123,15 +125,15 @@ def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Reci
     data = load(toy, [f"data.folder={other}", f"data.train=[{tmp_path / 'train'}]"]).data
     prepare(data)
     with pytest.raises(DataError, match="not those that"):
-        runs.train(recipe.model_copy(update={"data": data}), whole[1], "cpu", quiet=True)
+        train_module.train(recipe.model_copy(update={"data": data}), whole[1], "cpu", quiet=True)
     assert (whole[1] / "config.yaml").read_text() == before
 
 
 def test_a_lost_link_does_not_start_again(toy: Path, tmp_path: Path) -> None:
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu", quiet=True)
     for name in ("last", "best"):
         (tmp_path / "a" / "checkpoints" / name).unlink()
-    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     assert [line["update"] for line in lines(tmp_path / "a", "valid")] == [4, 8]
 
 
@@ -140,18 +142,18 @@ def test_a_run_that_was_set_back_keeps_what_it_writes(whole: tuple[Recipe, Path]
     recipe, run = whole
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
-    checkpoint.link(copy, "last", checkpoint.whole(copy)[0])
+    checkpoint.link(copy, "last", runs.checkpoints(copy)[0])
     few = recipe.model_copy(update={"training": recipe.training.model_copy(update={"keep_last": 1})})
-    runs.train(few, copy, "cpu", quiet=True)
-    assert (copy / "checkpoints" / "last").resolve().name == checkpoint.whole(run)[-1].name
+    train_module.train(few, copy, "cpu", quiet=True)
+    assert (copy / "checkpoints" / "last").resolve().name == runs.checkpoints(run)[-1].name
 
 
 def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(toy: Path, tmp_path: Path) -> None:
-    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     before = files(tmp_path, 8)
     wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
     with pytest.raises(FusetkError, match="5 updates in a row after update"):
-        runs.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
+        train_module.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
     assert "skipped: its gradient is not finite (prepared training pairs" in (tmp_path / "wild" / "log.txt").read_text()
     assert files(tmp_path, 8) == before
 
@@ -163,9 +165,9 @@ def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path:
             "training.max_skipped=6", "training.log_every=1",
         ])  # fmt: skip
 
-    runs.train(wild(4), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(wild(4), tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(FusetkError, match="6 updates in a row after update"):
-        runs.train(wild(90), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(wild(90), tmp_path / "run", "cpu", quiet=True)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     norms = [json.loads(line, parse_constant=pytest.fail)["grad_norm"] for line in lines if '"kind": "train"' in line]
     assert norms[0] is not None and norms[-1] is None, "what is not finite is no number in JSON"
@@ -175,17 +177,17 @@ def test_what_a_kill_left_goes_when_training_goes_on(toy: Path, tmp_path: Path, 
     """Also where nothing is left to do, and with a path that is not absolute."""
     monkeypatch.chdir(tmp_path)
     recipe = load(toy, ["training.keep_last=1", "training.validation.every_updates=2"])
-    runs.train(recipe, Path("run"), "cpu", quiet=True)
+    train_module.train(recipe, Path("run"), "cpu", quiet=True)
     kept = sorted(path.name for path in Path("run/checkpoints").iterdir())
     last = Path("run/checkpoints/last").resolve()
-    left = last.with_name(checkpoint.name_of(1))
+    left = last.with_name(runs.checkpoint_name(1))
     shutil.copytree(last, left)
-    runs.train(recipe, Path("run"), "cpu", quiet=True)
+    train_module.train(recipe, Path("run"), "cpu", quiet=True)
     assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == kept
 
 
 def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> None:
-    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     before = files(tmp_path, 8)
     with subprocess.Popen(
         [sys.executable, "-c", "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\nprint(flush=True)\ninput()", str(tmp_path)],
@@ -193,10 +195,10 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     ) as other:  # fmt: skip
         assert other.stdout and other.stdout.readline()
         with pytest.raises(ConfigError, match="another fusetk train is at work"):
-            runs.train(load(toy), tmp_path, "cpu", quiet=True)
+            train_module.train(load(toy), tmp_path, "cpu", quiet=True)
         other.communicate(b"\n")
     assert files(tmp_path, 8) == before
-    runs.train(load(toy), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
 
 
 def test_what_validation_cannot_do_loses_no_update(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,17 +207,17 @@ def test_what_validation_cannot_do_loses_no_update(toy: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(Validator, "part", part)
     with pytest.raises(FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"):
-        runs.train(load(toy), tmp_path, "cpu", quiet=True)
+        train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     monkeypatch.undo()
     assert checkpoint.read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
-    runs.train(load(toy), tmp_path, "cpu", quiet=True)
-    runs.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
     assert files(tmp_path, 8)["model.safetensors"] == files(tmp_path.with_name("whole"), 8)["model.safetensors"]
 
 
 def test_a_stage_cannot_drop_out_where_the_model_does_not(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stages.0.dropout is 0.3, but every dropout of the model is 0"):
-        runs.train(load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]), tmp_path / "run", "cpu", quiet=True)
 
 
 def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: P
     short = "model={kind: transformer, positions: learned, max_positions: 4, width: 8, heads: 2}"
     for override, said in ((later, "a batch holds 3"), (short, "4 positions")):
         with pytest.raises(DataError, match=said):
-            runs.train(load(toy, [override]), tmp_path / "run", "cpu", quiet=True)
+            train_module.train(load(toy, [override]), tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -236,7 +238,7 @@ def test_padded_lengths_of_bf16_stay_within_learned_positions(toy: Path, tmp_pat
     longest += 1 if longest % 4 == 0 else 0
     settings = [f"model.max_positions={longest}", "model.positions=learned", "training.precision=bf16", "training.stages.0.end={epochs: 1}"]
     recipe = load(toy, settings)
-    runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert lines(tmp_path / "run", "valid")
 
 
@@ -247,19 +249,19 @@ def test_tying_all_needs_one_vocabulary(toy: Path) -> None:
 
 def test_unprepared_data_is_named(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fusetk prep"):
-        runs.train(load(toy, [f"data.folder={tmp_path / 'none'}"]), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, [f"data.folder={tmp_path / 'none'}"]), tmp_path / "run", "cpu", quiet=True)
 
 
 def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None:
     _, run = whole
     chosen = choose(run, last=3)
     average(chosen, tmp_path / "mean")
-    tensors = [checkpoint.read_tensors(path, checkpoint.MODEL) for path in chosen]
-    for name, mean in checkpoint.read_tensors(tmp_path / "mean", checkpoint.MODEL).items():
+    tensors = [weights_module.read_tensors(path, runs.MODEL) for path in chosen]
+    for name, mean in weights_module.read_tensors(tmp_path / "mean", runs.MODEL).items():
         torch.testing.assert_close(mean, sum(t[name] for t in tensors) / 3)
     best = choose(run, best=2)
     ranked = sorted(lines(run, "valid"), key=lambda line: line["loss"])
-    assert {p.name for p in best} == {checkpoint.name_of(line["update"]) for line in ranked[:2]}
+    assert {p.name for p in best} == {runs.checkpoint_name(line["update"]) for line in ranked[:2]}
     assert [p.name for p in choose(run, updates=[5, 10])] == ["update-0000005", "update-0000010"]
     for wrong in ({"last": 99}, {"best": 99}, {"updates": [6]}):
         with pytest.raises(CheckpointError, match="asked for"):
@@ -277,10 +279,10 @@ def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.S
     process.send_signal(number)
     said = process.stderr.read()
     assert process.wait() == 75 and f"{number.name} came: saved after update" in said and "Traceback" not in said
-    (saved,) = checkpoint.whole(tmp_path / "run")
+    (saved,) = runs.checkpoints(tmp_path / "run")
     update = int(saved.name.removeprefix("update-"))
     assert update >= 3 and f"after update {update};" in said
-    runs.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
+    train_module.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
     assert files(tmp_path / "whole", update) == files(tmp_path / "run", update)
 
 
@@ -298,7 +300,7 @@ def test_a_closed_terminal_saves(toy: Path, tmp_path: Path) -> None:
     os.close(terminal)
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 75
-    assert len(checkpoint.whole(run)) == 1
+    assert len(runs.checkpoints(run)) == 1
 
 
 def test_nohup_trains_on(toy: Path, tmp_path: Path) -> None:
@@ -316,24 +318,24 @@ def test_equal_metrics_are_ranked_by_loss(toy: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(Validator, "judge", lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0})
     given = ["training.validation.metric=bleu", "training.validation.every_updates=1", "training.stages.0.end={updates: 6, patience: 2}"]
     run = tmp_path / "run"
-    runs.train(load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
-    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(3)
-    runs.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
-    assert (run / "checkpoints" / "best").resolve().name == checkpoint.name_of(5), "also over a resume"
-    assert [path.name for path in choose(run, best=2, metric="bleu")] == [checkpoint.name_of(update) for update in (5, 6)]
+    train_module.train(load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(3)
+    train_module.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
+    assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(5), "also over a resume"
+    assert [path.name for path in choose(run, best=2, metric="bleu")] == [runs.checkpoint_name(update) for update in (5, 6)]
     assert [line["best"] for line in lines(run, "valid")] == [True, True, True, False, True, False]
 
 
 def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path: Path) -> None:
     """As version 0.1 wrote them."""
-    runs.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True)
-    [folder] = checkpoint.whole(tmp_path / "run")
+    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True)
+    [folder] = runs.checkpoints(tmp_path / "run")
     state = checkpoint.read_state(folder)
     state["progress"].pop("best_loss")
     state["progress"]["ranking"] = [entry[:2] for entry in state["progress"]["ranking"]]
-    (folder / checkpoint.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
-    runs.train(load(toy), tmp_path / "run", "cpu", quiet=True)
-    runs.train(load(toy), tmp_path / "whole", "cpu", quiet=True)
+    (folder / runs.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
+    train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "whole", "cpu", quiet=True)
     assert files(tmp_path / "run", 8) == files(tmp_path / "whole", 8)
 
 
@@ -347,12 +349,12 @@ def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: 
     with monkeypatch.context() as patched:
         patched.setattr(Validator, "part", signalled)
         with pytest.raises(Interrupted, match="after update 4"):
-            runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+            train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     assert lines(tmp_path / "a", "valid") == []
-    runs.train(load(toy), tmp_path / "a", "cpu", quiet=True)
-    runs.train(load(toy), tmp_path / "b", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy), tmp_path / "b", "cpu", quiet=True)
     assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid") and files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
-    assert [p.name for p in checkpoint.whole(tmp_path / "a")] == [p.name for p in checkpoint.whole(tmp_path / "b")]
+    assert [p.name for p in runs.checkpoints(tmp_path / "a")] == [p.name for p in runs.checkpoints(tmp_path / "b")]
 
 
 def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None:
@@ -368,33 +370,33 @@ def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None
             return super().part(model, *given)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runs, "Validator", Watched)
-        runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+        patched.setattr(train_module, "Validator", Watched)
+        train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
         assert seen == [{0.6, 0.0}, {0.6, 0.0}, {0.1, 0.3, 0.0}, {0.1, 0.3, 0.0}]
         seen.clear()
-        last = checkpoint.whole(tmp_path / "a")[2]
-        checkpoint.prune(tmp_path / "a", checkpoint.whole(tmp_path / "a")[:3])
+        last = runs.checkpoints(tmp_path / "a")[2]
+        checkpoint.prune(tmp_path / "a", runs.checkpoints(tmp_path / "a")[:3])
         checkpoint.link(tmp_path / "a", "last", last)
-        runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
         assert seen == [{0.1, 0.3, 0.0}]
 
 
 def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
     overrides = ["training.stages.0.end={hours: 0.0006}", "training.validation.every_updates=1000000"]
     begun = time.monotonic()
-    runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert 2 < time.monotonic() - begun < 20
-    state = checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["progress"]
+    state = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
     assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
-    runs.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
-    assert checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["progress"]["update"] == state["update"], "nothing to do"
+    train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+    assert checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"] == state["update"], "nothing to do"
 
 
 def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     """What another one needs to know of a run: code, batches, data; and how it goes."""
-    runs.train(load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True)
     told = (tmp_path / "a" / "log.txt").read_text()
-    fingerprint = checkpoint.read_state(checkpoint.whole(tmp_path / "a")[-1])["data"]
+    fingerprint = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
     assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
     if found := revision():
         assert f"fusetk 0.1.0 ({found})" in told

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusetk import run as runs
+from fusetk import train as train_module
 from fusetk.errors import ConfigError
 from fusetk.machine import choices, computing, device_of
 from fusetk.recipe import load
@@ -57,10 +57,10 @@ def test_training_uses_it_says_it_and_leaves_nothing(toy: Path, tmp_path: Path, 
     device_of("cpu")
     before = torch.get_float32_matmul_precision()
     given = ["training.stages.0.end.updates=4", "training.matmul=medium"]
-    runs.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
     assert seen == {"medium"} and torch.get_float32_matmul_precision() == before
     assert "cpu, float32 products medium, in fact " in (tmp_path / "run" / "log.txt").read_text()
     with pytest.raises(ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."):
-        runs.train(load(toy), tmp_path / "run", "cpu", quiet=True)
-    runs.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
+        train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
     assert f"cpu, float32 products {choices()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.data.batch import Batch
 from fusetk.errors import FusetkError
 from fusetk.recipe import load
-from fusetk.training import checkpoint, loop
+from fusetk.training import loop
 from fusetk.training.loss import Loss
 from fusetk.training.step import out_of_memory
 
@@ -37,11 +39,11 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Except
 
 @pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
 def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
-    runs.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
+    train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
     failed = small_memory(monkeypatch, 200, kind)
-    runs.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
+    train_module.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
     found, wanted = (
-        checkpoint.read_tensors(tmp_path / name / "checkpoints" / checkpoint.name_of(8), checkpoint.MODEL) for name in ("halves", "whole")
+        weights_module.read_tensors(tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL) for name in ("halves", "whole")
     )
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
@@ -53,7 +55,7 @@ def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_sentence_that_does_not_fit_is_named(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_memory(monkeypatch, 0)
     with pytest.raises(FusetkError, match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone"):
-        runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
 def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,7 @@ def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(loop, "gradients", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        runs.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
 @pytest.mark.parametrize("said", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])

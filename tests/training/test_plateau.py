@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
 from fusetk.data.prepare import prepare
 from fusetk.errors import ConfigError, FusetkError
 from fusetk.recipe import load
@@ -21,14 +22,14 @@ MORE = ["training.log_every=1", "training.keep_last=99"]
 
 def train(toy: Path, run: Path, end: str, options: str = "", *overrides: str) -> list[tuple[int, float]]:
     """Train; returns the rate of each update."""
-    runs.train(load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True)
+    train_module.train(load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(line["update"], line["lr"]) for line in lines if line["kind"] == "train"]
 
 
 def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
-    folder = run / "checkpoints" / checkpoint.name_of(update)
-    tensors = [(folder / name).read_bytes() for name in (checkpoint.MODEL, checkpoint.TRAINING)]
+    folder = run / "checkpoints" / runs.checkpoint_name(update)
+    tensors = [(folder / name).read_bytes() for name in (runs.MODEL, runs.TRAINING)]
     return tensors[0], tensors[1], checkpoint.read_state(folder)["progress"]["seen"]
 
 
@@ -39,7 +40,7 @@ def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(toy: Pat
     cuts = [update for (_, before), (update, after) in itertools.pairwise(rates) if after != before]
     assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the test sees no cut"
     for before_it in (True, False):
-        kept = [p for p in checkpoint.whole(whole) if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)]
+        kept = [p for p in runs.checkpoints(whole) if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)]
         copy = tmp_path / f"copy{before_it}"
         shutil.copytree(whole, copy, symlinks=True)
         checkpoint.link(copy, "last", kept[-1] if before_it else kept[0])
@@ -61,7 +62,7 @@ def test_a_stage_ends_when_the_rate_falls_below_the_floor(toy: Path, tmp_path: P
     every = "training.validation={every_epochs: 1}"
     rates = train(toy, tmp_path, "{rate: 1e-4}", steep, every)
     assert sorted({round(rate, 12) for _, rate in rates}, reverse=True) == [0.25, 0.025, 0.0025, 0.00025]
-    last = checkpoint.whole(tmp_path)[-1]
+    last = runs.checkpoints(tmp_path)[-1]
     assert checkpoint.read_state(last)["progress"]["position"] == 0
     assert checkpoint.read_state(last)["progress"]["seen"]["rate"] == pytest.approx(2.5e-5)
     train(toy, tmp_path, "{rate: 1e-4}", steep, every)
@@ -70,13 +71,13 @@ def test_a_stage_ends_when_the_rate_falls_below_the_floor(toy: Path, tmp_path: P
 
 def test_a_warm_up_below_the_floor_does_not_end_a_stage(toy: Path, tmp_path: Path) -> None:
     overrides = ["training.stages.0.schedule={kind: inverse-sqrt, peak: 1e-2, warmup: 4}", "training.stages.0.end={rate: 7e-3}"]
-    runs.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
     assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["update"] == 8  # 1e-2 sqrt(4/9) < 7e-3 <= 1e-2 sqrt(4/8)
 
 
 def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> None:
     stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, batch: {size: 400}, end: {updates: 9}}"
-    runs.train(load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True)
+    train_module.train(load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
     assert (rates[1], rates[8], rates[9], rates[10]) == pytest.approx((0.1, 0.1, 0.01, 0.1))
@@ -108,5 +109,5 @@ def test_without_text_for_validation_training_is_refused(toy: Path, tmp_path: Pa
     recipe = load(toy, [*settings, f"data.valid=[{tmp_path / 'none'}]"])
     with pytest.raises(FusetkError, match="valid"):
         prepare(recipe.data)
-        runs.train(recipe, tmp_path / "run", "cpu", quiet=True)
+        train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert not (tmp_path / "run").exists()

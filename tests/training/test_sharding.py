@@ -9,10 +9,11 @@ import pytest
 import torch
 from test_distributed import PLAIN, finished, launch, validations
 
-from fusetk import run as runs
+from fusetk import runs
+from fusetk import train as train_module
+from fusetk import weights as weights_module
 from fusetk.recipe import load
-from fusetk.training import checkpoint
-from fusetk.training.checkpoint import EMA, MODEL, TRAINING
+from fusetk.runs import EMA, MODEL, TRAINING
 
 SHARD = "training.shard=true"
 
@@ -20,7 +21,7 @@ SHARD = "training.shard=true"
 def close(found: Path, wanted: Path, update: int, *files: str) -> None:
     """Checkpoints of the same names, shapes and values to rounding."""
     for file in files:
-        ours, theirs = (checkpoint.read_tensors(run / "checkpoints" / checkpoint.name_of(update), file) for run in (found, wanted))
+        ours, theirs = (weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), file) for run in (found, wanted))
         assert ours.keys() == theirs.keys()
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}")
@@ -36,11 +37,11 @@ def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: P
     ]  # fmt: skip
     given = [*PLAIN, *model, "training.ema=0.9", "training.stages.0.clip=0.5", "training.stages.0.batch.accumulate=2"]
     given += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
-    runs.train(load(toy, [*given, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
+    train_module.train(load(toy, [*given, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
     said = finished(launch(2, toy, tmp_path / "parts", [*given, "training.stages.0.end.updates=6", SHARD]))
     assert "2 processes, sharded" in said and "resumed after update 3" in said and "returned a view" not in said
-    runs.train(load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True)  # alone it does nothing
-    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True)  # alone it does nothing
+    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
     for update in (6, 9):
         close(tmp_path / "parts", tmp_path / "one", update, MODEL, TRAINING, EMA)
     for ours, theirs in zip(validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True):
@@ -145,8 +146,8 @@ def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
     given = ["model.dropout=0", f"training.stages.0.optimizer={optimizer}", "model.positions=learned", "model.max_positions=8"]
     given += ["training.stages.0.schedule={kind: constant, rate: 0.01}", "training.save_every=3"]
     finished(launch(3, toy, tmp_path / "split", [*given, SHARD, "training.stages.0.end.updates=5"]))
-    runs.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
-    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
 
 
@@ -155,7 +156,7 @@ def test_a_process_may_have_nothing_to_do(toy: Path, tmp_path: Path) -> None:
     """Three processes and two pairs an update."""
     given = [*PLAIN, "training.stages.0.batch={size: 2, unit: sentences}"]
     finished(launch(3, toy, tmp_path / "split", [*given, SHARD]))
-    runs.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
 
 
@@ -183,7 +184,7 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
     assert "resumed after update 4" in said
     finished(launch(2, toy, tmp_path / "whole", given))
     for file in (MODEL, TRAINING, EMA):
-        whole, parts = ((tmp_path / name / "checkpoints" / checkpoint.name_of(8) / file).read_bytes() for name in ("whole", "parts"))
+        whole, parts = ((tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes() for name in ("whole", "parts"))
         assert whole == parts, file
 
 

@@ -1,12 +1,11 @@
-"""Run folders: everything that training leaves and translation needs."""
+"""``train``: one training in its run folder, from the start or resumed."""
 
-import copy
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,14 +15,15 @@ from fusetk import recipe as recipes
 from fusetk.config import find_kind
 from fusetk.data import guards, manifest
 from fusetk.data.corpus import Corpus
-from fusetk.data.pipeline import SIDES, Pipeline
-from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
+from fusetk.data.pipeline import Pipeline
+from fusetk.errors import ConfigError, DataError, FusetkError, Interrupted
 from fusetk.files import lock, write_if_changed
 from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
-from fusetk.models import MODELS, Seq2Seq
+from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import NEUTRAL, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, EMA, MACHINE, MODEL, TEXT, find_checkpoint, is_intact
+from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, TEXT, is_intact
+from fusetk.system import build
 from fusetk.training import checkpoint, metrics
 from fusetk.training.compiling import compile_layers
 from fusetk.training.loop import Trainer
@@ -32,86 +32,6 @@ from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
-
-PRECISIONS = ("fp32", "bf16")  # of what is loaded
-
-
-class Loaded(NamedTuple):
-    """A trained model and what belongs to it."""
-
-    recipe: Recipe
-    pipeline: Pipeline
-    model: Seq2Seq
-    checkpoint: Path
-
-
-def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
-    """The model of a recipe with freshly drawn weights, fixed by the seed; vocabulary sizes count the special tokens."""
-    torch.manual_seed(recipe.training.seed)
-    model: Seq2Seq = find_kind(recipe.model.kind, MODELS)(recipe.model, source_size, target_size)
-    return model
-
-
-def load(path: Path | str, device: str | torch.device = "cpu", raw: bool = False) -> Loaded:
-    """A run folder (its best checkpoint, or its last without one) or one checkpoint folder, ready to translate.
-
-    Of a checkpoint with an exponential mean of the weights that is what is loaded, unless ``raw`` ones are wanted.
-
-    Raises CheckpointError when it is neither, or when something in it is missing or damaged.
-    """
-    run, folder = find_checkpoint(Path(path))
-    try:
-        recipe = recipes.load(run / CONFIG)
-    except ConfigError as error:
-        raise CheckpointError(f"{run / CONFIG} is not as training wrote it, {error}") from None
-    pipeline = Pipeline.load(run / TEXT)
-    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    state = checkpoint.read_state(folder)
-    mean = not raw and (EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state))
-    checkpoint.load_model(model, folder, EMA if mean else MODEL)
-    return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
-
-
-class Ensemble(NamedTuple):
-    """One trained model, or several that read and write the same tokens."""
-
-    models: list[Seq2Seq]
-    pipeline: Pipeline
-    recipe: Recipe  # of the first
-
-
-def load_ensemble(
-    paths: Sequence[Path | str], device: str | torch.device = "cpu", precision: str = "fp32", raw: bool = False
-) -> Ensemble:  # fmt: skip
-    """Models as ``load`` finds them, with weights of ``precision``, fp32 or bf16.
-
-    Raises ConfigError where their vocabularies differ.
-    """
-    if precision not in PRECISIONS:
-        raise ConfigError(f"there is no precision {precision!r} to translate in: choose {' or '.join(PRECISIONS)}")
-    loaded = [load(path, device, raw) for path in paths]
-    first = loaded[0].pipeline
-    for path, other in zip(paths[1:], loaded[1:], strict=True):
-        for side in SIDES:
-            mine, theirs = (getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline))
-            if mine != theirs:
-                raise ConfigError(
-                    f"{paths[0]} and {path} cannot be an ensemble, their {side} vocabularies differ ({len(mine)} and {len(theirs)} tokens):"
-                    " train both on the same prepared data"
-                )
-    models = [in_bf16(one.model) if precision == "bf16" else one.model for one in loaded]
-    return Ensemble(models, first, loaded[0].recipe)
-
-
-def in_bf16(model: Seq2Seq) -> Seq2Seq:
-    """The model with bf16 weights, but for the last map, to the vocabulary: with 7 bits behind the first, values of it that differ become
-    equal, and that costs most of the accuracy.
-    """
-    output = copy.deepcopy(model.output)  # no longer the embedding's weights, where they were tied
-    output.register_forward_pre_hook(lambda module, given: (given[0].float(),))
-    model.to(torch.bfloat16)
-    model.output = output
-    return model
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
@@ -123,7 +43,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     world = connect(device)
     try:
         chosen = world.broadcast(_choices(recipe, run) if device.type == "cpu" and world.first else None)
-        with Stop() as stop, computing(device, recipe.training.matmul, chosen) as products, _Alone(run) as alone:
+        with Stop() as stop, computing(device, recipe.training.matmul, chosen) as products, _RunLock(run) as alone:
             _train(recipe, run, device, quiet, world, stop, chosen, products, alone)
     except Exception as error:
         if isinstance(error, Interrupted):
@@ -151,7 +71,7 @@ def _choices(recipe: Recipe, run: Path) -> Choices:
 
 def _train(
     recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: World, stop: Stop, chosen: Choices | None,
-    products: str, alone: "_Alone",
+    products: str, alone: "_RunLock",
 ) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
     found = manifest.read(data)
@@ -187,7 +107,7 @@ def _train(
         alone.take()
     log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
     with log:
-        for line in [*_card(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
+        for line in [*_header(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
             log.line(line)
         if trainer.over():
             log.line(f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})")
@@ -198,14 +118,14 @@ def _train(
         log.line(f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}")
 
 
-class _Alone:
+class _RunLock:
     """Within this context, from when the run folder is there, no other process trains in it."""
 
     def __init__(self, run: Path):
         self.run = run
         self.held: int | None = None
 
-    def __enter__(self) -> "_Alone":
+    def __enter__(self) -> "_RunLock":
         return self
 
     def take(self) -> None:
@@ -308,7 +228,7 @@ def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
         )
 
 
-def _card(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str) -> list[str]:
+def _header(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str) -> list[str]:
     device, world = trainer.device, trainer.world
     count = sum(p.numel() for p in model.parameters())
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""

@@ -1,0 +1,212 @@
+"""Trained models for inference: ``fusetk.load`` and the ``System`` that it returns. Imports no training loop."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fusetk import DEVICE
+from fusetk import recipe as recipes
+from fusetk.config import Document, Origin, Place, find_kind, parse
+from fusetk.data.pipeline import SIDES, Pipeline
+from fusetk.data.vocab import EOS
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.forced import force
+from fusetk.decoding.translate import Request, Translation, Translator
+from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.machine import device_of
+from fusetk.models import MODELS, Seq2Seq
+from fusetk.recipe import Recipe
+from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint, read_state
+from fusetk.weights import load_weights
+
+PRECISIONS = ("fp32", "bf16")
+
+
+class System:
+    """A trained model, or an ensemble, that translates and scores raw text. Several threads may use it at once.
+
+    Settings are those of a config's section ``decoding``, such as ``beam=4``; what is given in a call holds for that call alone.
+    """
+
+    def __init__(self, models: Sequence[Seq2Seq], pipeline: Pipeline, config: SearchConfig):
+        self.models = list(models)
+        self.pipeline = pipeline
+        self.config = config
+
+    def translate(self, lines: Sequence[str | Request], **settings: Any) -> list[str]:
+        """The best translation of each line, in order; blank for a blank line.
+
+        Raises ConfigError for settings that there are not, DataError unless ``lines`` are several lines of text.
+        """
+        return self._translator(settings).translate(_requests(lines))
+
+    def n_best(self, lines: Sequence[str | Request], **settings: Any) -> list[list[Translation]]:
+        """The ``n_best`` best translations of each line with their tokens and scores, best first; none for a blank line.
+
+        Raises what ``translate`` raises.
+        """
+        return self._translator(settings).n_best(_requests(lines))
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        """The natural-log probability of each target line given its source line, of its end mark too.
+
+        Raises DataError unless both are lists of text with the same length, and where a line is too long for the model.
+        """
+        sources, targets = _texts(sources, "sources"), _texts(targets, "targets")
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: give a target for each source")
+        encode = self._translator({}).encode
+        pairs = [([*encode("source", one), EOS], encode("target", other)) for one, other in zip(sources, targets, strict=True)]
+        return [sum(found.scores) for found in force(self.models, pairs, self.config.ensemble)]
+
+    def _translator(self, settings: Mapping[str, Any]) -> Translator:
+        return Translator(self.models, self.pipeline, changed(self.config, settings))
+
+
+def load(
+    path: Path | str | Sequence[Path | str],
+    device: str = DEVICE,
+    precision: str = "fp32",
+    raw: bool = False,
+    **settings: Any,
+) -> System:
+    """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
+
+    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use. ``precision`` is fp32 or bf16. ``raw``
+    takes the raw weights where training kept their moving average (EMA). Raises FusetkError for what cannot be loaded.
+    """
+    paths = [path] if isinstance(path, Path | str) else list(path)
+    with torch.random.fork_rng():  # the initial weights are drawn before those of the checkpoint are read
+        ensemble = load_ensemble(paths, device, precision, raw)
+    return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
+
+
+# Models --------------------------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """A trained model with its config, text pipeline and checkpoint folder."""
+
+    recipe: Recipe
+    pipeline: Pipeline
+    model: Seq2Seq
+    checkpoint: Path
+
+
+class Ensemble(NamedTuple):
+    """One or more trained models with the same vocabularies."""
+
+    models: list[Seq2Seq]
+    pipeline: Pipeline
+    recipe: Recipe  # of the first model
+
+
+def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
+    """Build the model of a recipe with initial weights from its seed. Vocabulary sizes include the special tokens."""
+    torch.manual_seed(recipe.training.seed)
+    model: Seq2Seq = find_kind(recipe.model.kind, MODELS)(recipe.model, source_size, target_size)
+    return model
+
+
+def load_model(path: Path | str, device: str | torch.device = "cpu", raw: bool = False) -> Loaded:
+    """Load a checkpoint folder, or the best checkpoint of a run folder (the last one if there is no best).
+
+    The moving average of the weights (EMA) is loaded where training kept one, unless ``raw`` is set. Raises CheckpointError if
+    the path is neither, or if a file is missing or damaged.
+    """
+    run, folder = find_checkpoint(Path(path))
+    try:
+        recipe = recipes.load(run / CONFIG)
+    except ConfigError as error:
+        raise CheckpointError(f"{run / CONFIG} was changed after training wrote it: {error}") from None
+    pipeline = Pipeline.load(run / TEXT)
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    state = read_state(folder)
+    has_average = EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state)
+    load_weights(model, folder, EMA if has_average and not raw else MODEL)
+    return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
+
+
+def load_ensemble(
+    paths: Sequence[Path | str],
+    device: str | torch.device = "cpu",
+    precision: str = "fp32",
+    raw: bool = False,
+) -> Ensemble:
+    """Load models with weights of ``precision``, fp32 or bf16. Raises ConfigError if their vocabularies differ."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"unknown precision {precision!r}: choose {' or '.join(PRECISIONS)}")
+    loaded = [load_model(path, device, raw) for path in paths]
+    first = loaded[0].pipeline
+    for path, other in zip(paths[1:], loaded[1:], strict=True):
+        for side in SIDES:
+            ours, theirs = (getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline))
+            if ours != theirs:
+                raise ConfigError(
+                    f"{paths[0]} and {path} cannot be an ensemble: their {side} vocabularies differ "
+                    f"({len(ours)} and {len(theirs)} tokens); train both on the same prepared data"
+                )
+    models = [to_bf16(system.model) if precision == "bf16" else system.model for system in loaded]
+    return Ensemble(models, first, loaded[0].recipe)
+
+
+def to_bf16(model: Seq2Seq) -> Seq2Seq:
+    """Convert the weights to bf16, except the output projection.
+
+    Logits in bf16 have 8 significant bits, so different logits become equal. That costs most of the accuracy.
+    """
+    output = copy.deepcopy(model.output)  # not tied to the embedding any more
+    output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
+    model.to(torch.bfloat16)
+    model.output = output
+    return model
+
+
+def changed(config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> SearchConfig:
+    """Settings of the search, some of them changed; ``origins`` are what a user knows them by.
+
+    Raises ConfigError for what is no setting or cannot have that value.
+    """
+    places: dict[Place, Origin] = {(key,): Origin(origin, Path()) for key, origin in (origins or {}).items()}
+    return parse(Document({**config.model_dump(), **settings}, places), SearchConfig)
+
+
+# Input ---------------------------------------------------------------------------------------------------------------
+
+
+def _texts(lines: Sequence[str], name: str) -> list[str]:
+    """The lines as a list. Raises DataError, with the name of the argument, unless each is a string."""
+    texts = _listed(lines, name)
+    for number, line in enumerate(texts, 1):
+        if not isinstance(line, str):
+            raise DataError(f"line {number} of {name} is {_kind(line)}: give a string")
+    return texts
+
+
+def _requests(lines: Sequence[str | Request]) -> list[Request]:
+    """The lines as requests. Raises DataError unless each is a string or a Request whose fields are strings."""
+    requests = []
+    for number, line in enumerate(_listed(lines, "lines"), 1):
+        request = Request(line) if isinstance(line, str) else line
+        if not isinstance(request, Request):
+            raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
+        constraints: Any = request.constraints
+        if isinstance(constraints, str | bytes):
+            raise DataError(f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases")
+        if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
+            raise DataError(f"the Request of line {number} has a text, prefix or phrase that is not a string")
+        requests.append(request)
+    return requests
+
+
+def _listed(lines: Any, name: str) -> list[Any]:
+    if isinstance(lines, str | bytes | Request) or not isinstance(lines, Iterable):
+        raise DataError(f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string")
+    return list(lines)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"

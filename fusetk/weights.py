@@ -1,0 +1,79 @@
+"""The tensors of checkpoints: read with their checksums, loaded into a model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fusetk import runs
+from fusetk.errors import CheckpointError
+from fusetk.files import checksum
+from fusetk.runs import MODEL, STATE, checkpoints, is_intact
+
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
+
+
+def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
+    """Read the tensors of one file of a checkpoint. Raises CheckpointError if its checksum is wrong or it cannot be read."""
+    expected = runs.read_state(folder).get("sha256", {}).get(file)
+    try:
+        if checksum(folder / file) == expected:
+            return dict(load_file(folder / file))
+        reason = f"is damaged: its checksum is not the one in {STATE}"
+    except FileNotFoundError:
+        reason = "is missing"
+    except UNREADABLE as error:
+        reason = f"cannot be read: {error}"
+    raise damaged(folder, f"{folder / file} {reason}")
+
+
+def load_weights(
+    model: nn.Module,
+    folder: Path,
+    file: str = MODEL,
+    place: Callable[[Tensor, nn.Parameter], Tensor] = lambda tensor, parameter: tensor,
+) -> None:
+    """Fill a model's parameters. ``place`` converts a full tensor to the form of a sharded parameter.
+
+    Raises CheckpointError if names or shapes differ.
+    """
+    tensors, parameters = read_tensors(folder, file), dict(model.named_parameters())
+    wrong = sorted(set(tensors) ^ set(parameters))
+    wrong = wrong or [name for name in parameters if parameters[name].shape != tensors[name].shape]
+    if wrong:
+        what = f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}"
+        raise damaged(folder, what, {name: tuple(parameter.shape) for name, parameter in parameters.items()})
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(place(tensors[name], parameter))
+
+
+def damaged(
+    folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> CheckpointError:
+    """Return the error for a damaged checkpoint. It names the newest complete checkpoint with parameters of these shapes."""
+    wrong = folder.resolve()
+    last = (wrong.parent / "last").resolve() == wrong
+    others = [path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name]
+    complete = [path for path in others if is_intact(path)]
+    for path in complete:
+        if shapes is None or _shapes(path) == shapes:
+            resume = f"; to resume from there, remove {wrong.name}" if last else ""
+            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest complete one{resume}")
+    if complete:
+        names = ", ".join(path.name for path in complete)
+        return CheckpointError(f"{what}; {names} do not fit it either: if config.yaml was changed, restore it")
+    return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a checkpoint's parameters; none if it cannot be read."""
+    try:
+        with safe_open(folder / MODEL, framework="pt") as file:
+            names = file.keys()
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except UNREADABLE:
+        return {}
