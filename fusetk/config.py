@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Config)
 # Plug-ins ------------------------------------------------------------------------------------------------------------
 
 
-def find_kind(kind: str, table: Mapping[str, type], base: type = object) -> Any:
+def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     """The class that ``kind`` names: a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside fusetk.
 
     Raises ValueError with the known names, or with the reason why an import failed.
@@ -51,7 +51,7 @@ def find_kind(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the outside module raises, its author wants to see it
         raise ValueError(f"{kind!r} cannot be imported: {type(error).__name__}: {error}") from error
-    config = getattr(base, "Config", Kind)
+    config = getattr(base, "Config", ComponentConfig)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{kind!r} is no subclass of {base.__module__}.{base.__name__}")
     if not issubclass(getattr(found, "Config", type(None)), config):
@@ -59,21 +59,21 @@ def find_kind(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     return found
 
 
-def choice(table: Mapping[str, type], what: str, base: type = object) -> Any:
+def component(table: Mapping[str, type], what: str, base: type = object) -> Any:
     """The type of a field that holds the ``Config`` of one of the classes in ``table``, chosen by its key ``kind``.
 
     ``fuse: average`` is short for ``fuse: {kind: average}``.
     """
 
     def pick(value: Any) -> Any:
-        if isinstance(value, Kind):
+        if isinstance(value, ComponentConfig):
             return value
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", {"what": what, "known": ", ".join(table)})
         try:
-            found = find_kind(value["kind"], table, base)
+            found = resolve(value["kind"], table, base)
         except ValueError as error:
             raise PydanticCustomError("choice", "{what}: {error}", {"what": what, "error": str(error)}) from error
         config: type[Config] = found.Config
@@ -82,10 +82,10 @@ def choice(table: Mapping[str, type], what: str, base: type = object) -> Any:
         except pydantic.ValidationError as error:  # carried out to `parse`, which puts the paths together
             raise PydanticCustomError("nested", "invalid", {"errors": error.errors(), "kind": config}) from None
 
-    return Annotated[SerializeAsAny[Kind], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])]
+    return Annotated[SerializeAsAny[ComponentConfig], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])]
 
 
-class Kind(Config):
+class ComponentConfig(Config):
     """Base of the configs that a ``kind`` chooses."""
 
     kind: str

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document, choice
+from fusetk.config import Config, Document, component
 from fusetk.data.prepare import DataConfig
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
@@ -50,7 +50,7 @@ class Recipe(Config):
     data: DataConfig
     """Text and its preparation. Paths are relative to the config file that names them, or to the current folder in `--set`; `~`
     and environment variables (`$NAME` or `${NAME}`) in them are expanded."""
-    model: choice(MODELS, "a model", Seq2Seq)  # type: ignore[valid-type]
+    model: component(MODELS, "a model", Seq2Seq)  # type: ignore[valid-type]
     """The backbone and its wiring."""
     training: TrainingConfig
     """Stages, validation, checkpoints."""

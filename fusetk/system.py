@@ -9,11 +9,11 @@ import torch
 
 from fusetk import DEVICE
 from fusetk import recipe as recipes
-from fusetk.config import Document, Origin, Place, find_kind, parse
+from fusetk.config import Document, Origin, Place, parse, resolve
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.forced import force
+from fusetk.decoding.target_scores import force
 from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
@@ -107,7 +107,7 @@ class Ensemble(NamedTuple):
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     """Build the model of a recipe with initial weights from its seed. Vocabulary sizes include the special tokens."""
     torch.manual_seed(recipe.training.seed)
-    model: Seq2Seq = find_kind(recipe.model.kind, MODELS)(recipe.model, source_size, target_size)
+    model: Seq2Seq = resolve(recipe.model.kind, MODELS)(recipe.model, source_size, target_size)
     return model
 
 

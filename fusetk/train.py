@@ -12,8 +12,8 @@ import torch
 import fusetk
 from fusetk import config
 from fusetk import recipe as recipes
-from fusetk.config import find_kind
-from fusetk.data import guards, manifest
+from fusetk.config import resolve
+from fusetk.data import integrity, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import ConfigError, DataError, FusetkError, Interrupted
@@ -24,8 +24,9 @@ from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import NEUTRAL, Recipe
 from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, TEXT, is_intact
 from fusetk.system import build
-from fusetk.training import checkpoint, metrics
+from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
+from fusetk.training.log import Log, Silent, forget_after
 from fusetk.training.loop import Trainer
 from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.sharding import shard
@@ -75,9 +76,9 @@ def _train(
 ) -> None:  # fmt: skip
     data = Path(recipe.data.folder)
     found = manifest.read(data)
-    guards.check_settings(recipe.data, found)
+    integrity.check_settings(recipe.data, found)
     fingerprint = manifest.training_fingerprint(found)
-    guards.check_files(data, found)
+    integrity.check_files(data, found)
     if world.first:
         alone.take()
     last = world.broadcast(_last(run) if world.first else None)
@@ -97,7 +98,7 @@ def _train(
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint, world)
     sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
-    guards.check_ids(data, found, sizes, {"train": trainer.corpus, "valid": validator.corpus})
+    integrity.check_ids(data, found, sizes, {"train": trainer.corpus, "valid": validator.corpus})
     _check_positions(model, trainer.corpus, validator.corpus)
     if last:
         trainer.resume(last)
@@ -105,7 +106,7 @@ def _train(
     if world.first:
         _prepare(recipe, run, trainer.progress.update if last else 0, chosen)
         alone.take()
-    log = metrics.Log(run, quiet, recipe.training.tensorboard) if world.first else metrics.Silent()
+    log = Log(run, quiet, recipe.training.tensorboard) if world.first else Silent()
     with log:
         for line in [*_header(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
             log.line(line)
@@ -143,9 +144,9 @@ class _RunLock:
 
 def _changed_text(recipe: Recipe, noted: Mapping[str, Any], resuming: bool) -> list[str]:
     """Describe the raw text that changed since it was prepared. Raises DataError for a run that begins."""
-    changed = [str(path) for path in guards.changed_text(recipe.data, noted)]
+    changed = [str(path) for path in integrity.changed_text(recipe.data, noted)]
     if changed and not resuming:
-        raise DataError(f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {guards.PREPARE}")
+        raise DataError(f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {integrity.PREPARE}")
     return [f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text" for path in changed]
 
 
@@ -154,7 +155,7 @@ def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> 
     text = Path(recipe.data.folder) / TEXT
     try:
         run.mkdir(parents=True, exist_ok=True)
-        metrics.forget_after(run, update)
+        forget_after(run, update)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
         write_if_changed(run / CONFIG, config.dump(recipe).encode())
@@ -187,7 +188,7 @@ WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it deci
 
 def _free(recipe: Recipe) -> list[str]:
     stages, metric = recipe.training.stages, recipe.training.validation.metric
-    heard = any(find_kind(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages)
+    heard = any(resolve(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages)
     heard = heard or any(stage.start == "best" for stage in stages[1:]) or any(stage.end.patience for stage in stages[:-1])
     return [*FREE, *([] if metric == "bleu" else [SEARCH]), *([] if heard else [WATCHED])]
 

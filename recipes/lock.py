@@ -8,7 +8,7 @@ prints MESSAGE then and waits.
 import sys
 import time
 
-from fusetk.data.build import lock
+from fusetk.data.stages import lock
 
 PAUSE = 0.5  # seconds between two attempts
 

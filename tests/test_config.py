@@ -7,11 +7,11 @@ import pytest
 from pydantic import Field
 
 from fusetk import config
-from fusetk.config import Config, Kind, choice
+from fusetk.config import ComponentConfig, Config, component
 from fusetk.errors import ConfigError
 
 
-class MeanConfig(Kind):
+class MeanConfig(ComponentConfig):
     """For the tests."""
 
     hidden: int = 3
@@ -27,7 +27,7 @@ TABLE = {"mean": Mean}
 
 class Side(Config):
     layers: int
-    fuse: choice(TABLE, "a fusion") = MeanConfig(kind="mean")  # type: ignore[valid-type]
+    fuse: component(TABLE, "a fusion") = MeanConfig(kind="mean")  # type: ignore[valid-type]
 
 
 class Top(Config):
@@ -123,7 +123,7 @@ def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
 
 
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "outside_idea.py").write_text("from fusetk.config import Kind\nclass Idea:\n    class Config(Kind):\n        depth: int\n")
+    (tmp_path / "outside_idea.py").write_text("from fusetk.config import ComponentConfig\nclass Idea:\n    class Config(ComponentConfig):\n        depth: int\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
     assert found.encoder.fuse.depth == 2

@@ -24,7 +24,8 @@ ALLOWED = {
     "fusion": {"nn"},
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data"},
-    "evaluation": {"decoding", "data", "runs"},
+    "evaluation": {"decoding", "data"},
+    "reporting": {"evaluation", "runs"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},
     "training": {
         "evaluation", "decoding", "models", "data", "nn", "processes", "runs", "weights",

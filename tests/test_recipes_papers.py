@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fusetk import system
 from fusetk.cli.describe import agree
 from fusetk.cli.main import main
-from fusetk.data.build import lock
+from fusetk.data.stages import lock
 from fusetk.recipe import Recipe
 from tests.rows import RECIPES, check_tables, load, rows
 

@@ -12,8 +12,8 @@ from fusetk import DEVICE
 from fusetk.cli.options import device_option, threads_option
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, readable, standard_input, unequal, writer
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import score
 from fusetk.evaluation.compare import SENTENCE_METRICS, Case, Span, cases, marked, ranked
+from fusetk.evaluation.metrics import score
 
 if TYPE_CHECKING:
     from rich.text import Text

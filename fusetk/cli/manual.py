@@ -19,7 +19,7 @@ from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.options import Sections
 from fusetk.cli.troff import bold, escape, italic, page, prose
-from fusetk.config import Config, Kind
+from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
@@ -198,7 +198,7 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
 
 def is_choice(field: FieldInfo) -> bool:
     """Whether a ``kind`` chooses the field's class."""
-    return Kind in config_of(field.annotation)
+    return ComponentConfig in config_of(field.annotation)
 
 
 def text_of(name: str, field: FieldInfo) -> str:
@@ -264,7 +264,7 @@ def default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "; must be given"
     default = field.default if field.default is not PydanticUndefined else field.get_default(call_default_factory=True)
-    if isinstance(default, Kind):
+    if isinstance(default, ComponentConfig):
         return f"; default {default.kind}"
     if isinstance(default, Config):
         return ""

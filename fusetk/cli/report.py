@@ -11,8 +11,8 @@ import click
 
 from fusetk.cli.tables import NONE, show
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
-from fusetk.evaluation import measured
-from fusetk.evaluation.measured import Column, Mean, Run
+from fusetk.reporting import measured
+from fusetk.reporting.measured import Column, Mean, Run
 
 if TYPE_CHECKING:
     from fusetk.recipe import PaperConfig, Recipe

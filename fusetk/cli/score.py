@@ -15,11 +15,11 @@ from fusetk.cli.score_length import Asked, Bounds, System
 from fusetk.cli.score_systems import Column
 from fusetk.cli.scored import Texts, against, read, unheeded, warnings
 from fusetk.errors import CheckpointError
-from fusetk.evaluation import notes
-from fusetk.evaluation.bleu import DEFAULT, METRICS, Options, Score, make
 from fusetk.evaluation.length import BOUNDS
 from fusetk.evaluation.length import DEFAULT as BY_LENGTH
+from fusetk.evaluation.metrics import DEFAULT, METRICS, Options, Score, make
 from fusetk.evaluation.significance import SAMPLES, SEED, Sampling
+from fusetk.reporting import score_log
 
 EXAMPLE = (
     "Examples: fusetk score out.en -r test.en --metric multi-bleu-lc; "
@@ -164,7 +164,7 @@ def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Pl
     if not set_name:
         raise click.UsageError("--run notes the scores of a test set: give its name by --set-name")
     folder, name = runs.find(run)
-    notes.read(folder)
+    score_log.read(folder)
     if not (checkpoint or name):
         raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last: say what was decoded by --checkpoint")
     return Place(folder, set_name, checkpoint or name)
@@ -173,13 +173,13 @@ def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Pl
 def _note(place: Place, columns: Sequence[Column], texts: Texts) -> Path:
     """Note the scores; returns the file."""
     updates, data = runs.progress(place.run)
-    references = notes.fingerprint(text.lines for text in texts.references)
+    references = score_log.fingerprint(text.lines for text in texts.references)
 
-    def note(one: Score) -> notes.Note:
+    def note(one: Score) -> score_log.Note:
         key = place.set_name, place.checkpoint, one.metric
-        return notes.Note(*key, one.value, one.signature, one.details, one.sentences, references, updates, data)
+        return score_log.Note(*key, one.value, one.signature, one.details, one.sentences, references, updates, data)
 
-    return notes.write(place.run, [note(column.first) for column in columns])
+    return score_log.write(place.run, [note(column.first) for column in columns])
 
 
 def _document(columns: Sequence[Column], texts: Texts) -> dict[str, Any]:

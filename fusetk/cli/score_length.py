@@ -11,8 +11,8 @@ import click
 from fusetk.cli.scored import Text, Texts, against, known_as, read, unheeded, warnings
 from fusetk.cli.tables import NONE, show
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import Options, make
 from fusetk.evaluation.length import BOUNDS, DEFAULT, Row, bins, count_words, grouped, longer, score_groups
+from fusetk.evaluation.metrics import Options, make
 
 
 class Bounds(click.ParamType):

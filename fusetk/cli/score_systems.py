@@ -9,7 +9,7 @@ import click
 
 from fusetk.cli.scored import Text, Texts, against
 from fusetk.cli.tables import NONE, show
-from fusetk.evaluation.bleu import Metric, Score
+from fusetk.evaluation.metrics import Metric, Score
 from fusetk.evaluation.significance import FEW, Found, Sampling, compare
 
 

@@ -8,8 +8,8 @@ import click
 
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import CASELESS, HEEDED, Options, split_compounds, split_words
-from fusetk.evaluation.doubts import OF_WORDS, doubts
+from fusetk.evaluation.metrics import CASELESS, HEEDED, Options, split_compounds, split_words
+from fusetk.evaluation.score_warnings import OF_WORDS, doubts
 
 
 class Text(NamedTuple):

@@ -8,8 +8,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusetk.data.corpus_weights import Part
 from fusetk.data.vocab import EOS
-from fusetk.data.weights import Part
 from fusetk.errors import DataError
 
 OFFSETS = np.dtype("<i8")

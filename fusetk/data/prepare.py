@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data import languages, manifest, tokens, words
-from fusetk.data.build import Build, Results, Stage, opened
+from fusetk.data import binarize, languages, manifest, preprocess
 from fusetk.data.config import (
     BPE,
     NFC,
@@ -23,6 +22,7 @@ from fusetk.data.config import (
     Truecase,
     VocabularyConfig,
 )
+from fusetk.data.stages import Build, Results, Stage, opened
 from fusetk.data.text import Pair, locate
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import digest
@@ -147,15 +147,15 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
     tools = {"sacremoses": versions["sacremoses"]} if with_moses else {}
     split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
     settings = {**sides, "steps": steps, "valid": split, **tools}
-    found = [Stage("words.train", settings, texts["train"], [], lambda build: words.train_words(build, config, texts["train"]))]
+    found = [Stage("words.train", settings, texts["train"], [], lambda build: preprocess.train_words(build, config, texts["train"]))]
     options = config.bpe
     if options:
         learned = {**options.model_dump(mode="json", exclude={"max_subwords"}), "subword-nmt": versions["subword-nmt"]}
-        found.append(Stage("bpe", {"bpe": learned}, [], ["words.train"], lambda build: tokens.learn_bpe(build, config, options)))
+        found.append(Stage("bpe", {"bpe": learned}, [], ["words.train"], lambda build: binarize.learn_bpe(build, config, options)))
     limit = {"bpe": {"max_subwords": options.max_subwords}} if options else {}
     chosen = {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")}
     found.append(
-        Stage("vocabulary", chosen, [], ["bpe" if options else "words.train"], lambda build: tokens.make_vocabularies(build, config))
+        Stage("vocabulary", chosen, [], ["bpe" if options else "words.train"], lambda build: binarize.make_vocabularies(build, config))
     )
     found.append(Stage("ids.train", {}, [], ["vocabulary"], partial(_ids, config=config, split="train")))
     cased = ["words.train"] if any(isinstance(step, Truecase) for step in config.steps) else []
@@ -171,11 +171,11 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
 
 
 def _ids(build: Build, config: DataConfig, split: str) -> Results:
-    return tokens.write_ids(build, config, split)
+    return binarize.write_ids(build, config, split)
 
 
 def _held_out(build: Build, config: DataConfig, split: str, pairs: list[Pair]) -> Results:
-    return words.held_out_words(build, config, split, pairs)
+    return preprocess.held_out_words(build, config, split, pairs)
 
 
 def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: Build) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fusetk.config import Config
-from fusetk.data.weights import Share
+from fusetk.data.corpus_weights import Share
 from fusetk.errors import DataError
 
 Lengths = NDArray[np.int32]

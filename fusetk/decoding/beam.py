@@ -11,7 +11,7 @@ in order: higher score first, at equal scores the one whose hypothesis stood fir
 2. the K first that do not end in the end mark are the live hypotheses of the next step. So what is finished takes no
    place from what is live.
 
-Which tokens are allowed is said in ``fusetk.decoding.rules``: never the padding and begin marks, the unknown word only
+Which tokens are allowed is said in ``fusetk.decoding.token_mask``: never the padding and begin marks, the unknown word only
 unless forbidden, the end mark not before the minimum length, where a prefix is given only that, and at the maximum length,
 which depends on the source length, only the end mark: every live hypothesis finishes there, with the probability that the
 model gives to its end mark.
@@ -51,12 +51,12 @@ from torch.nn import functional as F
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.alignment import Which
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import DEAD, Demand, Rules
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import bound, covered, value
+from fusetk.decoding.token_mask import DEAD, Demand, Rules
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.tree import map_tensors, select
+from fusetk.nn.nested import map_tensors, select
 
 LEAVE = 0.25  # sentences leave a batch when this part of it is done: selecting rows of the fixed state costs a copy
 

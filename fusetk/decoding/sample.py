@@ -3,7 +3,7 @@
 Definition
 ----------
 N times for each sentence: at each step one token is drawn from the models' distribution over those that are allowed
-(``fusetk.decoding.rules``), each probability p made p^(1 / temperature), of the ``top_k`` likeliest tokens only, and of these
+(``fusetk.decoding.token_mask``), each probability p made p^(1 / temperature), of the ``top_k`` likeliest tokens only, and of these
 the likeliest only that together first reach ``top_p``; until that is the end mark. So scores, the models' own log-probabilities,
 count what was forbidden, too, as everywhere.
 
@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.beam import LEAVE, Hypothesis
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import DEAD, Demand, Rules
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
+from fusetk.decoding.token_mask import DEAD, Demand, Rules
 from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusetk import trace
 from fusetk.decoding import alignment
 from fusetk.models.seq2seq import Seq2Seq, State
-from fusetk.nn.tree import select
+from fusetk.nn.nested import select
 
 
 class Step(NamedTuple):

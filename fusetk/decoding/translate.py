@@ -14,9 +14,9 @@ from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.alignment import Which, hard
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.forced import Forced, force
-from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
+from fusetk.decoding.target_scores import Forced, force
+from fusetk.decoding.token_mask import Demand
 from fusetk.decoding.unknown import Replacement
 from fusetk.errors import DataError
 from fusetk.models.seq2seq import Seq2Seq

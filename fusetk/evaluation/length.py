@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fusetk.evaluation.bleu import Metric, Score, split_words
+from fusetk.evaluation.metrics import Metric, Score, split_words
 
 BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # the paper's
 DEFAULT = "multi-bleu"

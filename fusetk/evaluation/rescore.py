@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusetk.data.vocab import EOS, UNK
-from fusetk.decoding.forced import check_length, force
 from fusetk.decoding.scores import PENALTIES
+from fusetk.decoding.target_scores import check_length, force
 from fusetk.decoding.translate import Translator
 
 Pair = tuple[list[int], list[int]]  # source ids with the end mark, target ids without marks

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import Metric, Row
+from fusetk.evaluation.metrics import Metric, Row
 
 SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # tests, and how many samples sacreBLEU draws for each
 SEED = 12345  # sacreBLEU's

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fusetk.config import Kind
+from fusetk.config import ComponentConfig
 
 
-class FusionConfig(Kind):
+class FusionConfig(ComponentConfig):
     """Options of a fusion; each fusion has a subclass of its own."""
 
     def check(self, layers: int) -> None:

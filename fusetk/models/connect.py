@@ -7,12 +7,12 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from fusetk.config import Kind
+from fusetk.config import ComponentConfig
 from fusetk.fusion.linear import Weights
 from fusetk.nn.precision import product_dtype
 
 
-class ConnectConfig(Kind):
+class ConnectConfig(ComponentConfig):
     """Options of a connection; each connection has a subclass of its own."""
 
     def check(self, layers: int) -> None:

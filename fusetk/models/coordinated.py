@@ -11,9 +11,9 @@ from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack, StackConfig
 from fusetk.models.transformer import BlockConfig, Embedding, Residual, Summary, TransformerLayer, check_tying
-from fusetk.nn.attention import CrossAttention, KeysValues, slots_seen
+from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 
 
 class CoordinatedConfig(BlockConfig):
@@ -146,7 +146,7 @@ class Coordinated(Seq2Seq):
         self.mixed = config.mixed_attention
         self.norm = nn.LayerNorm(self.stack.out_width) if config.norm == "pre" else nn.Identity()
         self.to_output = nn.Identity() if self.stack.out_width == width else nn.Linear(self.stack.out_width, width)
-        self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.output = OutputProjection(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
@@ -184,7 +184,7 @@ class Coordinated(Seq2Seq):
         keys_values, mask, caches = state.fixed
         before = mask.shape[1] if self.mixed else 0  # slots of the source
         past = caches[0].length - before
-        ancestors, seen = slots_seen(state.moving, len(mask), past, tgt_in.shape[1])
+        ancestors, seen = cache_mask(state.moving, len(mask), past, tgt_in.shape[1])
         if self.mixed:
             seen = with_source(seen, mask, past, tgt_in.numel() // len(mask))
         stack, grown = self.stack, list(caches)

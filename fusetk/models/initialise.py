@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fusetk.nn.attention import CrossAttention, KeysValues
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned
 
 
@@ -20,7 +20,7 @@ def xavier(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | Learned | Output):
+        elif isinstance(module, nn.Embedding | Learned | OutputProjection):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     for module in model.modules():
         if isinstance(module, KeysValues):
@@ -35,7 +35,7 @@ def xavier(model: nn.Module) -> None:
 def mlrf(model: nn.Module) -> None:
     """Embeddings (and what is tied to them) N(0, D^-0.5), all other maps and biases U(+-1 / sqrt(fan_in)) (MLRF section 4.2)."""
     for module in model.modules():
-        if isinstance(module, nn.Linear | Output):
+        if isinstance(module, nn.Linear | OutputProjection):
             bound = module.weight.shape[1] ** -0.5
             nn.init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:

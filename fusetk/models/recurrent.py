@@ -8,18 +8,18 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.config import Config, Kind, choice, find_kind
+from fusetk.config import ComponentConfig, Config, component, resolve
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
 from fusetk.fusion.last import Last
-from fusetk.models.attend import ATTENDS, Attend
+from fusetk.models.memory import ATTENDS, MemoryAttention
 from fusetk.models.seq2seq import PAD, Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Bottom, Cell, Transition
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
@@ -38,17 +38,17 @@ class TransitionConfig(Config):
 class RecurrentEncoderConfig(TransitionConfig):
     """The source's side: two directions, each with such a transition."""
 
-    fuse: choice(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
     """What is attended to, of the embedding and the states of a time step; with `last` the highest of them."""
 
 
 class RecurrentDecoderConfig(TransitionConfig):
     """The transition that reads what attention found, and the target's sites."""
 
-    fuse: choice(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
     """What a word is predicted from, of the embedding and the states of a time step, those of `query` first; the recurrence goes on
     with the highest."""
-    attend: choice(ATTENDS, "an attention to encoder layers", Attend) = Kind(kind="top")  # type: ignore[valid-type]
+    attend: component(ATTENDS, "an attention to encoder layers", MemoryAttention) = ComponentConfig(kind="top")  # type: ignore[valid-type]
     """Which states of the encoder are attended to; there is one attention, so not `layerwise`."""
 
 
@@ -93,7 +93,7 @@ class RecurrentConfig(ModelConfig):
         encoder, decoder = self.encoder, self.decoder
         encoder.fuse.check(encoder.depth + 1)
         decoder.fuse.check(self.query.depth + decoder.depth + 2)
-        attend = find_kind(decoder.attend.kind, ATTENDS, Attend)
+        attend = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)
         if attend.layer_by_layer:
             raise ValueError(f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a recurrent decoder has one")
         if not attend.reads_top and encoder.fuse.kind != "last":
@@ -142,7 +142,7 @@ class Recurrent(Seq2Seq):
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
         self.encoder_fuse = build_fusion(encoder.fuse, encoder_widths, "encoder.fuse")
-        self.attend: Attend = find_kind(decoder.attend.kind, ATTENDS, Attend)(decoder.attend, encoder_widths, self.encoder_fuse.out_width)
+        self.attend: MemoryAttention = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)(decoder.attend, encoder_widths, self.encoder_fuse.out_width)
         widths = self.attend.widths
         context = widths[0] if len(widths) == 1 else 2 * width
         if context % config.heads:
@@ -161,7 +161,7 @@ class Recurrent(Seq2Seq):
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)
         self.readout = nn.Linear(size + self.decoder_fuse.out_width + self.context_width, size)
         self.candidate_dropout, self.output_dropout = Dropout(config.candidate_dropout), Dropout(config.output_dropout)
-        self.output = Output(size, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.output = OutputProjection(size, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
         self.name = f"decoder.layer{query.depth + 1}.cross"
         uniform(self, config.init)
 
@@ -269,7 +269,7 @@ def _state_dtype(words: Tensor) -> torch.dtype:
 
 def build_fusion(config: FusionConfig, widths: Sequence[int], name: str) -> Fusion:
     """A fusion of the states of a time step; ``widths`` of the history, the embedding's first."""
-    built: Fusion = find_kind(config.kind, FUSIONS, Fusion)(config, widths, widths[-1], name)
+    built: Fusion = resolve(config.kind, FUSIONS, Fusion)(config, widths, widths[-1], name)
     return built
 
 
@@ -280,7 +280,7 @@ def uniform(model: nn.Module, bound: float) -> None:
             drawn: list[Tensor] = [module.state, *([] if module.input is None else [module.input])]
         elif isinstance(module, AdditiveAttention):
             drawn = [module.query, module.vector]
-        elif isinstance(module, nn.Linear | nn.Embedding | Output):
+        elif isinstance(module, nn.Linear | nn.Embedding | OutputProjection):
             drawn = [module.weight]
         else:
             continue

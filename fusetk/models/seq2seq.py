@@ -9,9 +9,9 @@ from typing import NamedTuple
 from pydantic import Field
 from torch import Tensor, nn
 
-from fusetk.config import Kind
-from fusetk.nn.output import Output
-from fusetk.nn.tree import Tree
+from fusetk.config import ComponentConfig
+from fusetk.nn.nested import NestedTensors
+from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
 PAD = 0  # the id that fills up the rows of a batch at the right
@@ -31,12 +31,12 @@ class Memory(NamedTuple):
 class State(NamedTuple):
     """All that decoding remembers, as a value: returned, never kept on a module. Axis 0 of every tensor is the batch."""
 
-    fixed: Tree  # per sentence (B, ...): projected keys and values, mask. Never repeated for K hypotheses
-    moving: Tree  # per hypothesis (B * K, ...): caches, windows, hidden states. The search selects rows of it
+    fixed: NestedTensors  # per sentence (B, ...): projected keys and values, mask. Never repeated for K hypotheses
+    moving: NestedTensors  # per hypothesis (B * K, ...): caches, windows, hidden states. The search selects rows of it
     step: int  # target positions read so far
 
 
-class ModelConfig(Kind):
+class ModelConfig(ComponentConfig):
     """What every backbone's config has."""
 
     width: int = Field(512, ge=1)
@@ -48,7 +48,7 @@ class Seq2Seq(nn.Module):
 
     Config: type[ModelConfig]
     max_positions: int | None = None  # longest sentence that can be read, in tokens, the end mark counted
-    output: Output | NormedLinear  # (..., D) -> (..., V), the unnormalised log-probabilities
+    output: OutputProjection | NormedLinear  # (..., D) -> (..., V), the unnormalised log-probabilities
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Source ids (B, S) and their mask (B, S), every row with at least one real token, all at the left."""

@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusetk.config import Config, Kind, choice, find_kind
+from fusetk.config import ComponentConfig, Config, component, resolve
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
 from fusetk.fusion.last import Last
-from fusetk.models.attend import ATTENDS, Attend
 from fusetk.models.connect import CONNECTIONS, ConnectConfig, Connection
+from fusetk.models.memory import ATTENDS, MemoryAttention
 
 
 class StackConfig(Config):
@@ -19,9 +19,9 @@ class StackConfig(Config):
 
     layers: int = Field(ge=1)
     """Number of layers."""
-    connect: choice(CONNECTIONS, "a connection", Connection) = ConnectConfig(kind="last")  # type: ignore[valid-type]
+    connect: component(CONNECTIONS, "a connection", Connection) = ConnectConfig(kind="last")  # type: ignore[valid-type]
     """What a layer reads from the layers below it."""
-    fuse: choice(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
     """What the stack hands on; with `last` what one more layer would read."""
     checkpoint: bool = False
     """Compute each layer again in the backward pass, and keep only what it read: less memory, more time."""
@@ -37,7 +37,7 @@ class StackConfig(Config):
 class DecoderConfig(StackConfig):
     """The decoder's side."""
 
-    attend: choice(ATTENDS, "an attention to encoder layers", Attend) = Kind(kind="top")  # type: ignore[valid-type]
+    attend: component(ATTENDS, "an attention to encoder layers", MemoryAttention) = ComponentConfig(kind="top")  # type: ignore[valid-type]
     """Which encoder layers a decoder layer attends to."""
 
 
@@ -67,8 +67,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList()
         self.summaries: set[int] = set()  # places in ``layers`` of the summaries that were added
         self.ends: set[int] = set()  # and of all behind which the layers above do not look back
-        self.connect: Connection = find_kind(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
-        self.plain = hands_on and find_kind(config.fuse.kind, FUSIONS, Fusion) is Last  # what one more layer would read is handed on
+        self.connect: Connection = resolve(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
+        self.plain = hands_on and resolve(config.fuse.kind, FUSIONS, Fusion) is Last  # what one more layer would read is handed on
         self.widths = [widths[0]]  # of the history
         self.connect.add(widths[0], first=True)
         for i in range(config.layers):
@@ -80,7 +80,7 @@ class Stack(nn.Module):
                 self.summaries.add(len(self.layers))
                 self._add(summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()), first=True, read=True)
         fused = [self.connect.reader()] if self.plain else self.widths
-        self.fuse: Fusion = find_kind(config.fuse.kind, FUSIONS, Fusion)(config.fuse, fused, widths[-1], f"{name}.fuse")
+        self.fuse: Fusion = resolve(config.fuse.kind, FUSIONS, Fusion)(config.fuse, fused, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
         self.places = {i: n for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)}  # module -> layer
         self.checkpoint = config.checkpoint
@@ -124,7 +124,7 @@ class Stack(nn.Module):
 
 def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
     """Whether what the encoder's stack hands on is attended to; raises ValueError where the sides do not fit each other."""
-    attend = find_kind(decoder.attend.kind, ATTENDS, Attend)
+    attend = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)
     if attend.layer_by_layer:
         if encoder.layers != decoder.layers:
             raise ValueError(
@@ -142,7 +142,7 @@ def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
     return reads
 
 
-def build_attend(config: DecoderConfig, encoder: Stack) -> Attend:
+def build_attend(config: DecoderConfig, encoder: Stack) -> MemoryAttention:
     """What the decoder attends to."""
-    attend: Attend = find_kind(config.attend.kind, ATTENDS, Attend)(config.attend, encoder.widths, encoder.out_width)
+    attend: MemoryAttention = resolve(config.attend.kind, ATTENDS, MemoryAttention)(config.attend, encoder.widths, encoder.out_width)
     return attend

@@ -11,11 +11,11 @@ from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_top, build_attend
-from fusetk.nn.attention import CrossAttention, SelfAttention, slots_seen
+from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import Activation, FeedForward
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
 
 
@@ -246,7 +246,7 @@ class Transformer(Seq2Seq):
         self.source_norms = nn.ModuleList(nn.LayerNorm(found) if pre else nn.Identity() for found in self.attend.widths)
         self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
         self.to_output = nn.Identity() if self.decoder.out_width == width else nn.Linear(self.decoder.out_width, width)
-        self.output = Output(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.output = OutputProjection(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
@@ -274,7 +274,7 @@ class Transformer(Seq2Seq):
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys_values, mask, caches = state.fixed
-        ancestors, seen = slots_seen(state.moving, len(mask), caches[0].length, tgt_in.shape[1])
+        ancestors, seen = cache_mask(state.moving, len(mask), caches[0].length, tgt_in.shape[1])
         stack, grown = self.decoder, list(caches)
 
         def run(i: int, x: Tensor) -> Tensor:

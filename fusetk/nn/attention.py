@@ -66,7 +66,7 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def slots_seen(ancestors: Tensor, sentences: int, past: int, length: int) -> tuple[Tensor, Tensor | None]:
+def cache_mask(ancestors: Tensor, sentences: int, past: int, length: int) -> tuple[Tensor, Tensor | None]:
     """Where the next ``length`` tokens of each hypothesis go, behind ``past`` slots of its sentence, and which slots they see.
 
     ``ancestors`` (B * K, t) are the slots of each hypothesis' tokens so far. Returns the same with the new ones

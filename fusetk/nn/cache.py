@@ -40,5 +40,5 @@ class Cache:
         return Cache(buffer, end, filled)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Cache":
-        """For ``fusetk.nn.tree``: the function sees the slots that are filled."""
+        """For ``fusetk.nn.nested``: the function sees the slots that are filled."""
         return Cache(function(self.read()), self.length)

@@ -8,7 +8,7 @@ PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor
 PIECE_GPU = 1 << 27
 
 
-class Output(nn.Module):
+class OutputProjection(nn.Module):
     """Features (..., D) to unnormalised log-probabilities (..., V); the matrix may be an embedding's.
 
     Not an ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so as to hold the logits only once.

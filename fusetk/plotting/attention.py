@@ -74,7 +74,7 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
     ``source`` and ``target`` are ids without begin and end marks. Raises DataError for a sentence longer than the model's
     positions.
     """
-    from fusetk.plotting.forced import forced
+    from fusetk.plotting.forward_trace import forced
 
     found = forced(model, [(source, target)], "*.layer*").found
     return {name: values[0].float().cpu().numpy() for name, values in found.items() if _NAME.fullmatch(name)}

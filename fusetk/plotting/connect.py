@@ -8,7 +8,7 @@ import numpy as np
 from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
 from fusetk.models.stack import Stack
-from fusetk.plotting.forced import forced
+from fusetk.plotting.forward_trace import forced
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:

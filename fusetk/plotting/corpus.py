@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fusetk.decoding.forced import batches
+from fusetk.decoding.target_scores import batches
 from fusetk.fusion.base import Fusion
-from fusetk.plotting.forced import Pairs
+from fusetk.plotting.forward_trace import Pairs
 from fusetk.plotting.fusion import BY_GRADIENT, HOPS, SHARE, Fused, choose, fused, learned
 from fusetk.plotting.panel import Panel
 

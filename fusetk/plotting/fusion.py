@@ -15,7 +15,7 @@ from fusetk.fusion.last import Last
 from fusetk.fusion.linear import Linear
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import Words
-from fusetk.plotting.forced import Pairs, Pass, evaluating, forced
+from fusetk.plotting.forward_trace import Pairs, Pass, evaluating, forced
 from fusetk.plotting.panel import Panel, beside, share_out
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from fusetk.config import Config, choice
+from fusetk.config import Config, component
 from fusetk.data.sampler import BatchConfig
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig
@@ -36,9 +36,9 @@ class EndConfig(Config):
 class StageConfig(Config):
     """A stretch of training with an optimiser of its own, started fresh."""
 
-    optimizer: choice(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
+    optimizer: component(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
     """How a gradient becomes a step."""
-    schedule: choice(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
+    schedule: component(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
     """The learning rate as a function of the stage's updates."""
     batch: BatchConfig = BatchConfig()
     """What one update sees."""

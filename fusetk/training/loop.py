@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusetk.config import find_kind
+from fusetk.config import resolve
 from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
+from fusetk.data.corpus_weights import Share, shares
 from fusetk.data.sampler import Indices, batches, fits, groups
-from fusetk.data.weights import Share, shares
 from fusetk.errors import CheckpointError, ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -27,8 +27,8 @@ from fusetk.training import checkpoint
 from fusetk.training.compiling import failure
 from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.ema import Ema
+from fusetk.training.log import Log, peak_memory
 from fusetk.training.loss import Loss
-from fusetk.training.metrics import Log, peak_memory
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.parallel import share
 from fusetk.training.progress import Progress
@@ -237,11 +237,11 @@ class Trainer:
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
         parameters = optimizer_groups(self.model.parameters())
-        built: torch.optim.Optimizer = find_kind(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, parameters)
+        built: torch.optim.Optimizer = resolve(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, parameters)
         return built
 
     def _schedule(self, stage: StageConfig) -> Schedule:
-        built: Schedule = find_kind(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
+        built: Schedule = resolve(stage.schedule.kind, SCHEDULES)(stage.schedule, self.width)
         return built
 
     def _next_stage(self) -> None:

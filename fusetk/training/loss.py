@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusetk.nn.output import PIECE, PIECE_GPU, Output
+from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
 
@@ -20,7 +20,7 @@ class Loss(NamedTuple):
     correct: Tensor  # (), tokens for which y was the most probable word; -1 in training, where nobody looks
 
 
-def loss(features: Tensor, output: Output | NormedLinear, targets: Tensor, smoothing: float) -> Loss:
+def loss(features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float) -> Loss:
     """Features (N, D) of real tokens, their words (N,) -> sums over the N tokens.
 
     With smoothing e, the target distribution is 1 - e for the word y and e / (V - 1) for each other word (Szegedy et al.

@@ -7,13 +7,13 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fusetk.config import Kind
+from fusetk.config import ComponentConfig
 from fusetk.training.adafactor import AdafactorOptimizer
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdamConfig(Kind):
+class AdamConfig(ComponentConfig):
     """Adam (Kingma and Ba 2015)."""
 
     kind: str = "adam"
@@ -25,7 +25,7 @@ class AdamConfig(Kind):
     """Times the weight, added to the gradient (`adamw`: subtracted from the weight, times the rate)."""
 
 
-class NAGConfig(Kind):
+class NAGConfig(ComponentConfig):
     """Nesterov's accelerated gradient."""
 
     kind: str = "nag"
@@ -35,7 +35,7 @@ class NAGConfig(Kind):
     """Times the weight, added to the gradient."""
 
 
-class SGDConfig(Kind):
+class SGDConfig(ComponentConfig):
     """Stochastic gradient descent."""
 
     kind: str = "sgd"
@@ -45,7 +45,7 @@ class SGDConfig(Kind):
     """Times the weight, added to the gradient."""
 
 
-class AdafactorConfig(Kind):
+class AdafactorConfig(ComponentConfig):
     """Adafactor (Shazeer and Stern 2018)."""
 
     kind: str = "adafactor"

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fusetk.config import Kind
+from fusetk.config import ComponentConfig
 
 Seen = Mapping[str, Any]
 """What a schedule makes of the validations of its stage: plain values, {} at first, kept in the checkpoint."""
 NOTHING: Seen = {}
 
 
-class VaswaniConfig(Kind):
+class VaswaniConfig(ComponentConfig):
     """The original Transformer's schedule."""
 
     kind: str = "vaswani"
@@ -23,7 +23,7 @@ class VaswaniConfig(Kind):
     """Multiplies the rate."""
 
 
-class InverseSqrtConfig(Kind):
+class InverseSqrtConfig(ComponentConfig):
     """Linear warm-up to a peak, then falling with the square root of the update."""
 
     kind: str = "inverse-sqrt"
@@ -35,7 +35,7 @@ class InverseSqrtConfig(Kind):
     """Rate that the warm-up starts from."""
 
 
-class ConstantConfig(Kind):
+class ConstantConfig(ComponentConfig):
     """One rate."""
 
     kind: str = "constant"
@@ -43,7 +43,7 @@ class ConstantConfig(Kind):
     """The rate."""
 
 
-class LinearConfig(Kind):
+class LinearConfig(ComponentConfig):
     """Linear warm-up to a peak, then falling to a floor in a given number of updates."""
 
     kind: str = "linear"
@@ -73,7 +73,7 @@ class CosineConfig(LinearConfig):
     kind: str = "cosine"
 
 
-class ReplicasConfig(Kind):
+class ReplicasConfig(ComponentConfig):
     """RNMT+'s: up with the number of replicas, held there, falling exponentially."""
 
     kind: str = "replicas"
@@ -95,7 +95,7 @@ class ReplicasConfig(Kind):
         return self
 
 
-class PlateauConfig(Kind):
+class PlateauConfig(ComponentConfig):
     """One rate, cut when the validation metric gets worse."""
 
     kind: str = "plateau"
@@ -122,7 +122,7 @@ class PlateauConfig(Kind):
 class Schedule:
     """A learning rate. Nothing is kept on it: what it makes of validations is a value."""
 
-    Config: type[Kind]
+    Config: type[ComponentConfig]
 
     def __init__(self, config: Any, width: int):
         """``width`` of the model, for schedules that go by it."""
@@ -180,7 +180,7 @@ class Linear(Schedule):
     al. 2019, Appendix A.2), where p is `warmup`, and n `updates`.
     """
 
-    Config: type[Kind] = LinearConfig
+    Config: type[ComponentConfig] = LinearConfig
 
     def __init__(self, config: LinearConfig, width: int):
         self.config = config

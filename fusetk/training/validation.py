@@ -18,7 +18,7 @@ from fusetk.data.text import read_lines
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
-from fusetk.evaluation.bleu import corpus_bleu
+from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.training.step import autocast, batch_loss

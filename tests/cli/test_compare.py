@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from test_decode import make_run
 
 from fusetk.cli.main import main
-from fusetk.evaluation.bleu import score
 from fusetk.evaluation.compare import cases, marked, ranked
+from fusetk.evaluation.metrics import score
 
 SOURCE = ["Der Mann schlief ein.", "Ja.", "Ein Hund lief heim.", "Es geschah im Park.", ""]
 REFERENCE = ["The man fell asleep.", "Yes.", "A dog ran home.", "It happened in the park.", ""]

@@ -17,8 +17,8 @@ from fusetk import config, recipe, runs
 from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, DataError
-from fusetk.evaluation import notes
-from fusetk.evaluation.notes import Note
+from fusetk.reporting import score_log
+from fusetk.reporting.score_log import Note
 
 TABLE = "A Paper, Table 1"
 FOLDERS = sorted(path for path in (Path(fusetk.__file__).parent.parent / "recipes" / "mlrf").glob("*") if path.is_dir())
@@ -69,7 +69,7 @@ def make_run(folder: Path, of: Path, seed: int, *scores: Note, updates: int = 10
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"format": 1, "progress": {"update": updates}, "data": "d" * 64}))
     if scores:
-        notes.write(folder, scores)
+        score_log.write(folder, scores)
     return folder
 
 
@@ -212,7 +212,7 @@ def test_updates_come_from_the_metrics_or_the_notes_where_no_checkpoint_is(recip
     for name in ("a", "b"):
         run = make_run(tmp_path / "runs" / name, recipes / "b_plain.yaml", 1, bleu(1.0, updates=70, data="e" * 64))
         (run / "checkpoints" / "last" / "state.json").unlink()
-    (run / "metrics.jsonl").write_text('{"update": 40}\n{"update": 80}\n{"upd')
+    (run / "metrics.jsonl").write_text('{"kind": "train", "update": 40}\n{"kind": "train", "update": 80}\n{"upd')
     found = tables(recipes, "--runs", tmp_path / "runs")["tables"][0]
     assert [(run["updates"], run["data"]) for run in found["rows"][0]["runs"]] == [(70, "e" * 64), (80, "e" * 64)]
 
@@ -340,14 +340,14 @@ def test_a_damaged_run_is_a_warning(recipes: Path, tmp_path: Path) -> None:
     make_run(runs / "good", recipes / "b_plain.yaml", 1, bleu(1.0))
     for name, text in {"yaml": "a: [", "list": "- 1", "bytes": "\xff"}.items():
         (make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(9.0)) / "config.yaml").write_text(text, encoding="latin-1")
-    (make_run(runs / "scores", recipes / "b_plain.yaml", 2) / notes.NAME).write_text("{")
+    (make_run(runs / "scores", recipes / "b_plain.yaml", 2) / score_log.NAME).write_text("{")
     (make_run(runs / "state", recipes / "b_plain.yaml", 3, bleu(1.0)) / "checkpoints/last/state.json").write_text("[]")
     (runs / "loop").symlink_to(runs)
     result = call(recipes, "--runs", runs)
     assert result.exit_code == 0, result.output
     for name in ("yaml", "list", "bytes"):
         assert f"warning: {runs / name / 'config.yaml'} cannot be read" in result.stderr
-    assert f"{runs / 'scores' / notes.NAME} is damaged" in result.stderr
+    assert f"{runs / 'scores' / score_log.NAME} is damaged" in result.stderr
     assert " ".join(line(result.stdout, "plain")).startswith("plain - ") and "1.00 ±0.00 (2)" in result.stdout
 
 
@@ -379,30 +379,30 @@ def test_help_imports_no_torch() -> None:
 
 
 def test_notes_replace_their_like(tmp_path: Path) -> None:
-    notes.write(tmp_path, [bleu(1.0), bleu(2.0, checkpoint="last")])
-    notes.write(tmp_path, [bleu(3.0)])
-    assert {note.key: note.value for note in notes.read(tmp_path)} == {bleu(0, checkpoint="last").key: 2.0, bleu(0).key: 3.0}
+    score_log.write(tmp_path, [bleu(1.0), bleu(2.0, checkpoint="last")])
+    score_log.write(tmp_path, [bleu(3.0)])
+    assert {note.key: note.value for note in score_log.read(tmp_path)} == {bleu(0, checkpoint="last").key: 2.0, bleu(0).key: 3.0}
 
 
 def test_a_write_that_fails_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes.write(tmp_path, [bleu(1.0)])
+    score_log.write(tmp_path, [bleu(1.0)])
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(notes.os, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(DataError, match="cannot be written: No space left"):
-        notes.write(tmp_path, [bleu(2.0)])
-    assert notes.read(tmp_path) == [bleu(1.0)] and [path.name for path in tmp_path.iterdir()] == [notes.NAME]
+        score_log.write(tmp_path, [bleu(2.0)])
+    assert score_log.read(tmp_path) == [bleu(1.0)] and [path.name for path in tmp_path.iterdir()] == [score_log.NAME]
 
 
 def test_writers_wait_for_each_other(tmp_path: Path) -> None:
-    threads = [threading.Thread(target=notes.write, args=(tmp_path, [bleu(i, checkpoint=str(i))])) for i in range(12)]
+    threads = [threading.Thread(target=score_log.write, args=(tmp_path, [bleu(i, checkpoint=str(i))])) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {note.checkpoint for note in notes.read(tmp_path)} == set(map(str, range(12)))
+    assert {note.checkpoint for note in score_log.read(tmp_path)} == set(map(str, range(12)))
 
 
 @pytest.mark.parametrize(
@@ -410,17 +410,17 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
     ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "scores": [1]}', '{"format": 2, "scores": []}', '{"format": 1, "scores": [{}]}'],
 )
 def test_damaged_notes_are_one_sentence(tmp_path: Path, text: str) -> None:
-    (tmp_path / notes.NAME).write_text(text)
+    (tmp_path / score_log.NAME).write_text(text)
     with pytest.raises(DataError, match=r"scores\.json"):
-        notes.read(tmp_path)
+        score_log.read(tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"value": "1"}, {"value": float("nan")}, {"metric": 3}, {"updates": "3"}, {"more": 1}])
 def test_damaged_values_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     entry = {**bleu(1.0)._asdict(), **change}
-    (tmp_path / notes.NAME).write_text(json.dumps({"format": 1, "scores": [entry]}))
+    (tmp_path / score_log.NAME).write_text(json.dumps({"format": 1, "scores": [entry]}))
     with pytest.raises(DataError, match="is damaged"):
-        notes.read(tmp_path)
+        score_log.read(tmp_path)
 
 
 def test_a_run_and_a_checkpoint_are_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fusetk import system
 from fusetk.cli import rescore as module
 from fusetk.cli.main import main
 from fusetk.data.vocab import EOS
-from fusetk.decoding.forced import force
+from fusetk.decoding.target_scores import force
 from tests.cli import test_decode
 from tests.cli.test_decode import make_run
 

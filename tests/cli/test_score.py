@@ -10,9 +10,9 @@ import sacrebleu
 from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
-from fusetk.evaluation import notes
-from fusetk.evaluation.bleu import METRICS, score
+from fusetk.evaluation.metrics import METRICS, score
 from fusetk.evaluation.significance import SAMPLES
+from fusetk.reporting import score_log
 
 HYPOTHESIS = ["the cat sat on the mat .", "a dog ran home ."]
 REFERENCE = ["the cat sat on a mat .", "a big dog ran home ."]
@@ -299,11 +299,11 @@ def test_scores_are_noted_in_a_run(folder: Path) -> None:
     result = run("hyp", "ref", "--metric", "multi-bleu", "--metric", "chrf", "--run", "run", "--set-name", "test")
     assert result.exit_code == 0, result.output
     assert result.stderr == "noted in run/scores.json\n" and "noted" not in result.stdout
-    found = notes.read(folder)
+    found = score_log.read(folder)
     assert [note.key for note in found] == [("test", "best", "multi-bleu"), ("test", "best", "chrf")]
     [expected] = score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])
     assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (expected.value, expected.signature, 12, "abc")
-    assert found[0].references == notes.fingerprint([REFERENCE]) != notes.fingerprint([HYPOTHESIS])
+    assert found[0].references == score_log.fingerprint([REFERENCE]) != score_log.fingerprint([HYPOTHESIS])
 
 
 def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
     for arguments in (["hyp", "ref", *same, "run"], ["ref", "ref", *same, "run"], ["hyp", "ref", *same, "run/checkpoints/average-5"]):
         assert run(*arguments).exit_code == 0
     run("hyp", "ref", *same, "run/checkpoints/last", "--checkpoint", "label", "--json")
-    found = {note.checkpoint: note.value for note in notes.read(folder)}
+    found = {note.checkpoint: note.value for note in score_log.read(folder)}
     assert list(found) == ["best", "average-5", "label"] and found["best"] == pytest.approx(100) and found["average-5"] < 100
 
 

@@ -13,11 +13,11 @@ from fusetk.decoding import alignment
 from fusetk.decoding.alignment import Which
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.forced import force
-from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
+from fusetk.decoding.target_scores import force
+from fusetk.decoding.token_mask import Demand
 from fusetk.models.seq2seq import Seq2Seq, State
-from fusetk.nn.tree import map_tensors, select
+from fusetk.nn.nested import map_tensors, select
 from fusetk.system import to_bf16
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive

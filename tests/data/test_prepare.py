@@ -16,8 +16,8 @@ import pytest
 from subword_nmt import apply_bpe
 
 from fusetk.config import ConfigError
-from fusetk.data import build as build_module
-from fusetk.data import tokens, words
+from fusetk.data import binarize, preprocess
+from fusetk.data import stages as build_module
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import DataConfig, Manifest, prepare
@@ -136,7 +136,7 @@ def test_bpe_as_subword_nmt_with_its_threshold(folder: Path, joint: bool) -> Non
 def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [{"step": "tokenize"}, {"step": "deduplicate"}, {"step": "truecase"}, {"step": "filter", "max_length": 12}]
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
-    for module in (words, tokens):
+    for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
     made = []
     for jobs in (1, 2):
@@ -153,7 +153,7 @@ def small_chunks(items: Any, size: Any, limit: int) -> Any:
 
 
 def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "make_pair_steps", dying)
+    monkeypatch.setattr(preprocess, "make_pair_steps", dying)
     with pytest.raises(DataError, match="worker processes died"):
         prepare(config(folder), jobs=2)
     assert not (folder / "out" / "manifest.json").exists()
@@ -280,12 +280,12 @@ def test_again_with_a_changed_file(folder: Path) -> None:
     assert (manifest.made, said) == (["ids.valid"], ["ids.valid: valid.en.ids is missing or changed"])
 
 
-@pytest.mark.parametrize("place", ["tokens.learn_bpe", "os.replace"])
+@pytest.mark.parametrize("place", ["binarize.learn_bpe", "os.replace"])
 def test_killed_and_run_again(folder: Path, place: str) -> None:
     chosen = config(folder)
     code = f"""
 import os, signal
-from fusetk.data import tokens, words
+from fusetk.data import binarize, preprocess
 from fusetk.data.prepare import DataConfig, prepare
 calls = []
 def die(*arguments):
@@ -309,7 +309,7 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
 def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(config(folder))
     before = contents(folder / "out")
-    monkeypatch.setattr(tokens, "make_vocabularies", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(binarize, "make_vocabularies", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(config(folder, bpe={"merges": 7}))
     assert contents(folder / "out") == before

@@ -15,13 +15,13 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.config import ConfigError
+from fusetk.data import binarize, preprocess
 from fusetk.data import manifest as manifests
-from fusetk.data import tokens, words
 from fusetk.data.corpus import Corpus
+from fusetk.data.corpus_weights import Part, Share, find, shares
 from fusetk.data.parallel import chunks
 from fusetk.data.prepare import DataConfig, prepare
 from fusetk.data.sampler import BatchConfig, batches
-from fusetk.data.weights import Part, Share, find, shares
 from fusetk.errors import DataError
 from fusetk.recipe import Recipe, load
 
@@ -126,7 +126,7 @@ STEPS = [{"step": "filter", "max_length": 11}, {"step": "deduplicate"}, {"step":
 )
 def test_pairs_of_each_corpus_are_counted(more: dict, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through filters, deduplication, two passes, the split, and too many subwords, however the text is dealt out."""
-    for module in (words, tokens):
+    for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 500))
     names = ["x", "y", "z"]
     train = [write(tmp_path, name, count, seed) for seed, (name, count) in enumerate(zip(names, (200, 3, 150), strict=True))]

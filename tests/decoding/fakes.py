@@ -11,7 +11,7 @@ from fusetk.decoding.beam import Hypothesis
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 
 
 class Echo(Seq2Seq):
@@ -23,7 +23,7 @@ class Echo(Seq2Seq):
         self.embedding = nn.Parameter(torch.randn(vocabulary, width, generator=draw))
         self.source = nn.Parameter(torch.randn(source, width, generator=draw))
         self.recurrent = nn.Parameter(torch.randn(width, width, generator=draw) / width**0.5)
-        self.output = Output(width, vocabulary)
+        self.output = OutputProjection(width, vocabulary)
         self.output.weight = nn.Parameter(torch.randn(vocabulary, width, generator=draw) * scale / width**0.5)
         self.rows: list[tuple[int, int]] = []  # of fixed and moving state, at every call of decode
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.beam import Hypothesis
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import Demand
+from fusetk.decoding.token_mask import Demand
 
 Next = Callable[[tuple[int, ...]], list[float]]  # log-probabilities of all tokens after a prefix
 

@@ -10,8 +10,8 @@ from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding import beam as beam_module
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import length_limits
 from fusetk.decoding.scores import PENALTIES
+from fusetk.decoding.token_mask import length_limits
 from fusetk.errors import Diverged
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 

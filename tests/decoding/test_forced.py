@@ -8,11 +8,11 @@ import torch
 
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS
-from fusetk.decoding import alignment, forced
+from fusetk.decoding import alignment, target_scores
 from fusetk.decoding.alignment import Which
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.forced import batches, force
+from fusetk.decoding.target_scores import batches, force
 from fusetk.errors import ConfigError, DataError, Diverged
 from tests.contracts.systems import build
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -28,7 +28,7 @@ def ids(most: int) -> list[int]:
 PAIRS = [([*ids(9), EOS], ids(7)) for _ in range(40)]
 
 
-def flat(found: list[forced.Forced]) -> list[float]:
+def flat(found: list[target_scores.Forced]) -> list[float]:
     return [score for one in found for score in one.scores]
 
 
@@ -47,7 +47,7 @@ def test_neither_batches_nor_pieces_matter(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = flat(force(models, PAIRS))
     assert flat(force(models, PAIRS, batch_tokens=1)) == pytest.approx(wanted, abs=1e-5)
     assert flat(force(models, PAIRS[::-1])[::-1]) == pytest.approx(wanted, abs=1e-5)
-    monkeypatch.setattr(forced, "PIECE", 5 * 6)
+    monkeypatch.setattr(target_scores, "PIECE", 5 * 6)
     for model in models:
         model.output.register_forward_hook(lambda module, read, made: rows.append(made.shape))
     assert flat(force(models, PAIRS)) == pytest.approx(wanted, abs=1e-5)

@@ -8,8 +8,8 @@ import torch
 
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import Demand
 from fusetk.decoding.sample import sample
+from fusetk.decoding.token_mask import Demand
 from fusetk.errors import ConfigError, Diverged
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, log_probabilities

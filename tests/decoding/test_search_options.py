@@ -9,8 +9,8 @@ from fusetk.data.vocab import BOS, EOS, UNK
 from fusetk.decoding import alignment
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.rules import Demand, length_limits
 from fusetk.decoding.scores import PENALTIES, bound, value
+from fusetk.decoding.token_mask import Demand, length_limits
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 from tests.decoding.plain import PlainSearch, covered
@@ -193,7 +193,7 @@ def test_coverage(system):
     settings = config(beam=40, n_best=5, max_length_extra=3, coverage_penalty=0.8, stop="exact")
     found = search([model], *batch(sources), settings)
     free = search([model], *batch(sources), settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}))
-    from fusetk.decoding.forced import force
+    from fusetk.decoding.target_scores import force
 
     for source, several, every in zip(sources, found, free, strict=True):
         for one in several:

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from fusetk.evaluation import bleu
-from fusetk.evaluation.bleu import METRICS, Options, make, score
+from fusetk.evaluation import metrics
 from fusetk.evaluation.length import BOUNDS, Row, bins, count_words, grouped, longer, score_groups
+from fusetk.evaluation.metrics import METRICS, Options, make, score
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -80,8 +80,8 @@ def test_words_stand_between_ascii_white_space() -> None:
 def test_multi_bleu_counts_each_sentence_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hypotheses, streams, source = corpus(4)
     counted: list[str] = []
-    real = bleu.count
-    monkeypatch.setattr(bleu, "count", lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references))
+    real = metrics.count
+    monkeypatch.setattr(metrics, "count", lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references))
     score_groups(*make(streams, ["multi-bleu"], Options()), hypotheses, grouped(longer(BOUNDS), count_words(source)))
     assert counted == hypotheses
 

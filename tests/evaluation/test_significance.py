@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import METRICS, Metric, Options, make
+from fusetk.evaluation.metrics import METRICS, Metric, Options, make
 from fusetk.evaluation.significance import SAMPLES, Found, Sampling, compare
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", "im", "Haus", ",", "."]

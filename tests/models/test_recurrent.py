@@ -13,7 +13,7 @@ from fusetk.models import seq2seq
 from fusetk.models.recurrent import Recurrent, RecurrentConfig
 from fusetk.nn import recurrence
 from fusetk.nn.fused import build as build_kernels
-from fusetk.nn.tree import select
+from fusetk.nn.nested import select
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE, build
 from tests.contracts.test_models import batch
 from tests.models import plain_recurrent as plain

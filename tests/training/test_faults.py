@@ -29,7 +29,7 @@ from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest
 from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, STATE, TRAINING
-from fusetk.training import checkpoint, loop, metrics
+from fusetk.training import checkpoint, log, loop
 from fusetk.training.validation import Validator
 
 GIVEN = ["training.ema=0.9", "training.validation.every_updates=2", "training.keep_last=9", "training.log_every=1"]
@@ -408,7 +408,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
         pass
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(metrics, "forget_after", all_the_same)  # reading /dev/full has no end
+        patched.setattr(train_module, "forget_after", all_the_same)  # reading /dev/full has no end
         train_module.train(load(toy, GIVEN), run, "cpu", quiet=True)
     said = capsys.readouterr().err
     assert said.count("log.txt cannot be written (No space left on device): training goes on") == 1
@@ -417,7 +417,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
 
 
 def test_lines_wait_until_there_is_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = metrics.Lines(tmp_path / "lines")
+    file = log.Lines(tmp_path / "lines")
     wanted = "".join(f"line {i}\n" for i in range(300))
     for i in range(300):
         with file_limit(100 if i < 200 else 1 << 20):

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusetk.nn.output import Output
+from fusetk.nn.output import OutputProjection
 from fusetk.training import loss as module
 from fusetk.training.loss import loss
 
 
-def plain(features: Tensor, output: Output, targets: Tensor, smoothing: float) -> Tensor:
+def plain(features: Tensor, output: OutputProjection, targets: Tensor, smoothing: float) -> Tensor:
     """-sum_k q(k) log p(k), q built entry by entry."""
     log_p = F.log_softmax(output(features), -1)
     q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(1, targets[:, None], 1 - smoothing)
@@ -18,9 +18,9 @@ def plain(features: Tensor, output: Output, targets: Tensor, smoothing: float) -
 
 
 @pytest.fixture
-def case() -> tuple[Tensor, Output, Tensor]:
+def case() -> tuple[Tensor, OutputProjection, Tensor]:
     torch.manual_seed(2)
-    output = Output(6, 13)
+    output = OutputProjection(6, 13)
     torch.nn.init.normal_(output.weight)
     torch.nn.init.normal_(output.bias)
     return torch.randn(29, 6), output, torch.randint(0, 13, (29,))
@@ -30,7 +30,7 @@ def case() -> tuple[Tensor, Output, Tensor]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 4, 100])
 def test_value_and_gradient_are_the_formulas(
-    case: tuple[Tensor, Output, Tensor], smoothing: float, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+    case: tuple[Tensor, OutputProjection, Tensor], smoothing: float, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, output, targets = case
     if not bias:
@@ -46,13 +46,13 @@ def test_value_and_gradient_are_the_formulas(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_hits_are_counted_without_gradients(case: tuple[Tensor, Output, Tensor]) -> None:
+def test_hits_are_counted_without_gradients(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
     with torch.inference_mode():
         assert loss(features, output, targets, 0.0).correct == (output(features).argmax(-1) == targets).sum()
 
 
-def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, Output, Tensor]) -> None:
+def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
     with torch.no_grad():
         output.weight.mul_(500)
@@ -62,7 +62,7 @@ def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, Output, Tensor]
     assert torch.isfinite(grad).all()
 
 
-def test_bf16_is_near(case: tuple[Tensor, Output, Tensor]) -> None:
+def test_bf16_is_near(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
     exact = torch.autograd.grad(loss(features.requires_grad_(), output, targets, 0.1).smoothed, [features, output.weight])
     with torch.autocast("cpu", torch.bfloat16):

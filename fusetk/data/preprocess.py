@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusetk.data.build import Build, Results
 from fusetk.data.config import DataConfig, Every, Filter, Step, Truecase
 from fusetk.data.filter import Recipe, Seen, make_pair_steps
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Text
+from fusetk.data.stages import Build, Results
 from fusetk.data.steps import concerns
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
 from fusetk.data.truecase import Truecaser

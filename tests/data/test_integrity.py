@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fusetk import train as train_module
 from fusetk.cli.main import main
 from fusetk.config import ConfigError
-from fusetk.data import guards, manifest
+from fusetk.data import integrity, manifest
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import Pipeline
@@ -120,17 +120,17 @@ def test_large_files_are_known_by_pieces(recipe: Recipe, tmp_path: Path, monkeyp
     with monkeypatch.context() as patched:
         whole = manifest.checksum
         patched.setattr(manifest, "checksum", lambda path: pytest.fail(f"{path}") if path.name == "train.de.ids" else whole(path))
-        guards.check_files(folder(recipe), data)
+        integrity.check_files(folder(recipe), data)
     for changed in (content[2:] + content[:2], b"\1\0" + content[2:], content[:-2] + b"\1\0"):
         replace(path, changed)
         with pytest.raises(DataError, match=r"train\.de\.ids is not what"):
-            guards.check_files(folder(recipe), data)
+            integrity.check_files(folder(recipe), data)
     del record["sample"]
     os.utime(path)
     with pytest.raises(DataError, match=r"train\.de\.ids is not what"):
-        guards.check_files(folder(recipe), data)
+        integrity.check_files(folder(recipe), data)
     os.utime(path, ns=(record["mtime_ns"], record["mtime_ns"]))
-    guards.check_files(folder(recipe), data)
+    integrity.check_files(folder(recipe), data)
 
 
 def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_largest_id_is_noted(recipe: Recipe) -> None:
     for split in ("train", "valid"):
         corpus = Corpus.open(folder(recipe), split)
         for side, sentences in (("source", corpus.source), ("target", corpus.target)):
-            assert data["splits"][split][side]["largest"] == int(sentences.ids.max()) == guards.largest_id(sentences)
+            assert data["splits"][split][side]["largest"] == int(sentences.ids.max()) == integrity.largest_id(sentences)
             assert sentences.entries == data["vocabulary"][side]
 
 
@@ -191,13 +191,13 @@ def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path, noted: 
 
 
 def test_the_largest_id_is_looked_for_all_over_a_large_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "STRETCHES", 5)
-    monkeypatch.setattr(guards, "STRETCH", 10)
+    monkeypatch.setattr(integrity, "STRETCHES", 5)
+    monkeypatch.setattr(integrity, "STRETCH", 10)
     for place in (0, 9, 249, 500, 999):
         ids = np.ones(1000, np.uint16)
         ids[place] = 77
-        assert guards.largest_id(Sentences(ids, np.array([0, 1000]))) == 77
-    assert guards.largest_id(Sentences(np.zeros(0, np.uint16), np.array([0]))) == 0
+        assert integrity.largest_id(Sentences(ids, np.array([0, 1000]))) == 77
+    assert integrity.largest_id(Sentences(np.zeros(0, np.uint16), np.array([0]))) == 0
 
 
 def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
@@ -287,14 +287,14 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
     for path in tmp_path.glob("*.??"):
         path.rename(elsewhere / path.name)
     noted = manifest.read(folder(moved))
-    assert guards.changed_text(moved.data, noted) == []
+    assert integrity.changed_text(moved.data, noted) == []
     text = {"train": [str(elsewhere / "train")], "valid": [str(elsewhere / "valid")], "test": {"new": [str(elsewhere / "valid")]}}
     config = moved.data.model_copy(update=text)
-    guards.check_settings(config, noted)
-    assert guards.changed_text(config, noted) == []
+    integrity.check_settings(config, noted)
+    assert integrity.changed_text(config, noted) == []
     for path in elsewhere.glob("train.*"):
         os.utime(path)
-    assert guards.changed_text(config, noted) == [], "the content decides, not the time"
+    assert integrity.changed_text(config, noted) == [], "the content decides, not the time"
 
 
 def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> None:

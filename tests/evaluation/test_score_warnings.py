@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from fusetk.evaluation.doubts import doubts
+from fusetk.evaluation.score_warnings import doubts
 
 RAW = ["The old man, who saw her, fell asleep.", "Is it late? No, it isn't.", "Yes. She said: come!", "Apple & pear."] * 5
 TOKENISED = ["The old man , who saw her , fell asleep .", "Is it late ? No , it is n't .", "Yes . She said : come !", "Apple & pear ."] * 5

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fusetk.errors import ConfigError
-from fusetk.training.metrics import Log, forget_after
+from fusetk.training.log import Log, forget_after
 
 
 def test_lines_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

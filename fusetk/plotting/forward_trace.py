@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.data.vocab import EOS
-from fusetk.decoding.forced import check_length, collate
+from fusetk.decoding.target_scores import check_length, collate
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.evaluation.bleu import METRICS, Options, add, corpus_bleu, count, make, score, split_compounds
+from fusetk.evaluation.metrics import METRICS, Options, add, corpus_bleu, count, make, score, split_compounds
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -182,7 +182,7 @@ def test_the_library_scores_the_rows_alike(options: Options) -> None:
 def test_lines_counted_in_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     hypotheses, streams = corpus(8)
     whole = score(hypotheses, streams, list(METRICS))
-    monkeypatch.setattr("fusetk.evaluation.bleu.AT_ONCE", 5)
+    monkeypatch.setattr("fusetk.evaluation.metrics.AT_ONCE", 5)
     assert score(hypotheses, streams, list(METRICS)) == whole
 
 
@@ -295,5 +295,5 @@ def test_what_cannot_be_scored_is_refused() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import fusetk.evaluation.bleu, fusetk.evaluation.doubts, sys; assert 'torch' not in sys.modules"
+    code = "import fusetk.evaluation.metrics, fusetk.evaluation.score_warnings, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from fusetk.errors import DataError, FusetkError
-from fusetk.evaluation import notes
-from fusetk.evaluation.bleu import METRICS
-from fusetk.evaluation.notes import Note
+from fusetk.evaluation.metrics import METRICS
+from fusetk.reporting import score_log
+from fusetk.reporting.score_log import Note
 from fusetk.runs import CHECKPOINTS, CONFIG, progress
 
 DEPTH = 5  # levels of folders below the one that is searched
@@ -76,7 +76,7 @@ def _run_folders(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
     if folder.resolve() in seen:
         return
     seen.add(folder.resolve())
-    if (folder / CONFIG).exists() and ((folder / CHECKPOINTS).is_dir() or (folder / notes.NAME).exists()):
+    if (folder / CONFIG).exists() and ((folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()):
         yield folder
     elif depth:
         try:
@@ -98,7 +98,7 @@ def _read(folder: Path, name: str, doubts: list[str]) -> Run:
     if not isinstance(config, dict):
         raise DataError(f"{path} cannot be read: it is no mapping of sections")
     try:
-        found = notes.read(folder)
+        found = score_log.read(folder)
     except FusetkError as error:
         doubts.append(str(error))
         found = []

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
-from fusetk.data.build import Build, Results
 from fusetk.data.config import BPE as BPEConfig
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import SentenceWriter, flat, write_sentences
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
+from fusetk.data.preprocess import Lines, languages, load_truecasers, size_of
+from fusetk.data.stages import Build, Results
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
 from fusetk.data.vocab import Vocabulary
-from fusetk.data.words import Lines, languages, load_truecasers, size_of
 from fusetk.errors import DataError
 
 # BPE and vocabularies ------------------------------------------------------------------------------------------------

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fusetk.config import Kind
+from fusetk.config import ComponentConfig
 from fusetk.models.seq2seq import Memory
 
 
-class Attend(nn.Module):
+class MemoryAttention(nn.Module):
     """What the decoder attends to: some sources, made once a sentence, and which of them each layer reads."""
 
-    Config: type[Kind] = Kind
+    Config: type[ComponentConfig] = ComponentConfig
     reads_top = False  # what the encoder's stack hands on is attended to
     layer_by_layer = False  # each decoder layer attends to the encoder layer of its own height
 
-    def __init__(self, config: Kind, widths: Sequence[int], top_width: int):
+    def __init__(self, config: ComponentConfig, widths: Sequence[int], top_width: int):
         """``widths`` of the encoder's history, the embedding's first, and of its fused top."""
         super().__init__()
         self.history_widths, self.top_width = tuple(widths), top_width
@@ -35,7 +35,7 @@ class Attend(nn.Module):
         return slice(None)
 
 
-class Top(Attend):
+class Top(MemoryAttention):
     """Every decoder layer attends to what the encoder's stack hands on."""
 
     reads_top = True
@@ -48,7 +48,7 @@ class Top(Attend):
         return [memory.top]
 
 
-class DenseConcat(Attend):
+class DenseConcat(MemoryAttention):
     """Every decoder layer attends to the concatenation of the encoder's layers (DenseNMT, DenseAtt-1)."""
 
     @property
@@ -59,7 +59,7 @@ class DenseConcat(Attend):
         return [torch.cat(memory.history, -1)]
 
 
-class DenseSum(Attend):
+class DenseSum(MemoryAttention):
     """Every decoder layer attends to each of the encoder's layers (DenseNMT, DenseAtt-2)."""
 
     @property
@@ -70,7 +70,7 @@ class DenseSum(Attend):
         return memory.history
 
 
-class Layerwise(Attend):
+class Layerwise(MemoryAttention):
     """Decoder layer i attends to encoder layer i (He et al. 2018, section 3; here by an attention of its own)."""
 
     layer_by_layer = True
@@ -86,4 +86,4 @@ class Layerwise(Attend):
         return slice(layer, layer + 1)
 
 
-ATTENDS: dict[str, type[Attend]] = {"top": Top, "layerwise": Layerwise, "dense-concat": DenseConcat, "dense-sum": DenseSum}
+ATTENDS: dict[str, type[MemoryAttention]] = {"top": Top, "layerwise": Layerwise, "dense-concat": DenseConcat, "dense-sum": DenseSum}

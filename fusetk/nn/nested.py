@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-Tree = Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
+NestedTensors = Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def map_tensors(function: Callable[[Tensor], Tensor], tree: NestedTensors) -> NestedTensors:
     """The same structure with ``function`` applied to every tensor; ``None`` stays ``None``."""
     if tree is None:
         return None
@@ -22,6 +22,6 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
 
 
-def select(tree: Tree, index: Tensor) -> Tree:
+def select(tree: NestedTensors, index: Tensor) -> NestedTensors:
     """Rows ``index`` of axis 0 of every tensor."""
     return map_tensors(lambda tensor: tensor.index_select(0, index), tree)

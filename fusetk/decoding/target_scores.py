@@ -15,7 +15,7 @@ from fusetk.decoding import alignment
 from fusetk.decoding.alignment import Which
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.output import PIECE, PIECE_GPU, Output
+from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
 BATCH_TOKENS = 8192
@@ -70,7 +70,7 @@ def _read(model: Seq2Seq, batch: Batch, which: Which | None) -> tuple[Tensor, Te
     return log_probabilities(model.output, features.flatten(0, 1)[batch.real], batch.tgt_out.flatten()[batch.real]), weights
 
 
-def log_probabilities(output: Output | NormedLinear, features: Tensor, tokens: Tensor) -> Tensor:
+def log_probabilities(output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor) -> Tensor:
     """Features (N, D) and the tokens (N,) that they are to predict -> natural-log probabilities (N,), float32."""
     rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // len(output.weight))
     found = []
