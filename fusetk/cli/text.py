@@ -64,14 +64,43 @@ def _is_real(stream: Any) -> bool:
     return True
 
 
-def each(change: Callable[[str], str], input: OptionalPath, output: OptionalPath) -> None:
-    """Write every line changed."""
-    lines = lines_of(input)
+def each(
+    change: Callable[[str], str],
+    input: OptionalPath,
+    output: OptionalPath,
+    watch: Callable[[Iterator[str]], Iterator[str]] = iter,
+) -> None:
+    """Write every line changed. ``watch`` hands on the lines of the input."""
+    lines = watch(lines_of(input))
     with output_to(output, input) as out:
         for line in lines:
             changed = change(line)
             assert "\n" not in changed
             out.write(changed + "\n")
+
+
+def warn(doubt: str | None, advice: str) -> None:
+    """Print a doubt, if there is one, and what to do."""
+    if doubt:
+        click.echo(f"warning: {doubt}; {advice}", err=True)
+
+
+def watched(lines: Iterator[str]) -> Iterator[str]:
+    """The same lines, with a warning when the first ones have no spaces between words."""
+    from fusetk.data.languages import SAMPLE, without_spaces
+
+    def check() -> None:
+        warn(without_spaces(seen), "use a tool that segments the language")
+
+    seen: list[str] = []
+    for line in lines:
+        yield line
+        if len(seen) < SAMPLE:
+            seen.append(line)
+            if len(seen) == SAMPLE:
+                check()
+    if len(seen) < SAMPLE:
+        check()
 
 
 @command.command()
@@ -81,9 +110,11 @@ def each(change: Callable[[str], str], input: OptionalPath, output: OptionalPath
 @click.option("-a", "--aggressive-hyphens", is_flag=True, help="Split words at hyphens, marked @-@.")
 def tokenize(input: OptionalPath, output: OptionalPath, language: str, no_escape: bool, aggressive_hyphens: bool) -> None:
     """Split punctuation from words as Moses' tokeniser does."""
+    from fusetk.data.languages import without_tokenizer_rules
     from fusetk.data.tokenize import Tokenizer
 
-    each(Tokenizer(language, not no_escape, aggressive_hyphens), input, output)
+    warn(without_tokenizer_rules(language), "check -l, or use a tool for the language")
+    each(Tokenizer(language, not no_escape, aggressive_hyphens), input, output, watched)
 
 
 @command.command()
@@ -103,9 +134,11 @@ def detokenize(input: OptionalPath, output: OptionalPath, language: str, no_unes
 @click.option("--nfc", is_flag=True, help="Put the text into Unicode normal form C first.")
 def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: bool) -> None:
     """Normalise punctuation as Moses' script does."""
+    from fusetk.data.languages import without_normalizer_rules
     from fusetk.data.normalize import Normalizer
     from fusetk.data.steps import nfc as normal_form
 
+    warn(without_normalizer_rules(language), "check -l, or use a tool for the language")
     change = Normalizer(language)
     each((lambda line: change(normal_form(line))) if nfc else change, input, output)
 

@@ -18,7 +18,7 @@ class NFC(Config):
 
 
 class NormalizePunctuation(Config):
-    """Punctuation as Moses' normalize-punctuation does it (sacremoses)."""
+    """Punctuation as Moses' normalize-punctuation does it (sacremoses). `prep` warns of a language that Moses does not know."""
 
     step: Literal["normalize-punctuation"]
     side: Side = "both"
@@ -26,7 +26,11 @@ class NormalizePunctuation(Config):
 
 
 class Tokenize(Config):
-    """Moses tokenisation of the side's language (sacremoses)."""
+    """Moses tokenisation of the side's language (sacremoses).
+
+    A language without rules gets the abbreviations of English, and `prep` warns. The step cannot find words in Chinese, Japanese, Thai,
+    Lao, Khmer or Burmese text without spaces: segment such text before `prep`, and leave it out of this step by `side`.
+    """
 
     step: Literal["tokenize"]
     side: Side = "both"

@@ -26,6 +26,12 @@ class Normalizer:
         return line.strip()
 
 
+def has_rules(language: str) -> bool:
+    """Whether sacremoses does more for the language than for an unknown one."""
+    rules, general = (MosesPunctNormalizer(lang=name).substitutions for name in (language, ""))
+    return bool(rules != general)
+
+
 def compiled(pattern: str, replacement: str) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
     """A substitution that takes time linear in the line."""
     if pattern == PERIODS_QUOTE:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data import manifest, tokens, words
+from fusetk.data import languages, manifest, tokens, words
 from fusetk.data.build import Build, Results, Stage, opened
 from fusetk.data.config import (
     BPE,
@@ -63,7 +63,8 @@ class Manifest(NamedTuple):
 def prepare(config: DataConfig, jobs: int = 1, force: bool = False, report: Callable[[str], None] = lambda line: None) -> Manifest:
     """Make `config.folder`, or what of it is out of date; with `force` all of it.
 
-    `report` is given one line for each change that was found and each stage that is made. The folder is complete when and
+    `report` is given one line for each change that was found, for each stage that is made, and for
+    each doubt whether the steps are made for the language of the text. The folder is complete when and
     only when it has a manifest. Raises DataError for input that cannot be used.
     """
     folder = Path(config.folder)
@@ -73,6 +74,10 @@ def prepare(config: DataConfig, jobs: int = 1, force: bool = False, report: Call
     with opened(folder):
         old = _known(folder, report)
         inputs = _inspect(texts, old.get("inputs", {}))
+        for doubt in languages.doubts(
+            {"source": config.source, "target": config.target}, config.steps, [pair for pairs in texts.values() for pair in pairs]
+        ):
+            report(f"warning: {doubt}")
         build = Build(folder, jobs, report)
         stages_before = old.get("stages", {})
         for stage in plan(config, texts):

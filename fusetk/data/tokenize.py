@@ -20,6 +20,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sacremoses import MosesDetokenizer, MosesTokenizer
+from sacremoses.corpus import NonbreakingPrefixes
 
 CACHED_WORDS = 500_000  # entries of one cache; it is emptied when full
 CACHED_LENGTH = 60  # longer words are handled and forgotten
@@ -179,6 +180,11 @@ def _glue(words: list[str]) -> list[str]:
         else:
             glued.append([word])
     return [" ".join(run) for run in glued]
+
+
+def has_rules(language: str) -> bool:
+    """Whether sacremoses has abbreviations of the language, or adds its characters to the letters."""
+    return language in NonbreakingPrefixes().available_langs or language in ("ja", "ko", "cjk")
 
 
 @cache
