@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,25 @@ from fusetk import DEVICE
 _NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not Linux
+
+
+def at_most_processors(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    """A number of threads; with more threads than processors, threads wait for each other at every operation."""
+    most = processors()
+    if value is None or value <= most:
+        return value
+    click.echo(f"warning: --threads {value} is limited to {most}, the processors that this process may use", err=True)
+    return most
+
+
+# The options --------------------------------------------------------------------------------------------------------
 
 SET_HELP = "Change a key of the config, e.g. training.seed=3; repeatable, the last wins."
 
@@ -28,7 +48,10 @@ raw_option: Decorator = click.option(
     "--raw", is_flag=True, help="Take the weights themselves where training kept an exponential mean of them beside them."
 )
 device_option: Decorator = click.option("-d", "--device", default=DEVICE, show_default=True, help="auto, cpu, cuda or cuda:N.")
-threads_option: Decorator = click.option("--threads", type=click.IntRange(1), help="Processor threads; all cores by default.")
+threads_option: Decorator = click.option(
+    "--threads", type=click.IntRange(1), callback=at_most_processors,
+    help="Processor threads; by default as many as there are cores. No more are used than this process has processors.",
+)  # fmt: skip
 quiet_option: Decorator = click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 
 

@@ -1,12 +1,15 @@
 """The command as a whole: help, one sentence for a user's error, exit codes."""
 
 import json
+import os
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import COMMANDS, main
+from fusetk.cli.manual import commands
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -84,3 +87,15 @@ def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPa
     for words in (["--run=~/x"], ["-r", "./~"], []):
         assert CliRunner().invoke(main, ["train", str(toy), *words]).exit_code == 0
     assert folders == [tmp_path / "x", Path("~"), Path("runs/toy")]
+
+
+@pytest.mark.parametrize("name", ["train", "decode", "rescore", "compare"])
+def test_no_more_threads_than_processors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [option] = [option for option in commands()[name].params if option.name == "threads"]
+    command = click.Command("x", params=[option], callback=lambda threads: click.echo(f"threads: {threads}"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    for words, used in (["--threads=1000"], 3), (["--threads=3"], 3), (["--threads=1"], 1), ([], None):
+        result = CliRunner().invoke(command, words)
+        assert result.stdout == f"threads: {used}\n"
+        said = "warning: --threads 1000 is limited to 3, the processors that this process may use\n"
+        assert result.stderr == (said if "1000" in "".join(words) else "")
