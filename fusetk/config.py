@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import pydantic
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
 from fusetk.errors import ConfigError
@@ -23,13 +23,41 @@ from fusetk.errors import ConfigError
 Place = tuple[str | int, ...]
 
 
+NONE = ("none", "None")  # as people write null
+
+
 class Config(BaseModel):
     """Base of every config class: immutable, unknown keys are errors, the text under a field is its documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_null(cls, values: Any) -> Any:
+        """Take the word none for null where a key may be null and none is not a word that it may have."""
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields
+        return {
+            key: None if value in NONE and key in fields and _only_null(fields[key].annotation) else value
+            for key, value in values.items()
+        }
+
 
 C = TypeVar("C", bound=Config)
+
+
+def _nullable(annotation: Any) -> bool:
+    """Whether a key of this type may be null."""
+    return type(None) in get_args(annotation)
+
+
+def _only_null(annotation: Any) -> bool:
+    """Whether a key of this type may be null, and cannot have the word none as its value."""
+    members = get_args(annotation)
+    return _nullable(annotation) and not any(
+        member is str or any(word in get_args(member) for word in NONE) for member in members
+    )
 
 
 # Plug-ins ------------------------------------------------------------------------------------------------------------
@@ -298,21 +326,89 @@ def _override(document: Document, override: str) -> None:
 
 # Errors --------------------------------------------------------------------------------------------------------------
 
-# What users of other toolkits type, and the key that they look for here.
+# What users of other toolkits type, and the key that they look for here, with its value where the name implies one.
 ELSEWHERE = {
-    "max_tokens": "training.stages.0.batch.size",
-    "lenpen": "decoding.normalize",
-    "update_freq": "training.stages.0.batch.accumulate",
+    # training
+    "after_batches": "training.stages.0.end.updates",
+    "after_epochs": "training.stages.0.end.epochs",
+    "arch": "model.kind",
+    "batch_size": "training.stages.0.batch.size",
+    "best_checkpoint_metric": "training.validation.metric",
+    "bf16": "training.precision=bf16",
+    "clip_norm": "training.stages.0.clip",
+    "disp_freq": "training.log_every",
+    "dropout": "model.dropout",
     "early_stopping": "training.stages.0.end.patience",
-    "warmup_updates": "training.stages.0.schedule.warmup",
+    "ema_decay": "training.ema",
+    "epochs": "training.stages.0.end.epochs",
+    "exponential_smoothing": "training.ema",
+    "fp16": "training.precision=fp16",
+    "label_smoothing": "training.label_smoothing",
+    "learning_rate": "training.stages.0.schedule.peak",
+    "log_interval": "training.log_every",
+    "lr": "training.stages.0.schedule.peak",
+    "lr_warmup": "training.stages.0.schedule.warmup",
+    "max_epoch": "training.stages.0.end.epochs",
+    "max_epochs": "training.stages.0.end.epochs",
+    "max_tokens": "training.stages.0.batch.size",
+    "max_update": "training.stages.0.end.updates",
+    "max_updates": "training.stages.0.end.updates",
+    "mini_batch": "training.stages.0.batch.size",
+    "optimizer": "training.stages.0.optimizer.kind",
+    "optimizer_delay": "training.stages.0.batch.accumulate",
     "patience": "training.stages.0.end.patience",
+    "save_freq": "training.save_every",
+    "save_interval_updates": "training.save_every",
+    "seed": "training.seed",
+    "share_all_embeddings": "model.tie=all",
+    "share_decoder_input_output_embed": "model.tie=target",
+    "tied_embeddings": "model.tie=target",
+    "tied_embeddings_all": "model.tie=all",
+    "train_steps": "training.stages.0.end.updates",
+    "transformer_dropout": "model.dropout",
+    "update_freq": "training.stages.0.batch.accumulate",
+    "valid_freq": "training.validation.every_updates",
+    "valid_metrics": "training.validation.metric",
+    "valid_steps": "training.validation.every_updates",
+    "validate_interval": "training.validation.every_epochs",
+    "validate_interval_updates": "training.validation.every_updates",
+    "warmup": "training.stages.0.schedule.warmup",
+    "warmup_updates": "training.stages.0.schedule.warmup",
+    # data
+    "destdir": "data.folder",
+    "source_lang": "data.source",
+    "target_lang": "data.target",
+    "testpref": "data.test",
+    "train_sets": "data.train",
+    "trainpref": "data.train",
+    "valid_sets": "data.valid",
+    "validpref": "data.valid",
+    # model
+    "dec_depth": "model.decoder.layers",
+    "decoder_layers": "model.decoder.layers",
+    "dim_emb": "model.width",
+    "enc_depth": "model.encoder.layers",
+    "encoder_embed_dim": "model.width",
+    "encoder_layers": "model.encoder.layers",
+    # search
+    "beam": "decoding.beam",
     "beam_size": "decoding.beam",
+    "length_penalty": "decoding.normalize",
+    "lenpen": "decoding.normalize",
+    "max_len_a": "decoding.max_length_factor",
+    "max_len_b": "decoding.max_length_extra",
+    "nbest": "decoding.n_best",
 }
 
 
 def elsewhere(name: str) -> str | None:
-    """The key here for what another toolkit calls ``name`` (as a key or an option)."""
-    return ELSEWHERE.get(name.lstrip("-").replace("-", "_"))
+    """The key here, or the key and its value, for what another toolkit calls ``name`` (as a key or an option)."""
+    return ELSEWHERE.get(plain(name))
+
+
+def plain(name: str) -> str:
+    """An option without its dashes, as a key."""
+    return name.lstrip("-").replace("-", "_")
 
 
 # How the validator names its own steps and the plain members of a union, which are no keys.
@@ -339,8 +435,10 @@ def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -
         text = "must be given"
     else:
         text = error["msg"].removeprefix("Value error, ")
+        fields = [found.model_fields.get(str(place[-1])) for found in classes] if place else []
+        may_be_null = any(field is not None and _nullable(field.annotation) for field in fields)
         if error["type"] != "choice" and isinstance(error.get("input"), str | int | float | bool):
-            text += f" (it is {error['input']!r})"
+            text += f" (it is {error['input']!r}{'; null is allowed' if may_be_null else ''})"
     where = document.where(full).text
     return f"{name}: {text}" + (f"  [{where}]" if where else "")
 

@@ -29,7 +29,7 @@ class PaperConfig(Config):
     table: str
     """The paper and its table."""
     row: str | None = None
-    """The system's name there; none in a config that only others extend."""
+    """The system's name there; null in a config that only others extend."""
     line: int | None = None
     """Its place among the rows of the table."""
     parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")

@@ -170,6 +170,38 @@ def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
     assert config.parse(config.load(tmp_path / "a.yaml"), Named).name == "12e6"
 
 
+@pytest.mark.parametrize("word", ["none", "null", "~", ""])
+def test_none_is_null_where_it_is_not_a_word_of_its_own(tmp_path: Path, word: str) -> None:
+    class Nested(Config):
+        size: int
+
+    class Keys(Config):
+        number: int | None = 1
+        nested: Nested | None = Nested(size=1)
+        several: list[int] | None = [1]
+        text: str | None = "a"
+        kind: Literal["none", "one"] | None = "one"
+
+    (tmp_path / "a.yaml").write_text("".join(f"{key}: {word}\n" for key in Keys.model_fields))
+    found = config.parse(config.load(tmp_path / "a.yaml"), Keys)
+    assert found.number is None and found.nested is None and found.several is None
+    if word in ("none", "null"):
+        assert (found.text, found.kind) == (("none", "none") if word == "none" else (None, None))
+
+
+def test_an_error_says_where_null_is_allowed(tmp_path: Path) -> None:
+    class Keys(Config):
+        size: int | None = None
+        count: int = 1
+
+    (tmp_path / "a.yaml").write_text("size: None\n")
+    assert config.parse(config.load(tmp_path / "a.yaml"), Keys).size is None
+    (tmp_path / "a.yaml").write_text("size: ten\ncount: none\n")
+    with pytest.raises(ConfigError) as caught:
+        config.parse(config.load(tmp_path / "a.yaml"), Keys)
+    assert "(it is 'ten'; null is allowed)" in str(caught.value) and "(it is 'none')" in str(caught.value)
+
+
 def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
     (tmp_path / "base.yaml").write_text("a: &both {size: 1}\nb: *both\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\na: {size: 2}\n")

@@ -10,7 +10,7 @@ import pytest
 from fusetk.cli import manual
 from fusetk.cli.troff import escape, prose
 from fusetk.config import Config
-from fusetk.recipe import Recipe
+from fusetk.recipe import Recipe, load
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = sorted(manual.pages())
@@ -52,6 +52,19 @@ def test_every_key_of_a_config_is_in_the_config_page():
     assert len(expected) > 50
     for key in expected:
         assert any(f"{mark}{escape(key)}\\fR" in text for mark in (".", "fB")) or f".SH {key}" in text, key
+
+
+def test_null_is_called_null(toy: Path):
+    """And the word that a page prints can be written."""
+    text = manual.pages()["fusetk-config.5"]
+    for key in ("data.bpe", "data.vocabulary.size", "training.ema", "training.save_every"):
+        [line] = [line for line in text.splitlines() if line.startswith(f"\\fB{escape(key)}\\fR (")]
+        assert " or null" in line and "default null" in line and "none" not in line
+        for word in ("null", "none"):
+            found = load(toy, [f"{key}={word}"]).model_dump()
+            for part in key.split("."):
+                found = found[part]
+            assert found is None
 
 
 def test_nothing_is_lost_in_troff():

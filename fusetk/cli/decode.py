@@ -178,6 +178,8 @@ def command(
         if output is None:
             work_together(world, iter(()), _work(translator, form, tokenized), lambda shown: None)
             return world.close()
+        if slow := translator.config.slow(len(translator.pipeline.target_vocab)):
+            click.echo(f"warning: {slow}", err=True)
         speed = Speed()
 
         def write(shown: "Shown") -> None:

@@ -62,13 +62,23 @@ class _Lazy(click.Group):
             click.echo(f"fusetk: {error.filename or 'the output'}: {error.strerror or error}", err=True)
             context.exit(2)
         except click.NoSuchOption as error:
-            from fusetk.config import elsewhere
+            from fusetk.cli.foreign import option_here
 
-            key = elsewhere(error.option_name)
-            if key is None:
+            here = option_here(error.option_name, error.ctx or context)
+            if here is None:
                 raise
-            click.echo(f"fusetk: there is no option {error.option_name}; here it is a key of the config: --set {key}=VALUE", err=True)
+            click.echo(f"fusetk: there is no option {error.option_name}; {here}", err=True)
             context.exit(2)
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not context.resilient_parsing:
+            from fusetk.cli.foreign import command_here
+
+            near = command_here(args[0], COMMANDS)
+            hint = f"did you mean `fusetk {near}`?" if near else f"the commands are {', '.join(COMMANDS)}"
+            click.echo(f"fusetk: there is no command {args[0]!r}; {hint}", err=True)
+            context.exit(2)
+        return super().resolve_command(context, args)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -161,7 +161,8 @@ def config_page() -> str:
     intro = """
         A config is a YAML file with the sections below. `extends: FILE` (or a list of files) takes another config as the
         ground; keys given here win, and mappings are laid over each other key by key. `--set a.b=VALUE` on the command
-        line wins over the file. Unknown keys are errors.
+        line wins over the file. Unknown keys are errors. A key that may be null takes the word none for null, too, unless none is a word
+        of its own there.
 
         Where a `kind` chooses, `key: NAME` is short for `key: {kind: NAME}`, and the kind may be `package.module:Name`, a
         class outside fusetk.
@@ -248,7 +249,7 @@ def words_of(annotation: Any) -> str:
     if origin is dict:
         return f"mapping of names to {many(inner[1])}"
     if origin in (typing.Union, types.UnionType):
-        shown = dict.fromkeys("none" if one is type(None) else words_of(one) for one in inner)
+        shown = dict.fromkeys("null" if one is type(None) else words_of(one) for one in inner)
         return " or ".join(shown)
     return "mapping"
 
@@ -269,7 +270,7 @@ def default_of(field: FieldInfo) -> str:
     if isinstance(default, Config):
         return ""
     if isinstance(default, bool) or default is None:
-        return f"; default {'none' if default is None else str(default).lower()}"
+        return f"; default {'null' if default is None else str(default).lower()}"
     if isinstance(default, tuple):
         default = list(default)
     return f"; default {default}"

@@ -6,12 +6,15 @@ from pydantic import Field, model_validator
 
 from fusetk.config import Config
 
+WIDE = 100  # hypotheses; beams above it are slow enough for a warning
+
 
 class SearchConfig(Config):
     """How translations are searched for."""
 
     beam: int = Field(5, ge=1)
-    """Hypotheses a sentence that are extended at each step; 1 is greedy search."""
+    """Hypotheses a sentence that are extended at each step; 1 is greedy search. Time and memory grow with the square of a wide beam;
+    `fusetk decode` warns above 100."""
     normalize: float = Field(1.0, ge=0, le=10)
     """Exponent alpha of the length penalty; 0 is no penalty."""
     penalty: Literal["power", "gnmt"] = "power"
@@ -85,3 +88,16 @@ class SearchConfig(Config):
         if useless := given & {"temperature", "top_k", "top_p", "seed"}:
             raise ValueError(f"{min(useless)} is of samples: set sample, too")
         return self
+
+    def slow(self, vocabulary: int) -> str | None:
+        """A sentence on what a wide beam costs with so many target words; None for a beam of usual width."""
+        if self.sample or self.beam <= WIDE:
+            return None
+        width = self.beam // self.groups
+        candidates = self.beam * min(width + 1, vocabulary)
+        usual = type(self).model_fields["beam"].default
+        advice = "; --stop beam may end sentences earlier" if self.stop == "exact" else ""
+        return (
+            f"beam {self.beam} is slow: each step sorts {candidates:,} candidates a sentence, beam {usual} sorts "
+            f"{usual * (usual + 1)}; a smaller beam (-b) takes less time and memory{advice}"
+        )

@@ -136,6 +136,15 @@ def test_an_ensemble(tmp_path, trained):
     assert result.exit_code == 2 and "vocabularies differ (11 and 12 tokens)" in result.stderr
 
 
+def test_a_wide_beam_is_said_to_be_slow(trained):
+    """Once, with its cost: the candidates of a step are at most beam * vocabulary."""
+    said = decode("-m", trained, "-b", 101, "--chunk", 1, "-q", "--max-length-factor", 0, lines=["Hund"] * 3).stderr
+    assert said.count("\n") == 1 and "warning: beam 101 is slow: each step sorts 1,111 candidates a sentence" in said
+    assert "--stop beam may end sentences earlier" in said
+    for options in (["-b", 100], ["-b", 101, "--sample", "--n-best", 2]):
+        assert decode("-m", trained, "-q", "--max-length-factor", 0, *options, lines=["Hund"]).stderr == ""
+
+
 def test_bf16_is_close(trained):
     rows = [output("-m", trained, "--json", "-b", 1, "--precision", precision)[0] for precision in ("fp32", "bf16")]
     plain, short = (json.loads(row)["translations"][0]["score"] for row in rows)

@@ -8,8 +8,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fusetk.cli import foreign
+from fusetk.cli.foreign import NEEDLESS, OPTIONS
 from fusetk.cli.main import COMMANDS, main
 from fusetk.cli.manual import commands
+from fusetk.config import ELSEWHERE
+from fusetk.errors import ConfigError
+from fusetk.recipe import load
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -73,10 +78,82 @@ def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> N
     assert result.exit_code == 2 and said in result.output
 
 
-@pytest.mark.parametrize(("option", "key"), [("--max-tokens", "training.stages.0.batch.size"), ("--lenpen", "decoding.normalize")])
-def test_options_of_other_toolkits_are_translated(option: str, key: str) -> None:
-    result = CliRunner().invoke(main, ["train", "a.yaml", option, "3"])
-    assert result.exit_code == 2 and f"--set {key}=" in result.output
+def refused(*words: str) -> str:
+    """What is said of a command line that cannot be right, in one sentence."""
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and result.stderr.startswith("fusetk: ") and result.stderr.count("\n") == 1, result.output
+    return result.stderr.removeprefix("fusetk: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "here"),
+    [
+        ("train a.yaml --max-tokens 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
+        ("train a.yaml --lenpen=3", "here it is a key of the config: --set decoding.normalize=VALUE"),
+        ("train a.yaml --mini-batch 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
+        ("train a.yaml --batch-size 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
+        ("train a.yaml --arch big", "here it is a key of the config: --set model.kind=VALUE"),
+        ("train a.yaml --lr 0.1", "here it is a key of the config: --set training.stages.0.schedule.peak=VALUE"),
+        ("train a.yaml --after-epochs 3", "here it is a key of the config: --set training.stages.0.end.epochs=VALUE"),
+        ("train a.yaml --epochs 3", "here it is a key of the config: --set training.stages.0.end.epochs=VALUE"),
+        ("train a.yaml --valid-freq 3", "here it is a key of the config: --set training.validation.every_updates=VALUE"),
+        ("train a.yaml --seed 3", "here it is a key of the config: --set training.seed=VALUE"),
+        ("train a.yaml --fp16", "here it is a key of the config: --set training.precision=fp16"),
+        ("train --config a.yaml", "give the config without an option: fusetk train CONFIG"),
+        ("train -c a.yaml", "give the config without an option: fusetk train CONFIG"),
+        ("train a.yaml --save-dir b", "here it is --run"),
+        ("train a.yaml --model b", "here it is --run"),
+        ("train a.yaml --cpu-threads 2", "here it is --threads"),
+        ("train a.yaml --log-file b", "the log is always written to log.txt in the run folder"),
+        ("train a.yaml --no-shuffle", "the order of batches is always drawn by training.seed and epoch"),
+        ("train a.yaml --verbose", "progress is printed by default"),
+        ("decode -m a --lenpen 0.6", "here it is -n"),
+        ("decode -m a --max-tokens 100", "here it is --batch-tokens"),
+        ("decode -m a --max-len-b 100", "here it is --max-length-extra"),
+        ("decode -m a --fp16", "here it is --precision bf16"),
+        ("decode --path a", "here it is --model"),
+        ("rescore -m a --lenpen 0.6", "here it is -n"),
+        ("score --patience 3", "it is a key of the config: fusetk train CONFIG --set training.stages.0.end.patience=VALUE"),
+        ("score --trainpref a", "it is a key of the config: fusetk prep CONFIG --set data.train=VALUE"),
+        ("score --lenpen 3", "it is an option of fusetk decode"),
+        ("prep a.yaml --workers 3", "here it is --jobs"),
+    ],
+)
+def test_options_of_other_toolkits_are_translated(words: str, here: str) -> None:
+    option = next(word for word in words.split() if word.startswith(("--", "-c"))).partition("=")[0]
+    assert refused(*words.split()) == f"there is no option {option}; {here}"
+
+
+@pytest.mark.parametrize("setting", sorted(set(ELSEWHERE.values())))
+def test_every_key_that_is_advised_exists(toy: Path, setting: str) -> None:
+    key, equals, value = setting.partition("=")
+    try:
+        load(toy, [f"{key}={value if equals else 'nonsense'}"])
+    except ConfigError as error:
+        assert not equals or "tie: all" in str(error)
+        assert f"{key}: there is no such key" not in str(error)
+
+
+def test_every_option_that_is_advised_exists() -> None:
+    """Or its advice is never given."""
+    members = commands().values()
+    every = {name for one in members for member in getattr(one, "commands", {"": one}).values() for p in member.params for name in p.opts}
+    for names in OPTIONS.values():
+        assert {name.partition(" ")[0] for name in names} <= every
+    assert {name for given, _ in NEEDLESS.values() for name in given} <= set(COMMANDS)
+    assert {name.partition(" ")[0] for name in foreign.COMMANDS.values()} <= {*COMMANDS, "--help"}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("trian", "train"), ("translate", "decode"), ("evalute", "score"), ("help", "--help"), ("plot-curve", "plot-curves")],
+)
+def test_a_mistyped_command(name: str, near: str) -> None:
+    assert refused(name, "x") == f"there is no command {name!r}; did you mean `fusetk {near}`?"
+
+
+def test_a_command_that_resembles_none() -> None:
+    assert refused("xyzzy") == f"there is no command 'xyzzy'; the commands are {', '.join(COMMANDS)}"
 
 
 def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -239,3 +239,10 @@ def test_settings_that_do_not_fit_are_refused():
         with pytest.raises(ValueError, match=reason):
             config(**options)
     assert math.isfinite(config(sample=True, n_best=50).temperature)
+
+
+def test_the_cost_of_a_wide_beam():
+    assert config(beam=100).slow(9) is None
+    assert "sorts 90,300 candidates" in config(beam=300, stop="beam").slow(30_000)
+    assert "--stop" not in config(beam=300, stop="beam").slow(30_000)
+    assert "sorts 4,500 candidates" in config(beam=300, groups=20).slow(15), "groups of 15"

@@ -1,0 +1,101 @@
+"""Options and commands of other toolkits, and what they are called here."""
+
+import difflib
+from collections.abc import Mapping
+
+import click
+
+from fusetk.config import elsewhere, plain
+
+# Options here by the name elsewhere: the first one that the command has is meant.
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("--batch-tokens",),
+    "cpu_threads": ("--threads", "--jobs"),
+    "cuda": ("--device",),
+    "devices": ("--device",),
+    "fp16": ("--precision bf16",),
+    "gpu": ("--device",),
+    "gpus": ("--device",),
+    "input": ("--input",),
+    "lang": ("--language",),
+    "length_penalty": ("-n",),
+    "lenpen": ("-n",),
+    "m": ("--run", "--model"),
+    "max_len_a": ("--max-length-factor",),
+    "max_len_b": ("--max-length-extra",),
+    "max_tokens": ("--batch-tokens",),
+    "mini_batch": ("--batch-tokens",),
+    "model": ("--run", "--model"),
+    "model_dir": ("--run", "--model"),
+    "models": ("--model",),
+    "nbest": ("--n-best",),
+    "no_progress_bar": ("--quiet",),
+    "num_workers": ("--jobs", "--threads"),
+    "path": ("--model",),
+    "print_alignment": ("--alignment",),
+    "ref": ("--reference",),
+    "replace_unk": ("--replace-unknown",),
+    "sampling": ("--sample",),
+    "sampling_topk": ("--top-k",),
+    "sampling_topp": ("--top-p",),
+    "save_dir": ("--run",),
+    "src": ("--input",),
+    "workers": ("--jobs", "--threads"),
+}
+
+# Options of some commands that need none here, and why.
+NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "c": (("train", "prep", "describe"), "give the config without an option: fusetk {command} CONFIG"),
+    "config": (("train", "prep", "describe"), "give the config without an option: fusetk {command} CONFIG"),
+    "log_file": (("train",), "the log is always written to log.txt in the run folder"),
+    "no_shuffle": (("train",), "the order of batches is always drawn by training.seed and epoch"),
+    "remove_bpe": (("decode",), "subwords are always joined"),
+    "post_process": (("decode",), "subwords are always joined"),
+    "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
+    "v": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
+    "vocab": (("train", "decode", "rescore"), "fusetk prep makes the vocabularies, and a run folder keeps them"),
+    "vocabs": (("train", "decode", "rescore"), "fusetk prep makes the vocabularies, and a run folder keeps them"),
+}
+
+COMMANDS: Mapping[str, str] = {
+    "apply-bpe": "text apply-bpe",
+    "detokenize": "text detokenize",
+    "eval": "score",
+    "evaluate": "score",
+    "generate": "decode",
+    "help": "--help",
+    "interactive": "decode",
+    "learn-bpe": "text learn-bpe",
+    "plot": "plot-attention",
+    "prepare": "prep",
+    "preprocess": "prep",
+    "sacrebleu": "score",
+    "tokenize": "text tokenize",
+    "translate": "decode",
+}
+
+
+def option_here(name: str, context: click.Context) -> str | None:
+    """What to use in this command instead of an option of another toolkit; None where that is not known."""
+    command, key = context.command, elsewhere(name)
+    known = {option for parameter in command.params for option in parameter.opts}
+    for option in OPTIONS.get(plain(name), ()):
+        if option.partition(" ")[0] in known:
+            return f"here it is {option}"
+    commands, reason = NEEDLESS.get(plain(name), ((), ""))
+    if command.name in commands:
+        return reason.format(command=command.name)
+    if key is None:
+        return None
+    setting = f"--set {key}" if "=" in key else f"--set {key}=VALUE"
+    if "--set" in known:
+        return f"here it is a key of the config: {setting}"
+    if key.startswith("decoding."):
+        return "it is an option of fusetk decode"
+    return f"it is a key of the config: fusetk {'prep' if key.startswith('data.') else 'train'} CONFIG {setting}"
+
+
+def command_here(name: str, known: Mapping[str, str]) -> str | None:
+    """The command that is meant by a name that is none of the ``known``; None where that cannot be guessed."""
+    near = difflib.get_close_matches(name, [*known, *COMMANDS], 1)
+    return COMMANDS.get(near[0], near[0]) if near else None
