@@ -433,6 +433,12 @@ def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -
         text = "there is no such key" + _hint(str(place[-1]), [key for found in classes for key in found.model_fields])
     elif error["type"] == "missing":
         text = "must be given"
+    elif error["type"] == "union_tag_invalid":
+        context = error["ctx"]
+        key, *known = (quoted.strip("'") for quoted in [context["discriminator"], *context["expected_tags"].split(", ")])
+        near = difflib.get_close_matches(context["tag"], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        text = f"there is no {key} {context['tag']!r}; {hint}"
     else:
         text = error["msg"].removeprefix("Value error, ")
         fields = [found.model_fields.get(str(place[-1])) for found in classes] if place else []

@@ -155,6 +155,14 @@ def test_the_nearest_key_is_found_inside_a_union(tmp_path: Path) -> None:
         config.parse(config.load(tmp_path / "a.yaml"), Steps)
 
 
+@pytest.mark.parametrize(("step", "hint"), [("tokenise", "did you mean 'tokenize'?"), ("x", "known here: tokenize, lowercase")])
+def test_a_member_of_a_union_that_is_not_there(tmp_path: Path, step: str, hint: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"steps:\n  - {{step: lowercase}}\n  - {{step: {step}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.parse(config.load(tmp_path / "a.yaml"), Steps)
+    assert f"steps.1: there is no step {step!r}; {hint}" in str(caught.value) and "line 3" in str(caught.value)
+
+
 def test_paths_of_an_override_are_relative_to_where_one_stands(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("stages: [a, b]\n")
     document = config.load(tmp_path / "a.yaml", ["stages=[c]"])
