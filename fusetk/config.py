@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 import pydantic
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from fusetk.errors import ConfigError
 
@@ -29,7 +29,9 @@ NONE = ("none", "None")  # as people write null
 class Config(BaseModel):
     """Base of every config class: immutable, unknown keys are errors, the text under a field is its documentation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -39,7 +41,9 @@ class Config(BaseModel):
             return values
         fields = cls.model_fields
         return {
-            key: None if value in NONE and key in fields and _only_null(fields[key].annotation) else value
+            key: None
+            if value in NONE and key in fields and _only_null(fields[key].annotation)
+            else value
             for key, value in values.items()
         }
 
@@ -74,7 +78,9 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     if not colon:
         near = difflib.get_close_matches(kind, table, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no kind {kind!r}.{hint} Known: {', '.join(table)}; or package.module:Name")
+        raise ValueError(
+            f"there is no kind {kind!r}.{hint} Known: {', '.join(table)}; or package.module:Name"
+        )
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the outside module raises, its author wants to see it
@@ -83,34 +89,46 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{kind!r} is no subclass of {base.__module__}.{base.__name__}")
     if not issubclass(getattr(found, "Config", type(None)), config):
-        raise ValueError(f"{kind!r} has no Config that is a subclass of {config.__module__}.{config.__name__}")
+        raise ValueError(
+            f"{kind!r} has no Config that is a subclass of {config.__module__}.{config.__name__}"
+        )
     return found
 
 
-def component(table: Mapping[str, type], what: str, base: type = object) -> Any:
-    """The type of a field that holds the ``Config`` of one of the classes in ``table``, chosen by its key ``kind``.
+class component:
+    """Annotate a field that holds the config of one class in ``table``, which its key ``kind`` names.
 
+    ``fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]`` accepts the ``Config`` of each fusion.
     ``fuse: average`` is short for ``fuse: {kind: average}``.
     """
 
-    def pick(value: Any) -> Any:
+    def __init__(self, table: Mapping[str, type], what: str, base: type = object):
+        self.table, self.what, self.base = table, what, base
+
+    def __get_pydantic_core_schema__(
+        self, source: type, handler: pydantic.GetCoreSchemaHandler
+    ) -> CoreSchema:
+        validator = BeforeValidator(self._pick, json_schema_input_type=str | dict[str, Any])
+        return handler.generate_schema(Annotated[SerializeAsAny[source], validator])  # type: ignore[misc, valid-type]
+
+    def _pick(self, value: Any) -> Any:
         if isinstance(value, ComponentConfig):
             return value
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-            raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", {"what": what, "known": ", ".join(table)})
+            context = {"what": self.what, "known": ", ".join(self.table)}
+            raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", context)
         try:
-            found = resolve(value["kind"], table, base)
+            config: type[Config] = resolve(value["kind"], self.table, self.base).Config
         except ValueError as error:
-            raise PydanticCustomError("choice", "{what}: {error}", {"what": what, "error": str(error)}) from error
-        config: type[Config] = found.Config
+            context = {"what": self.what, "error": str(error)}
+            raise PydanticCustomError("choice", "{what}: {error}", context) from error
         try:
             return config.model_validate(value)
-        except pydantic.ValidationError as error:  # carried out to `parse`, which puts the paths together
-            raise PydanticCustomError("nested", "invalid", {"errors": error.errors(), "kind": config}) from None
-
-    return Annotated[SerializeAsAny[ComponentConfig], BeforeValidator(pick, json_schema_input_type=str | dict[str, Any])]
+        except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors
+            details = {"errors": error.errors(), "kind": config}
+            raise PydanticCustomError("nested", "invalid", details) from None
 
 
 class ComponentConfig(Config):
@@ -160,7 +178,9 @@ def parse(document: Document, kind: type[C]) -> C:
     try:
         return kind.model_validate(document.values)
     except pydantic.ValidationError as error:
-        raise error_of([_sentence(document, *found) for found in _flatten(kind, error.errors())]) from None
+        raise error_of(
+            [_sentence(document, *found) for found in _flatten(kind, error.errors())]
+        ) from None
 
 
 def error_of(sentences: Sequence[str]) -> ConfigError:
@@ -179,12 +199,16 @@ def expand_path(path: str) -> str:
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
-            raise ValueError(f"the environment variable {name} in {path!r} is not set or empty; set it, or write the path out")
+            raise ValueError(
+                f"the environment variable {name} in {path!r} is not set or empty; set it, or write the path out"
+            )
         return os.environ[name]
 
     expanded = os.path.expanduser(path)
     if path.startswith("~") and expanded == path:
-        raise ValueError(f"{path.partition('/')[0]} in {path!r} has no home folder; write ./~ for a name that begins with ~")
+        raise ValueError(
+            f"{path.partition('/')[0]} in {path!r} has no home folder; write ./~ for a name that begins with ~"
+        )
     return _VARIABLE.sub(value_of, expanded)
 
 
@@ -193,7 +217,13 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 def dump(config: Config) -> str:
     """The resolved config as YAML: everything that is set or defaulted, readable by ``load`` again."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(
+        config.model_dump(mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+    )
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> Document:
@@ -211,13 +241,17 @@ def _read(path: Path, above: tuple[Path, ...]) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}") from None
+        raise ConfigError(
+            f"{path}{line}: not valid YAML: {error.problem or error.context}"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a config is a mapping of sections (model: ..., training: ...), this is a {type(values).__name__}")
+        raise ConfigError(
+            f"{path}: a config is a mapping of sections (model: ..., training: ...), this is a {type(values).__name__}"
+        )
     origins: dict[Place, Origin] = {}
     _remember(node, (), path, origins)
     parents = values.pop("extends", None) or []
@@ -244,7 +278,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -261,14 +297,20 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver("!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+    _side.add_implicit_resolver(
+        "!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 _Loader.add_constructor("!number", _number)
 
 
-def _remember(node: yaml.Node | None, place: Place, path: Path, origins: dict[Place, Origin]) -> None:
+def _remember(
+    node: yaml.Node | None, place: Place, path: Path, origins: dict[Place, Origin]
+) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            origins[(*place, key.value)] = Origin(f"{path}, line {key.start_mark.line + 1}", path.parent)
+            origins[(*place, key.value)] = Origin(
+                f"{path}, line {key.start_mark.line + 1}", path.parent
+            )
             _remember(value, (*place, key.value), path, origins)
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
@@ -282,10 +324,16 @@ def _merge(base: Document, top: Document) -> None:
     def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
         for key, value in above.items():
             old = below.get(key)
-            if isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+            if (
+                isinstance(old, dict)
+                and isinstance(value, dict)
+                and value.get("kind", old.get("kind")) == old.get("kind")
+            ):
                 lay(old, value)
             else:
-                below[key] = copy.deepcopy(value)  # or what an anchor names twice would change in both places
+                below[key] = copy.deepcopy(
+                    value
+                )  # or what an anchor names twice would change in both places
 
     lay(base.values, top.values)
     base.origins.update(top.origins)
@@ -305,16 +353,22 @@ def _override(document: Document, override: str) -> None:
     for part in above:
         step: str | int = int(part) if isinstance(here, list) and part.isdigit() else part
         if isinstance(here, list) and (isinstance(step, str) or step >= len(here)):
-            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {part!r} is no place in it")
+            raise ConfigError(
+                f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {part!r} is no place in it"
+            )
         if isinstance(here, dict) and not isinstance(here.get(step), dict | list):
             here[step] = {"kind": here[step]} if isinstance(here.get(step), str) else {}
         here = here[step]
         place.append(step)
         if not isinstance(here, dict | list):
-            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is {here!r}, which has no {last!r}")
+            raise ConfigError(
+                f"--set {override}: {'.'.join(map(str, place))} is {here!r}, which has no {last!r}"
+            )
     if isinstance(here, list):
         if not last.isdigit() or int(last) >= len(here):
-            raise ConfigError(f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {last!r} is no place in it")
+            raise ConfigError(
+                f"--set {override}: {'.'.join(map(str, place))} is a list of {len(here)}; {last!r} is no place in it"
+            )
         here[int(last)] = value
     else:
         here[last] = value
@@ -415,27 +469,38 @@ def plain(name: str) -> str:
 _MEMBER = re.compile(r"(function-|constrained-).*|.*\[.*\]|int|float|str|bool")
 
 
-def _flatten(kind: type[Config], errors: Sequence[Any], base: Place = ()) -> Iterator[tuple[type[Config], Place, Any]]:
+def _flatten(
+    kind: type[Config], errors: Sequence[Any], base: Place = ()
+) -> Iterator[tuple[type[Config], Place, Any]]:
     """Each error with its full path; those inside a ``choice`` come with the config class that was chosen."""
     for error in errors:
         if error["type"] == "nested":
-            yield from _flatten(error["ctx"]["kind"], error["ctx"]["errors"], (*base, *error["loc"]))
+            yield from _flatten(
+                error["ctx"]["kind"], error["ctx"]["errors"], (*base, *error["loc"])
+            )
         else:
             yield kind, base, error
 
 
 def _sentence(document: Document, kind: type[Config], base: Place, error: Any) -> str:
-    place = tuple(part for part in error["loc"] if not (isinstance(part, str) and _MEMBER.fullmatch(part)))
+    place = tuple(
+        part for part in error["loc"] if not (isinstance(part, str) and _MEMBER.fullmatch(part))
+    )
     classes, shown = _walk(kind, place[:-1])
     full = (*base, *shown, *place[-1:])
     name = ".".join(str(part) for part in full) or "(the whole file)"
     if error["type"] == "extra_forbidden":
-        text = "there is no such key" + _hint(str(place[-1]), [key for found in classes for key in found.model_fields])
+        text = "there is no such key" + _hint(
+            str(place[-1]), [key for found in classes for key in found.model_fields]
+        )
     elif error["type"] == "missing":
         text = "must be given"
     elif error["type"] == "union_tag_invalid":
         context = error["ctx"]
-        key, *known = (quoted.strip("'") for quoted in [context["discriminator"], *context["expected_tags"].split(", ")])
+        key, *known = (
+            quoted.strip("'")
+            for quoted in [context["discriminator"], *context["expected_tags"].split(", ")]
+        )
         near = difflib.get_close_matches(context["tag"], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         text = f"there is no {key} {context['tag']!r}; {hint}"
@@ -484,4 +549,9 @@ def _classes(annotation: Any) -> list[type[BaseModel]]:
 
 def _tags(kind: type[BaseModel]) -> list[Any]:
     """The values by which a union knows one of its members."""
-    return [value for field in kind.model_fields.values() for value in get_args(field.annotation) if field.is_required()]
+    return [
+        value
+        for field in kind.model_fields.values()
+        for value in get_args(field.annotation)
+        if field.is_required()
+    ]

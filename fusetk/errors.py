@@ -23,13 +23,17 @@ class Diverged(FusetkError):
     """A model that returns NaN."""
 
     def __init__(self) -> None:
-        super().__init__("the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint")
+        super().__init__(
+            "the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint"
+        )
 
 
 class DiskFull(CheckpointError):
     """There is no space for a checkpoint. The one before it is whole; with space, the same command goes on from there."""
 
-    exit_code = 74  # EX_IOERR: a batch system should not requeue the job before somebody has made room
+    exit_code = (
+        74  # EX_IOERR: a batch system should not requeue the job before somebody has made room
+    )
 
 
 class Interrupted(FusetkError):

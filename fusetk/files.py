@@ -76,7 +76,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 def digest(value: Any) -> str:
     """The SHA-256 of plain values (dicts, lists, text, numbers)."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
 
 
 def checksum(path: Path) -> str:

@@ -33,7 +33,9 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name} is not supported: write auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name} was asked for, this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ConfigError(
+            f"device {name} was asked for, this machine has {torch.cuda.device_count()} CUDA devices"
+        )
     if device.type == "cpu":
         keep_memory()
         _use(choices(), "highest")
@@ -45,8 +47,17 @@ def revision() -> str | None:
     """The git revision of this code, with a + where files differ from it; None where it is no checkout."""
     folder = Path(__file__).parent
     try:
-        commands = ["ls-files", "--error-unmatch", __file__], ["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "."]
-        given = [subprocess.run(["git", "-C", str(folder), *one], capture_output=True, text=True, timeout=10) for one in commands]
+        commands = (
+            ["ls-files", "--error-unmatch", __file__],
+            ["rev-parse", "--short", "HEAD"],
+            ["status", "--porcelain", "--", "."],
+        )
+        given = [
+            subprocess.run(
+                ["git", "-C", str(folder), *one], capture_output=True, text=True, timeout=10
+            )
+            for one in commands
+        ]
     except (OSError, subprocess.SubprocessError):
         return None
     if any(found.returncode for found in given):
@@ -90,7 +101,12 @@ def choices(matmul: str = "highest") -> Choices:
 
 @cache
 def _choices(matmul: str, threads: int) -> Choices:
-    known = {"matmul": matmul, "threads": threads, "torch": torch.__version__, "processor": processor()}
+    known = {
+        "matmul": matmul,
+        "threads": threads,
+        "torch": torch.__version__,
+        "processor": processor(),
+    }
     name = f"machine-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
     for folder in cache_folders():
         if stored := read_choices(folder / name):
@@ -109,7 +125,9 @@ def read_choices(path: Path) -> Choices | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         stored = Choices(**values)
-        complete = set(stored.attention) == set(ATTENTION_KINDS) and all(limit >= 0 for limit in stored.attention.values())
+        complete = set(stored.attention) == set(ATTENTION_KINDS) and all(
+            limit >= 0 for limit in stored.attention.values()
+        )
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return stored if complete and stored.products in ("MKL", "oneDNN") else None
@@ -137,7 +155,9 @@ def computing(device: torch.device, matmul: str, kept: Choices | None = None) ->
             _use(chosen, matmul)
             description = str(chosen)
         if matmul != "highest":
-            description = f"{matmul}, in fact {'rounded' if _product_error(device) > 1e-5 else 'exact'}"
+            description = (
+                f"{matmul}, in fact {'rounded' if _product_error(device) > 1e-5 else 'exact'}"
+            )
         yield description
     finally:
         torch.set_float32_matmul_precision(before[0])
@@ -148,14 +168,18 @@ def computing(device: torch.device, matmul: str, kept: Choices | None = None) ->
 def _use(chosen: Choices, matmul: str) -> None:
     exact = "medium" if chosen.products == "oneDNN" else "highest"
     torch.set_float32_matmul_precision(exact if matmul == "highest" else matmul)
-    attention.plain_up_to.update({ATTENTION_KINDS[kind]: limit for kind, limit in chosen.attention.items()})
+    attention.plain_up_to.update(
+        {ATTENTION_KINDS[kind]: limit for kind, limit in chosen.attention.items()}
+    )
 
 
 def _measure(matmul: str) -> Choices:
     before = torch.get_float32_matmul_precision()
     try:
         products = _fastest_float32()
-        torch.set_float32_matmul_precision(("medium" if products == "oneDNN" else "highest") if matmul == "highest" else matmul)
+        torch.set_float32_matmul_precision(
+            ("medium" if products == "oneDNN" else "highest") if matmul == "highest" else matmul
+        )
         limits = {kind: _plain_attention_limit(*key) for kind, key in ATTENTION_KINDS.items()}
     finally:
         torch.set_float32_matmul_precision(before)
@@ -192,7 +216,10 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
     limit = 0
     for length in ATTENTION_LENGTHS:
         shape = max(1, 512 // length), length, 4, 64
-        q, k, v = (torch.ones(shape, dtype=dtype).transpose(1, 2).requires_grad_(training) for _ in range(3))
+        q, k, v = (
+            torch.ones(shape, dtype=dtype).transpose(1, 2).requires_grad_(training)
+            for _ in range(3)
+        )
         mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
 
         def way(up_to: int) -> Callable[[], object]:
@@ -229,7 +256,10 @@ def processor() -> str:
     lines: list[str] = []
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    fields = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in reversed(lines))
+    }
     name = fields.get("model name") or platform.processor() or platform.machine()
     flags = fields.get("flags") or fields.get("Features") or ""
     return f"{name}, instructions {hashlib.sha256(flags.encode()).hexdigest()[:8]}"

@@ -126,7 +126,9 @@ def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
                 greeting = store.get(f"fusetk/hello/{other}").decode()
                 store.set(f"fusetk/answer/{greeting}", name)
         if time.monotonic() > deadline:
-            raise ConfigError(f"not all of the {size} processes started within {TIMEOUT}: look at their messages")
+            raise ConfigError(
+                f"not all of the {size} processes started within {TIMEOUT}: look at their messages"
+            )
         time.sleep(0.05)
     return name
 
@@ -150,4 +152,6 @@ def local_device(name: str) -> str:
     if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0"))
-    return f"cuda:{local_rank % torch.cuda.device_count()}"  # cuda:0 where each process sees one GPU
+    return (
+        f"cuda:{local_rank % torch.cuda.device_count()}"  # cuda:0 where each process sees one GPU
+    )

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -12,6 +12,7 @@ from fusetk.config import Config, Document, component
 from fusetk.data.prepare import DataConfig
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.models.seq2seq import ModelConfig
 from fusetk.training.config import TrainingConfig
 
 # Patterns of keys that do not decide which model is trained: what training keeps and prints, and
@@ -50,7 +51,7 @@ class Recipe(Config):
     data: DataConfig
     """Text and its preparation. Paths are relative to the config file that names them, or to the current folder in `--set`; `~`
     and environment variables (`$NAME` or `${NAME}`) in them are expanded."""
-    model: component(MODELS, "a model", Seq2Seq)  # type: ignore[valid-type]
+    model: Annotated[ModelConfig, component(MODELS, "a model", Seq2Seq)]
     """The backbone and its wiring."""
     training: TrainingConfig
     """Stages, validation, checkpoints."""
@@ -62,7 +63,9 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _tying_needs_one_vocabulary(self) -> "Recipe":
         if getattr(self.model, "tie", None) == "all" and not self.data.vocabulary.joint:
-            raise ValueError("model.tie: all shares the embeddings of both sides, which needs data.vocabulary.joint: true")
+            raise ValueError(
+                "model.tie: all shares the embeddings of both sides, which needs data.vocabulary.joint: true"
+            )
         return self
 
 

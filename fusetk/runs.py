@@ -40,7 +40,11 @@ def find(path: Path) -> tuple[Path, str]:
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
         raise CheckpointError(f"{path} is no run folder: {reason}")
-    names = [name for name in ("best", "last") if (path / CHECKPOINTS / name).is_symlink() or (path / CHECKPOINTS / name).exists()]
+    names = [
+        name
+        for name in ("best", "last")
+        if (path / CHECKPOINTS / name).is_symlink() or (path / CHECKPOINTS / name).exists()
+    ]
     return path, names[0] if names else ""
 
 
@@ -54,7 +58,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
         return run, path
     folder = run / CHECKPOINTS / name
     if not name:
-        raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last{_alternative(run)}")
+        raise CheckpointError(
+            f"{run} has no checkpoints/best or checkpoints/last{_alternative(run)}"
+        )
     if not folder.is_dir():
         raise CheckpointError(f"{folder} points to a checkpoint that is missing{_alternative(run)}")
     return run, folder
@@ -83,17 +89,29 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read ``state.json`` of a checkpoint. Raises CheckpointError if it is missing, damaged or of a newer fusetk."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        version, sums, expected = state["format"], state.get("sha256", {}), state.pop("digest", None)
+        version, sums, expected = (
+            state["format"],
+            state.get("sha256", {}),
+            state.pop("digest", None),
+        )
         unchanged = expected in (None, digest(state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is damaged, {type(error).__name__}: {error}"
-        raise CheckpointError(f"{folder} is not a complete checkpoint: {STATE} cannot be read ({reason})") from None
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else f"it is damaged, {type(error).__name__}: {error}"
+        )
+        raise CheckpointError(
+            f"{folder} is not a complete checkpoint: {STATE} cannot be read ({reason})"
+        ) from None
     if isinstance(version, int) and version > FORMAT:
         raise CheckpointError(
             f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk"
         )
     if version != FORMAT or not isinstance(sums, dict) or not unchanged:
-        raise CheckpointError(f"{folder / STATE} is damaged: its content changed after it was written")
+        raise CheckpointError(
+            f"{folder / STATE} is damaged: its content changed after it was written"
+        )
     return dict(state)
 
 
@@ -146,5 +164,9 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
         update = record["update"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    valid = isinstance(record.get("kind"), str) and isinstance(update, int | float) and not isinstance(update, bool)
+    valid = (
+        isinstance(record.get("kind"), str)
+        and isinstance(update, int | float)
+        and not isinstance(update, bool)
+    )
     return record if valid else None

@@ -57,9 +57,14 @@ class System:
         """
         sources, targets = _texts(sources, "sources"), _texts(targets, "targets")
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: give a target for each source")
+            raise DataError(
+                f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: give a target for each source"
+            )
         encode = self._translator({}).encode
-        pairs = [([*encode("source", one), EOS], encode("target", other)) for one, other in zip(sources, targets, strict=True)]
+        pairs = [
+            ([*encode("source", one), EOS], encode("target", other))
+            for one, other in zip(sources, targets, strict=True)
+        ]
         return [sum(found.scores) for found in force(self.models, pairs, self.config.ensemble)]
 
     def _translator(self, settings: Mapping[str, Any]) -> Translator:
@@ -79,7 +84,9 @@ def load(
     takes the raw weights where training kept their moving average (EMA). Raises FusetkError for what cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
-    with torch.random.fork_rng():  # the initial weights are drawn before those of the checkpoint are read
+    with (
+        torch.random.fork_rng()
+    ):  # the initial weights are drawn before those of the checkpoint are read
         ensemble = load_ensemble(paths, device, precision, raw)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
 
@@ -111,7 +118,7 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     return model
 
 
-def load_model(path: Path | str, device: str | torch.device = "cpu", raw: bool = False) -> Loaded:
+def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:
     """Load a checkpoint folder, or the best checkpoint of a run folder (the last one if there is no best).
 
     The moving average of the weights (EMA) is loaded where training kept one, unless ``raw`` is set. Raises CheckpointError if
@@ -121,18 +128,22 @@ def load_model(path: Path | str, device: str | torch.device = "cpu", raw: bool =
     try:
         recipe = recipes.load(run / CONFIG)
     except ConfigError as error:
-        raise CheckpointError(f"{run / CONFIG} was changed after training wrote it: {error}") from None
+        raise CheckpointError(
+            f"{run / CONFIG} was changed after training wrote it: {error}"
+        ) from None
     pipeline = Pipeline.load(run / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = read_state(folder)
-    has_average = EMA in state.get("sha256", {}) or bool(recipe.training.ema and "progress" in state)
+    has_average = EMA in state.get("sha256", {}) or bool(
+        recipe.training.ema and "progress" in state
+    )
     load_weights(model, folder, EMA if has_average and not raw else MODEL)
     return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
 
 
 def load_ensemble(
     paths: Sequence[Path | str],
-    device: str | torch.device = "cpu",
+    device: str | torch.device = DEVICE,
     precision: str = "fp32",
     raw: bool = False,
 ) -> Ensemble:
@@ -143,7 +154,9 @@ def load_ensemble(
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
         for side in SIDES:
-            ours, theirs = (getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline))
+            ours, theirs = (
+                getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline)
+            )
             if ours != theirs:
                 raise ConfigError(
                     f"{paths[0]} and {path} cannot be an ensemble: their {side} vocabularies differ "
@@ -165,12 +178,16 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     return model
 
 
-def changed(config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> SearchConfig:
+def changed(
+    config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None
+) -> SearchConfig:
     """Settings of the search, some of them changed; ``origins`` are what a user knows them by.
 
     Raises ConfigError for what is no setting or cannot have that value.
     """
-    places: dict[Place, Origin] = {(key,): Origin(origin, Path()) for key, origin in (origins or {}).items()}
+    places: dict[Place, Origin] = {
+        (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
+    }
     return parse(Document({**config.model_dump(), **settings}, places), SearchConfig)
 
 
@@ -195,16 +212,22 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
             raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
         constraints: Any = request.constraints
         if isinstance(constraints, str | bytes):
-            raise DataError(f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases")
+            raise DataError(
+                f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases"
+            )
         if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
-            raise DataError(f"the Request of line {number} has a text, prefix or phrase that is not a string")
+            raise DataError(
+                f"the Request of line {number} has a text, prefix or phrase that is not a string"
+            )
         requests.append(request)
     return requests
 
 
 def _listed(lines: Any, name: str) -> list[Any]:
     if isinstance(lines, str | bytes | Request) or not isinstance(lines, Iterable):
-        raise DataError(f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string")
+        raise DataError(
+            f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string"
+        )
     return list(lines)
 
 

@@ -18,7 +18,16 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import ConfigError, DataError, FusetkError, Interrupted
 from fusetk.files import lock, write_if_changed
-from fusetk.machine import Choices, choices, computing, device_of, processor, read_choices, revision, write_choices
+from fusetk.machine import (
+    Choices,
+    choices,
+    computing,
+    device_of,
+    processor,
+    read_choices,
+    revision,
+    write_choices,
+)
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import NEUTRAL, Recipe
@@ -43,8 +52,14 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     device = device_of(local_device(device_name))
     world = connect(device)
     try:
-        chosen = world.broadcast(_choices(recipe, run) if device.type == "cpu" and world.first else None)
-        with Stop() as stop, computing(device, recipe.training.matmul, chosen) as products, _RunLock(run) as alone:
+        chosen = world.broadcast(
+            _choices(recipe, run) if device.type == "cpu" and world.first else None
+        )
+        with (
+            Stop() as stop,
+            computing(device, recipe.training.matmul, chosen) as products,
+            _RunLock(run) as alone,
+        ):
             _train(recipe, run, device, quiet, world, stop, chosen, products, alone)
     except Exception as error:
         if isinstance(error, Interrupted):
@@ -52,14 +67,20 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         elif world.size > 1 and isinstance(error, FusetkError):
             error.args = (f"{world}: {error}",)
         elif world.size > 1 and is_peer_failure(error):
-            raise FusetkError(f"{world}: another process is gone ({str(error).splitlines()[0]})") from None
+            raise FusetkError(
+                f"{world}: another process is gone ({str(error).splitlines()[0]})"
+            ) from None
         elif out_of_memory(error):
             raise FusetkError(
                 f"{f'{world}: ' if world.size > 1 else ''}there is not enough memory ({str(error).splitlines()[0]}): lower "
                 "training.validation.tokens and decoding.batch_tokens, or take a smaller model"
             ) from None
         elif world.size > 1:
-            print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(
+                f"fusetk: {world} failed: {type(error).__name__}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
         raise
     world.close()
 
@@ -67,13 +88,24 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
 def _choices(recipe: Recipe, run: Path) -> Choices:
     """The choices that the run recorded, so that resuming is exact; those of this machine if it recorded none on this processor."""
     recorded = read_choices(run / MACHINE)
-    return recorded if recorded and recorded.processor == processor() else choices(recipe.training.matmul)
+    return (
+        recorded
+        if recorded and recorded.processor == processor()
+        else choices(recipe.training.matmul)
+    )
 
 
 def _train(
-    recipe: Recipe, run: Path, device: torch.device, quiet: bool, world: World, stop: Stop, chosen: Choices | None,
-    products: str, alone: "_RunLock",
-) -> None:  # fmt: skip
+    recipe: Recipe,
+    run: Path,
+    device: torch.device,
+    quiet: bool,
+    world: World,
+    stop: Stop,
+    chosen: Choices | None,
+    products: str,
+    alone: "_RunLock",
+) -> None:
     data = Path(recipe.data.folder)
     found = manifest.read(data)
     integrity.check_settings(recipe.data, found)
@@ -86,7 +118,9 @@ def _train(
     changes += _changed_text(recipe, found, resuming=bool(last))
     recorded = read_choices(run / MACHINE)
     if recorded and chosen and recorded.processor != chosen.processor:
-        changes.append(f"processor: {recorded.processor} -> {chosen.processor}; the results of one update may differ in rounding")
+        changes.append(
+            f"processor: {recorded.processor} -> {chosen.processor}; the results of one update may differ in rounding"
+        )
     pipeline = Pipeline.load(data / TEXT)
     model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     if recipe.training.compile:
@@ -96,7 +130,16 @@ def _train(
     else:
         model.to(device)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
-    trainer = Trainer(recipe.training, model, recipe.model.width, Corpus.open(data, "train"), run, validator, fingerprint, world)
+    trainer = Trainer(
+        recipe.training,
+        model,
+        recipe.model.width,
+        Corpus.open(data, "train"),
+        run,
+        validator,
+        fingerprint,
+        world,
+    )
     sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
     integrity.check_ids(data, found, sizes, {"train": trainer.corpus, "valid": validator.corpus})
     _check_positions(model, trainer.corpus, validator.corpus)
@@ -108,15 +151,22 @@ def _train(
         alone.take()
     log = Log(run, quiet, recipe.training.tensorboard) if world.first else Silent()
     with log:
-        for line in [*_header(recipe, model, pipeline, trainer, products), *(f"changed: {change}" for change in changes)]:
+        for line in [
+            *_header(recipe, model, pipeline, trainer, products),
+            *(f"changed: {change}" for change in changes),
+        ]:
             log.line(line)
         if trainer.over():
-            log.line(f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})")
+            log.line(
+                f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})"
+            )
             return
         if last:
             log.line(f"resumed after update {trainer.progress.update}")
         trainer.train(log, stop)
-        log.line(f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}")
+        log.line(
+            f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}"
+        )
 
 
 class _RunLock:
@@ -135,7 +185,9 @@ class _RunLock:
             return
         self.held = os.open(self.run, os.O_RDONLY)
         if not lock(self.held):
-            raise ConfigError(f"another fusetk train is at work in {self.run}: wait for it, or name another --run")
+            raise ConfigError(
+                f"another fusetk train is at work in {self.run}: wait for it, or name another --run"
+            )
 
     def __exit__(self, *error: object) -> None:
         if self.held is not None:
@@ -146,8 +198,13 @@ def _changed_text(recipe: Recipe, noted: Mapping[str, Any], resuming: bool) -> l
     """Describe the raw text that changed since it was prepared. Raises DataError for a run that begins."""
     changed = [str(path) for path in integrity.changed_text(recipe.data, noted)]
     if changed and not resuming:
-        raise DataError(f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {integrity.PREPARE}")
-    return [f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text" for path in changed]
+        raise DataError(
+            f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {integrity.PREPARE}"
+        )
+    return [
+        f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text"
+        for path in changed
+    ]
 
 
 def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> None:
@@ -188,8 +245,14 @@ WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it deci
 
 def _free(recipe: Recipe) -> list[str]:
     stages, metric = recipe.training.stages, recipe.training.validation.metric
-    heard = any(resolve(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages)
-    heard = heard or any(stage.start == "best" for stage in stages[1:]) or any(stage.end.patience for stage in stages[:-1])
+    heard = any(
+        resolve(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages
+    )
+    heard = (
+        heard
+        or any(stage.start == "best" for stage in stages[1:])
+        or any(stage.end.patience for stage in stages[:-1])
+    )
     return [*FREE, *([] if metric == "bleu" else [SEARCH]), *([] if heard else [WATCHED])]
 
 
@@ -198,13 +261,24 @@ def _changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[st
     before, now = (found.model_dump(mode="json") for found in (recipes.load(run / CONFIG), recipe))
     old, new = before["training"]["stages"], now["training"]["stages"]
     both = min(len(old), len(new))
-    added = [f"training.stages.{i}: new, {_stage(stage)}" for i, stage in enumerate(new[both:], both)]
-    gone = [f"training.stages.{i}: taken away, {_stage(stage)}" for i, stage in enumerate(old[both:], both)]
+    added = [
+        f"training.stages.{i}: new, {_stage(stage)}" for i, stage in enumerate(new[both:], both)
+    ]
+    gone = [
+        f"training.stages.{i}: taken away, {_stage(stage)}"
+        for i, stage in enumerate(old[both:], both)
+    ]
     before["training"]["stages"], now["training"]["stages"] = old[:both], new[:both]
     found = list(manifest.differences(before, now))
-    deep = [change for change in found if not any(re.fullmatch(pattern, change.partition(":")[0]) for pattern in _free(recipe))]
+    deep = [
+        change
+        for change in found
+        if not any(re.fullmatch(pattern, change.partition(":")[0]) for pattern in _free(recipe))
+    ]
     if deep or gone:
-        raise ConfigError(f"{run} was begun with another config ({'; '.join([*deep, *gone])}): name another --run, or take back the change")
+        raise ConfigError(
+            f"{run} was begun with another config ({'; '.join([*deep, *gone])}): name another --run, or take back the change"
+        )
     if checkpoint.read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
             f"the data in {recipe.data.folder} are not those that {run} was trained on: prepare them as they were, or name another --run"
@@ -221,7 +295,11 @@ def _stage(stage: dict[str, Any]) -> str:
 def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
     """Raise DataError when a sentence is longer than the model has positions."""
     most = model.max_positions
-    longest = max(int(side.lengths.max(initial=0)) for corpus in corpora for side in (corpus.source, corpus.target))
+    longest = max(
+        int(side.lengths.max(initial=0))
+        for corpus in corpora
+        for side in (corpus.source, corpus.target)
+    )
     if most is not None and longest > most:
         raise DataError(
             f"the longest sentence has {longest} tokens and the model {most} positions: raise model.max_positions, "
@@ -229,11 +307,17 @@ def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
         )
 
 
-def _header(recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str) -> list[str]:
+def _header(
+    recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str
+) -> list[str]:
     device, world = trainer.device, trainer.world
     count = sum(p.numel() for p in model.parameters())
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    together = f", {world.size} processes{', sharded' if trainer.sharded else ''}" if world.size > 1 else ""
+    together = (
+        f", {world.size} processes{', sharded' if trainer.sharded else ''}"
+        if world.size > 1
+        else ""
+    )
     compiled = ", layers compiled" if recipe.training.compile else ""
     batch = recipe.training.stages[trainer.progress.stage].batch
     several = f" x {batch.accumulate}" if batch.accumulate > 1 else ""

@@ -45,7 +45,9 @@ def load_weights(
     wrong = wrong or [name for name in parameters if parameters[name].shape != tensors[name].shape]
     if wrong:
         what = f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}"
-        raise damaged(folder, what, {name: tuple(parameter.shape) for name, parameter in parameters.items()})
+        raise damaged(
+            folder, what, {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(place(tensors[name], parameter))
@@ -57,15 +59,21 @@ def damaged(
     """Return the error for a damaged checkpoint. It names the newest complete checkpoint with parameters of these shapes."""
     wrong = folder.resolve()
     last = (wrong.parent / "last").resolve() == wrong
-    others = [path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name]
+    others = [
+        path for path in reversed(checkpoints(wrong.parent.parent)) if path.name != wrong.name
+    ]
     complete = [path for path in others if is_intact(path)]
     for path in complete:
         if shapes is None or _shapes(path) == shapes:
             resume = f"; to resume from there, remove {wrong.name}" if last else ""
-            return CheckpointError(f"{what}; use checkpoints/{path.name}, the newest complete one{resume}")
+            return CheckpointError(
+                f"{what}; use checkpoints/{path.name}, the newest complete one{resume}"
+            )
     if complete:
         names = ", ".join(path.name for path in complete)
-        return CheckpointError(f"{what}; {names} do not fit it either: if config.yaml was changed, restore it")
+        return CheckpointError(
+            f"{what}; {names} do not fit it either: if config.yaml was changed, restore it"
+        )
     return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
 
 

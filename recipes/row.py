@@ -36,7 +36,10 @@ def facts(found: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]
     yield "set", "data.train=" + json.dumps(there(data.train))
     if isinstance(data.valid, list):
         yield "set", "data.valid=" + json.dumps(there(data.valid))
-    yield "set", "data.test=" + json.dumps({name: there(prefixes) for name, prefixes in data.test.items()})
+    yield (
+        "set",
+        "data.test=" + json.dumps({name: there(prefixes) for name, prefixes in data.test.items()}),
+    )
 
 
 def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
@@ -49,7 +52,11 @@ def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
     written = set()
     for name, prefixes in found.data.test.items():
         number = 1
-        while all(paths := [_further(raw / Path(prefix).name, found.data.target, number) for prefix in prefixes]):
+        while all(
+            paths := [
+                _further(raw / Path(prefix).name, found.data.target, number) for prefix in prefixes
+            ]
+        ):
             lines = [line for path in paths for line in read_lines(str(path))]
             words = [pipeline.words("target", line) for line in lines]
             for path, text in (

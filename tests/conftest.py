@@ -28,13 +28,28 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     choose = random.Random(5)
     sentences = [[choose.choice(WORDS) for _ in range(choose.randint(1, 6))] for _ in range(640)]
     for name, part in (("train", sentences[:600]), ("valid", sentences[600:])):
-        (folder / f"{name}.de").write_text("".join(" ".join(s) + "\n" for s in part), encoding="utf-8")
-        (folder / f"{name}.en").write_text("".join(" ".join(w.upper() for w in reversed(s)) + "\n" for s in part), encoding="utf-8")
+        (folder / f"{name}.de").write_text(
+            "".join(" ".join(s) + "\n" for s in part), encoding="utf-8"
+        )
+        (folder / f"{name}.en").write_text(
+            "".join(" ".join(w.upper() for w in reversed(s)) + "\n" for s in part), encoding="utf-8"
+        )
     values: dict[str, Any] = {
-        "data": {"source": "de", "target": "en", "folder": "prepared", "train": ["train"], "valid": ["valid"]},
+        "data": {
+            "source": "de",
+            "target": "en",
+            "folder": "prepared",
+            "train": ["train"],
+            "valid": ["valid"],
+        },
         "model": {
-            "kind": "transformer", "width": 32, "heads": 2, "ffn": 64, "dropout": 0.1,
-            "encoder": {"layers": 1}, "decoder": {"layers": 1},
+            "kind": "transformer",
+            "width": 32,
+            "heads": 2,
+            "ffn": 64,
+            "dropout": 0.1,
+            "encoder": {"layers": 1},
+            "decoder": {"layers": 1},
         },
         "training": {
             "label_smoothing": 0.1,
@@ -50,7 +65,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ],
         },
         "decoding": {"beam": 2},
-    }  # fmt: skip
+    }
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     prepare(load(path).data)

@@ -37,16 +37,24 @@ def check_tables(folder: str, sizes: dict[str, int]) -> None:
     assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
 
 
-def prepared(tmp_path: Path, data: DataConfig, write: Callable[[Path, str, int, tuple[str, str]], None]) -> Manifest:
+def prepared(
+    tmp_path: Path, data: DataConfig, write: Callable[[Path, str, int, tuple[str, str]], None]
+) -> Manifest:
     """What ``write(folder, name, lines, languages)`` makes up for each file that ``data`` names, prepared as that says."""
     assert data.bpe and isinstance(data.valid, list)
-    for prefix in {*data.train, *data.valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
+    for prefix in {
+        *data.train,
+        *data.valid,
+        *(prefix for prefixes in data.test.values() for prefix in prefixes),
+    }:
         write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
     changes = {
         "folder": str(tmp_path / "prepared"),
         "train": [str(tmp_path / Path(p).name) for p in data.train],
         "valid": [str(tmp_path / Path(p).name) for p in data.valid],
-        "test": {name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()},
+        "test": {
+            name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in data.test.items()
+        },
         "bpe": data.bpe.model_copy(update={"merges": 30}),
     }
     return prepare(data.model_copy(update=changes))

@@ -32,7 +32,11 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
     assert system.translate(LINES) == output("-m", trained, lines=LINES)
     greedy = output("-m", trained, "-b", 1, lines=LINES)
-    assert system.translate(LINES, beam=1) == fusetk.load(str(trained), beam=1).translate(LINES) == greedy
+    assert (
+        system.translate(LINES, beam=1)
+        == fusetk.load(str(trained), beam=1).translate(LINES)
+        == greedy
+    )
     assert system.translate([]) == [] and system.score([], []) == []
     with pytest.raises(ConfigError, match=r"baem.*did you mean 'beam'"):
         system.translate(LINES, baem=2)
@@ -41,9 +45,13 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
 
 
 def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
-    wordy = make_run(tmp_path, words=["ein", "hund", "katze"])  # no punctuation, so that text becomes the same tokens again
+    wordy = make_run(
+        tmp_path, words=["ein", "hund", "katze"]
+    )  # no punctuation, so that text becomes the same tokens again
     system = fusetk.load([wordy, wordy / "checkpoints" / "best"], forbid_unknown=True)
-    found = [(line, best[0]) for line, best in zip(LINES, system.n_best(LINES), strict=True) if best]
+    found = [
+        (line, best[0]) for line, best in zip(LINES, system.n_best(LINES), strict=True) if best
+    ]
     scores = system.score([line for line, _ in found], [best.text for _, best in found])
     assert scores == pytest.approx([best.score for _, best in found], abs=1e-4)
     assert system.score(LINES[:1], ["hund hund hund hund"])[0] < scores[0]
@@ -61,7 +69,10 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
         (["Hund", None], "line 2 of lines is None"),
         ([b"Hund"], "line 1 of lines is of type bytes"),
         ([Request("Hund", constraints="Hund")], "constraints of line 1 are of type str"),
-        ([Request("Hund", prefix=None)], "Request of line 1 has a text, prefix or phrase that is not a string"),
+        (
+            [Request("Hund", prefix=None)],
+            "Request of line 1 has a text, prefix or phrase that is not a string",
+        ),
     ],
 )
 def test_what_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said: str) -> None:
@@ -78,19 +89,38 @@ def test_what_is_not_a_list_of_lines_is_refused(trained: Path, lines: Any, said:
 
 def test_any_iterable_of_lines_is_a_list_of_lines(trained: Path) -> None:
     system = fusetk.load(trained)
-    assert system.translate(line for line in LINES) == system.translate(tuple(LINES)) == system.translate(LINES)
+    assert (
+        system.translate(line for line in LINES)
+        == system.translate(tuple(LINES))
+        == system.translate(LINES)
+    )
 
 
 def test_the_default_device_is_that_of_the_commands(trained: Path) -> None:
-    given = [option.default for command in commands().values() for option in command.params if option.name == "device"]
-    assert len(given) > 3 and set(given) == {fusetk.DEVICE} == {signature(fusetk.load).parameters["device"].default}
+    given = [
+        option.default
+        for command in commands().values()
+        for option in command.params
+        if option.name == "device"
+    ]
+    assert len(given) > 3 and set(given) == {fusetk.DEVICE} == {
+        signature(fusetk.load).parameters["device"].default
+    }
     system = fusetk.load(trained)
-    assert next(system.models[0].parameters()).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert next(system.models[0].parameters()).device.type == (
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
 
 
 def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
     system = fusetk.load(trained)
-    texts = [[" ".join(WORDS[i % 7] for i in range(start, start + 1 + start % 5)) for start in range(20 * k, 20 * k + 20)] for k in (1, 2)]
+    texts = [
+        [
+            " ".join(WORDS[i % 7] for i in range(start, start + 1 + start % 5))
+            for start in range(20 * k, 20 * k + 20)
+        ]
+        for k in (1, 2)
+    ]
     alone = [system.n_best(text, beam=k + 1, n_best=k + 1) for k, text in enumerate(texts)]
     together: list[list[object]] = [[], []]
 
@@ -105,8 +135,14 @@ def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
     assert together == [[found] * 3 for found in alone]
 
 
-@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 1}, {"n_best": 3, "sample": True}], ids=["beam", "greedy", "sample"])
-def test_neither_batches_nor_threads_nor_order_change_a_translation(trained: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam": 4}, {"beam": 1}, {"n_best": 3, "sample": True}],
+    ids=["beam", "greedy", "sample"],
+)
+def test_neither_batches_nor_threads_nor_order_change_a_translation(
+    trained: Path, settings: dict[str, Any]
+) -> None:
     """Texts are equal, scores to rounding. Samples go by a line's number, so their order is kept."""
     choose = random.Random(8)
     lines = [" ".join(choose.choices(WORDS, k=choose.randint(1, 9))) for _ in range(12)]
@@ -117,17 +153,31 @@ def test_neither_batches_nor_threads_nor_order_change_a_translation(trained: Pat
     try:
         for threads, batch_tokens in ((1, 1), (1, 70), (2, 10_000)):
             torch.set_num_threads(threads)
-            found = dict(zip(order, system.n_best([lines[i] for i in order], batch_tokens=batch_tokens), strict=True))
+            found = dict(
+                zip(
+                    order,
+                    system.n_best([lines[i] for i in order], batch_tokens=batch_tokens),
+                    strict=True,
+                )
+            )
             for i, best in enumerate(wanted):
                 assert [one.tokens for one in found[i]] == [one.tokens for one in best]
-                assert [one.score for one in found[i]] == pytest.approx([one.score for one in best], abs=1e-4)
+                assert [one.score for one in found[i]] == pytest.approx(
+                    [one.score for one in best], abs=1e-4
+                )
     finally:
         torch.set_num_threads(before)
 
 
-def test_the_readme_runs(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_readme_runs(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "fusetk.load" in block]
+    [code] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+        if "fusetk.load" in block
+    ]
     assert 5 <= len(code.splitlines()) <= 12
     monkeypatch.chdir(trained.parent)
     (trained.parent / "runs").mkdir()
@@ -137,6 +187,10 @@ def test_the_readme_runs(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_importing_fusetk_imports_nothing_else() -> None:
-    code = "import sys; before = set(sys.modules); import fusetk; print(*(set(sys.modules) - before))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        "import sys; before = set(sys.modules); import fusetk; print(*(set(sys.modules) - before))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == {"fusetk"}

@@ -27,7 +27,7 @@ TABLE = {"mean": Mean}
 
 class Side(Config):
     layers: int
-    fuse: component(TABLE, "a fusion") = MeanConfig(kind="mean")  # type: ignore[valid-type]
+    fuse: Annotated[ComponentConfig, component(TABLE, "a fusion")] = MeanConfig(kind="mean")
 
 
 class Top(Config):
@@ -43,12 +43,16 @@ def parse(folder: Path, text: str, *overrides: str) -> Top:
 
 
 def test_extends_merges_mapping_by_mapping(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1.0\n")
+    (tmp_path / "base.yaml").write_text(
+        "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1.0\n"
+    )
     found = parse(tmp_path, "extends: base.yaml\nencoder: {layers: 4}\n")
     assert (found.encoder.layers, found.encoder.fuse.hidden, found.rate) == (4, 7, 1.0)
 
 
-def test_home_and_variables_in_extends_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_variables_in_extends_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "base.yaml").write_text("encoder: {layers: 3}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PLACE", str(tmp_path))
@@ -56,7 +60,9 @@ def test_home_and_variables_in_extends_are_expanded(tmp_path: Path, monkeypatch:
         (tmp_path / "folder").mkdir(exist_ok=True)
         assert parse(tmp_path / "folder", f"extends: {written}\n").encoder.layers == 3
     monkeypatch.delenv("PLACE")
-    with pytest.raises(ConfigError, match=r"a\.yaml: extends: the environment variable PLACE in .* is not set"):
+    with pytest.raises(
+        ConfigError, match=r"a\.yaml: extends: the environment variable PLACE in .* is not set"
+    ):
         parse(tmp_path, "extends: $PLACE/base.yaml\n")
 
 
@@ -67,13 +73,21 @@ def test_a_path_with_neither_is_not_changed() -> None:
 
 def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("encoder: {layers: 3, fuse: {kind: other, width: 7}}\n")
-    assert parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden == 3
+    assert (
+        parse(tmp_path, "extends: base.yaml\nencoder: {fuse: {kind: mean}}\n").encoder.fuse.hidden
+        == 3
+    )
 
 
 def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
     text = "encoder: {layers: 3, fuse: mean}\nstages: [{layers: 1}, {layers: 2}]\n"
     found = parse(tmp_path, text, "stages.1.layers=5", "encoder.fuse.hidden=9", "rate=1e-3")
-    assert (found.stages[0].layers, found.stages[1].layers, found.encoder.fuse.hidden, found.rate) == (1, 5, 9, 0.001)
+    assert (
+        found.stages[0].layers,
+        found.stages[1].layers,
+        found.encoder.fuse.hidden,
+        found.rate,
+    ) == (1, 5, 9, 0.001)
 
 
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
@@ -83,11 +97,20 @@ def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
 
 def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(tmp_path, "encoder:\n  layer: 3\n  fuse: {kind: mean, hiden: 7}\nrates: x\n", "stages=[{layers: many}]")
+        parse(
+            tmp_path,
+            "encoder:\n  layer: 3\n  fuse: {kind: mean, hiden: 7}\nrates: x\n",
+            "stages=[{layers: many}]",
+        )
     text = str(caught.value)
     assert "5 errors" in text
-    assert "encoder.layer: there is no such key; did you mean 'layers'?" in text and "line 2" in text
-    assert "encoder.fuse.hiden: there is no such key; did you mean 'hidden'?" in text and "line 3" in text
+    assert (
+        "encoder.layer: there is no such key; did you mean 'layers'?" in text and "line 2" in text
+    )
+    assert (
+        "encoder.fuse.hiden: there is no such key; did you mean 'hidden'?" in text
+        and "line 3" in text
+    )
     assert "encoder.layers: must be given" in text
     assert "rates: there is no such key; did you mean 'rate'?" in text and "line 4" in text
     assert "stages.0.layers" in text and "--set stages=" in text
@@ -116,14 +139,18 @@ def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
         parse(tmp_path, text)
 
 
-@pytest.mark.parametrize("override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=[", "rate=2020-13-45"])
+@pytest.mark.parametrize(
+    "override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=[", "rate=2020-13-45"]
+)
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
 
 
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "outside_idea.py").write_text("from fusetk.config import ComponentConfig\nclass Idea:\n    class Config(ComponentConfig):\n        depth: int\n")
+    (tmp_path / "outside_idea.py").write_text(
+        "from fusetk.config import ComponentConfig\nclass Idea:\n    class Config(ComponentConfig):\n        depth: int\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
     assert found.encoder.fuse.depth == 2
@@ -150,17 +177,26 @@ class Steps(Config):
 
 
 def test_the_nearest_key_is_found_inside_a_union(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("steps:\n  - {step: lowercase}\n  - {step: tokenize, escpe: true}\n")
-    with pytest.raises(ConfigError, match=r"steps\.1\.escpe: there is no such key; did you mean 'escape'.*line 3"):
+    (tmp_path / "a.yaml").write_text(
+        "steps:\n  - {step: lowercase}\n  - {step: tokenize, escpe: true}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"steps\.1\.escpe: there is no such key; did you mean 'escape'.*line 3"
+    ):
         config.parse(config.load(tmp_path / "a.yaml"), Steps)
 
 
-@pytest.mark.parametrize(("step", "hint"), [("tokenise", "did you mean 'tokenize'?"), ("x", "known here: tokenize, lowercase")])
+@pytest.mark.parametrize(
+    ("step", "hint"),
+    [("tokenise", "did you mean 'tokenize'?"), ("x", "known here: tokenize, lowercase")],
+)
 def test_a_member_of_a_union_that_is_not_there(tmp_path: Path, step: str, hint: str) -> None:
     (tmp_path / "a.yaml").write_text(f"steps:\n  - {{step: lowercase}}\n  - {{step: {step}}}\n")
     with pytest.raises(ConfigError) as caught:
         config.parse(config.load(tmp_path / "a.yaml"), Steps)
-    assert f"steps.1: there is no step {step!r}; {hint}" in str(caught.value) and "line 3" in str(caught.value)
+    assert f"steps.1: there is no step {step!r}; {hint}" in str(caught.value) and "line 3" in str(
+        caught.value
+    )
 
 
 def test_paths_of_an_override_are_relative_to_where_one_stands(tmp_path: Path) -> None:
@@ -207,11 +243,16 @@ def test_an_error_says_where_null_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("size: ten\ncount: none\n")
     with pytest.raises(ConfigError) as caught:
         config.parse(config.load(tmp_path / "a.yaml"), Keys)
-    assert "(it is 'ten'; null is allowed)" in str(caught.value) and "(it is 'none')" in str(caught.value)
+    assert "(it is 'ten'; null is allowed)" in str(caught.value) and "(it is 'none')" in str(
+        caught.value
+    )
 
 
 def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
     (tmp_path / "base.yaml").write_text("a: &both {size: 1}\nb: *both\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\na: {size: 2}\n")
     assert config.load(tmp_path / "top.yaml").values == {"a": {"size": 2}, "b": {"size": 1}}
-    assert config.load(tmp_path / "base.yaml", ["b.size=3"]).values == {"a": {"size": 1}, "b": {"size": 3}}
+    assert config.load(tmp_path / "base.yaml", ["b.size=3"]).values == {
+        "a": {"size": 1},
+        "b": {"size": 3},
+    }

@@ -28,12 +28,19 @@ ALLOWED = {
     "reporting": {"evaluation", "runs"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},
     "training": {
-        "evaluation", "decoding", "models", "data", "nn", "processes", "runs", "weights",
+        "evaluation",
+        "decoding",
+        "models",
+        "data",
+        "nn",
+        "processes",
+        "runs",
+        "weights",
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "train": {"system", "recipe", "training", "models", "data", "machine", "processes", "runs"},
-}  # fmt: skip
+}
 EVERYWHERE = {"config", "errors", "trace", "files", "__version__", "DEVICE"}
 
 
@@ -71,8 +78,14 @@ def test_imports_go_down_only() -> None:
 def test_no_circle_of_files() -> None:
     """Also none through an import within a function or for type checking."""
     known = modules()
-    imports = {name: imported(path, known) & known.keys() for name, path in known.items() if name != "__init__"}
-    while leaves := [name for name, others in imports.items() if not others & imports.keys() - {name}]:
+    imports = {
+        name: imported(path, known) & known.keys()
+        for name, path in known.items()
+        if name != "__init__"
+    }
+    while leaves := [
+        name for name, others in imports.items() if not others & imports.keys() - {name}
+    ]:
         for name in leaves:
             del imports[name]
     assert not imports, f"these files import each other, or import such files: {sorted(imports)}"

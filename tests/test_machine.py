@@ -37,7 +37,10 @@ def uniform(limit: int) -> Choices:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_plain_products_and_the_fused_kernel_are_equal(dtype: torch.dtype, gradients: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    inputs = [torch.randn(2, 3, n, 8, generator=generator, dtype=dtype).requires_grad_(gradients) for n in (5, 7, 7)]
+    inputs = [
+        torch.randn(2, 3, n, 8, generator=generator, dtype=dtype).requires_grad_(gradients)
+        for n in (5, 7, 7)
+    ]
     mask = torch.arange(7) < torch.tensor([7, 4])[:, None, None, None]
     results = []
     for limit in (0, 7):
@@ -45,13 +48,19 @@ def test_plain_products_and_the_fused_kernel_are_equal(dtype: torch.dtype, gradi
             output = attention.attend(*inputs, mask, 0.0, "")
             gradient = torch.autograd.grad(output.square().sum(), inputs) if gradients else ()
             results.append((output.detach(), *gradient))
-    torch.testing.assert_close(*results, **({"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}))
+    torch.testing.assert_close(
+        *results, **({"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {})
+    )
 
 
 def test_the_limit_decides_by_the_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     fused = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *given, **named: calls.append(1) or fused(*given, **named))
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *given, **named: calls.append(1) or fused(*given, **named),
+    )
     q = torch.randn(1, 1, 9, 4)
     with computing(CPU, "highest", uniform(6)):
         for keys, expected in ((6, 0), (7, 1)):
@@ -89,8 +98,14 @@ def test_the_first_process_that_measured_decides(tmp_path: Path) -> None:
 
 def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor with bf16 tiles, on which oneDNN is fast and inexact."""
-    monkeypatch.setattr(machine, "_product_error", lambda device: 2e-3 if torch.get_float32_matmul_precision() == "medium" else 2e-7)
-    monkeypatch.setattr(machine, "_seconds", lambda *ways: [float(len(ways) - i) for i in range(len(ways))])
+    monkeypatch.setattr(
+        machine,
+        "_product_error",
+        lambda device: 2e-3 if torch.get_float32_matmul_precision() == "medium" else 2e-7,
+    )
+    monkeypatch.setattr(
+        machine, "_seconds", lambda *ways: [float(len(ways) - i) for i in range(len(ways))]
+    )
     assert machine._fastest_float32() == "MKL"
     monkeypatch.setattr(machine, "_product_error", lambda device: 2e-7)
     assert machine._fastest_float32() == "oneDNN", "the second way takes half the time"
@@ -98,11 +113,15 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
     machine.device_of("cpu")
 
 
-def test_a_run_keeps_its_choices_when_it_resumes(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_its_choices_when_it_resumes(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine would choose otherwise by now; the resumed run is that of one go, bit for bit."""
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(1000))
     train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
-    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True)
+    train_module.train(
+        load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True
+    )
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(0))
     train_module.train(load(toy), tmp_path / "two", "cpu", quiet=True)
     train_module.train(load(toy), tmp_path / "three", "cpu", quiet=True)
@@ -111,7 +130,9 @@ def test_a_run_keeps_its_choices_when_it_resumes(toy: Path, tmp_path: Path, monk
         for name in ("one", "two", "three")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], three[name]) for name in one), "the choices do make a difference"
+    assert not all(torch.equal(one[name], three[name]) for name in one), (
+        "the choices do make a difference"
+    )
 
 
 def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -> None:

@@ -22,13 +22,17 @@ def test_every_page_is_there_and_no_other():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_what_the_code_makes(name):
-    assert (MAN / name).read_text(encoding="ascii") == manual.pages()[name], "the manual is out of date: run `make man`"
+    assert (MAN / name).read_text(encoding="ascii") == manual.pages()[name], (
+        "the manual is out of date: run `make man`"
+    )
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed")
 @pytest.mark.parametrize("name", PAGES)
 def test_troff_has_no_complaint(name):
-    ran = subprocess.run(["groff", "-man", "-Tutf8", "-ww", MAN / name], capture_output=True, text=True)
+    ran = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", MAN / name], capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -36,7 +40,12 @@ def test_every_command_has_its_options_in_its_page():
     for name, command in manual.commands().items():
         text = manual.pages()[f"fusetk-{name}.1"]
         members = command.commands.values() if isinstance(command, click.Group) else [command]
-        for option in (option for member in members for option in member.params if isinstance(option, click.Option)):
+        for option in (
+            option
+            for member in members
+            for option in member.params
+            if isinstance(option, click.Option)
+        ):
             assert all(escape(written) in text for written in option.opts), f"{name}: {option.opts}"
 
 
@@ -44,14 +53,20 @@ def test_every_key_of_a_config_is_in_the_config_page():
     text = manual.pages()["fusetk-config.5"]
 
     def keys(config: type[Config]) -> set[str]:
-        inner = [keys(nested) for field in config.model_fields.values() for nested in manual.config_of(field.annotation)]
+        inner = [
+            keys(nested)
+            for field in config.model_fields.values()
+            for nested in manual.config_of(field.annotation)
+        ]
         return set(config.model_fields).union(*inner)
 
     chosen = [found.Config for table in manual.REGISTRIES.values() for found in table.values()]
     expected = keys(Recipe).union(*map(keys, chosen)) - {"kind", "step"}
     assert len(expected) > 50
     for key in expected:
-        assert any(f"{mark}{escape(key)}\\fR" in text for mark in (".", "fB")) or f".SH {key}" in text, key
+        assert (
+            any(f"{mark}{escape(key)}\\fR" in text for mark in (".", "fB")) or f".SH {key}" in text
+        ), key
 
 
 def test_null_is_called_null(toy: Path):

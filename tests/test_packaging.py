@@ -68,13 +68,18 @@ def test_every_import_is_required_and_every_requirement_imported(setup):
                 imported.add(node.module.split(".")[0])
     own = {"fusetk", *(path.stem for path in (ROOT / "recipes").rglob("*.py"))}
     outside = imported - own - set(sys.stdlib_module_names)
-    required = {IMPORTED_AS.get(requirement.name, requirement.name) for requirement in requirements(setup["options"]["install_requires"])}
+    required = {
+        IMPORTED_AS.get(requirement.name, requirement.name)
+        for requirement in requirements(setup["options"]["install_requires"])
+    }
     # pydantic brings pydantic-core along, in the one version that fits it, and torch brings triton where it has CUDA.
     assert outside - OPTIONAL - {"pydantic_core", "triton"} == required
 
 
 def test_kernels_are_installed(setup):
-    [patterns] = [found.replace(" ", "").split(",") for found in [setup["options.package_data"]["fusetk"]]]
+    [patterns] = [
+        found.replace(" ", "").split(",") for found in [setup["options.package_data"]["fusetk"]]
+    ]
     found = {path for pattern in patterns for path in (ROOT / "fusetk").glob(pattern)}
     assert ROOT / "fusetk" / "nn" / "fused" / "kernels.cpp" in found
 
@@ -85,7 +90,11 @@ def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
     for requirement in (one for text in texts for one in requirements(text)):
         assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
         (pin,) = tested[canonical(requirement.name)].specifier
-        assert pin.operator == "==" and "+" not in pin.version and requirement.specifier.contains(pin.version), requirement
+        assert (
+            pin.operator == "=="
+            and "+" not in pin.version
+            and requirement.specifier.contains(pin.version)
+        ), requirement
 
 
 def test_constraints_name_everything_that_is_installed_along(setup):
@@ -106,9 +115,15 @@ def test_constraints_name_everything_that_is_installed_along(setup):
         except PackageNotFoundError:
             continue
         found = [Requirement(text) for text in needed]
-        waiting += [one.name for one in found if not one.marker or one.marker.evaluate({"extra": ""})]
+        waiting += [
+            one.name for one in found if not one.marker or one.marker.evaluate({"extra": ""})
+        ]
     # Builds of torch with CUDA bring packages of its vendor along, in versions that the build decides.
-    missing = {name for name in seen - set(tested) if not name.startswith(("nvidia-", "cuda-")) and name != "triton"}
+    missing = {
+        name
+        for name in seen - set(tested)
+        if not name.startswith(("nvidia-", "cuda-")) and name != "triton"
+    }
     assert not missing
 
 
@@ -127,7 +142,9 @@ def test_versions_that_need_a_newer_python_say_so():
         if found["Version"].partition("+")[0] != pin.version:
             continue
         if not SpecifierSet(found["Requires-Python"] or "").contains("3.10.14"):
-            assert requirement.marker and not requirement.marker.evaluate({"python_version": "3.10"}), name
+            assert requirement.marker and not requirement.marker.evaluate(
+                {"python_version": "3.10"}
+            ), name
 
 
 @pytest.mark.parametrize("target", ["venv", "demo", "test", "man", "clean"])
@@ -137,13 +154,17 @@ def test_make_knows_its_targets(target):
 
 
 def test_make_test_lints_checks_types_and_runs_the_tests():
-    plan = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True).stdout
+    plan = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
     assert all(word in plan for word in ("ruff check", "mypy", "pytest"))
 
 
 def test_continuous_integration_runs_make_test():
     script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK) and script.read_text(encoding="utf-8").rstrip().endswith("make test")
+    assert os.access(script, os.X_OK) and script.read_text(encoding="utf-8").rstrip().endswith(
+        "make test"
+    )
 
 
 def test_scripts_can_be_run():

@@ -41,7 +41,9 @@ def test_sizes_and_distinct_sentences(corpus):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize(("held_out", "seen"), [("test", "train"), ("valid", "train"), ("test", "valid")])
+@pytest.mark.parametrize(
+    ("held_out", "seen"), [("test", "train"), ("valid", "train"), ("test", "valid")]
+)
 def test_held_out_sentences_stand_in_no_other_split(corpus, side, held_out, seen):
     assert not {pair[side] for pair in corpus[held_out]} & {pair[side] for pair in corpus[seen]}
 
@@ -81,31 +83,64 @@ def test_two_translations_of_a_sentence_are_noticed(grammar, monkeypatch):
 def finite(grammar) -> set[str]:
     """Every form that can close a subordinate clause."""
     clauses = sys.modules["clauses"]
-    tables = [clauses.HABEN, clauses.SEIN, clauses.WAR, clauses.WERDEN, *(forms for forms, _ in clauses.MODAL_FORMS.values())]
+    tables = [
+        clauses.HABEN,
+        clauses.SEIN,
+        clauses.WAR,
+        clauses.WERDEN,
+        *(forms for forms, _ in clauses.MODAL_FORMS.values()),
+    ]
     subjects = grammar.phrases.PRONOUNS
-    verbs = {verb.prefix + clauses.present(verb, subject) for verb in grammar.lexicon.verbs() for subject in subjects}
+    verbs = {
+        verb.prefix + clauses.present(verb, subject)
+        for verb in grammar.lexicon.verbs()
+        for subject in subjects
+    }
     return {form for table in tables for form in table} | verbs | {"regnet", "schneit"}
 
 
 def test_a_new_german_sentence_with_held_out_english_is_not_taken(grammar, monkeypatch):
-    drawn = iter([("Er lacht hier.", "He laughs here."), ("Hier lacht er.", "He laughs here."), ("Sie lacht.", "She laughs.")])
+    drawn = iter(
+        [
+            ("Er lacht hier.", "He laughs here."),
+            ("Hier lacht er.", "He laughs here."),
+            ("Sie lacht.", "She laughs."),
+        ]
+    )
     monkeypatch.setattr(grammar.Grammar, "sentence", lambda self: next(drawn))
     found = grammar.corpus(1, {"test": 1, "train": 1})
-    assert found == {"test": [("Er lacht hier.", "He laughs here.")], "train": [("Sie lacht.", "She laughs.")]}
+    assert found == {
+        "test": [("Er lacht hier.", "He laughs here.")],
+        "train": [("Sie lacht.", "She laughs.")],
+    }
 
 
 def test_subordinate_clauses_end_in_their_finite_verb(corpus, finite):
     german = [pair[0] for pair in corpus["train"]]
-    last = [match[1] for line in german if (match := re.search(r", (?:weil|wenn|obwohl|bevor|dass|ob) [^,]* (\w+)\.$", line))]
-    first = [match[1] for line in german if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]* (\w+), ", line))]
+    last = [
+        match[1]
+        for line in german
+        if (match := re.search(r", (?:weil|wenn|obwohl|bevor|dass|ob) [^,]* (\w+)\.$", line))
+    ]
+    first = [
+        match[1]
+        for line in german
+        if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]* (\w+), ", line))
+    ]
     assert min(len(last), len(first)) > 0.05 * len(german)
     assert {*last, *first} <= finite
 
 
 def test_after_a_subordinate_clause_the_main_clause_begins_with_its_verb(corpus, finite):
     german = [pair[0] for pair in corpus["train"]]
-    found = [match[1] for line in german if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]*, (\w+) ", line))]
-    assert found and set(found) <= finite | {form.removeprefix(prefix) for form in finite for prefix in PREFIXES}
+    found = [
+        match[1]
+        for line in german
+        if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]*, (\w+) ", line))
+    ]
+    assert found and set(found) <= finite | {
+        form.removeprefix(prefix) for form in finite for prefix in PREFIXES
+    }
 
 
 def test_prefixes_come_off_in_main_clauses_and_stay_in_subordinate_ones(corpus):
@@ -115,50 +150,140 @@ def test_prefixes_come_off_in_main_clauses_and_stay_in_subordinate_ones(corpus):
         return sum(bool(re.search(pattern, line)) for line in german)
 
     assert count(r"(macht|räumt|ruft|lädt) .* (auf|zu|an|ein)[.,]") > 20
-    assert count(r", (dass|weil|der|die|das|den) .* (auf|zu|an|ein)(macht|räumt|ruft|lädt)[.,]") > 10
+    assert (
+        count(r", (dass|weil|der|die|das|den) .* (auf|zu|an|ein)(macht|räumt|ruft|lädt)[.,]") > 10
+    )
     assert count(r" (aufzumachen|zuzumachen|aufzuräumen|anzurufen|einzuladen)\.") > 5
 
 
 def test_verbs_stand_at_the_end_in_german(corpus):
     """A third of the German sentences or more end in what looks like a verb."""
-    ends = sum(bool(re.search(r"(?: hat| haben| ist| wird| werden| \w+en|ge\w+t)[.?]$", german)) for german, _ in corpus["train"])
+    ends = sum(
+        bool(re.search(r"(?: hat| haben| ist| wird| werden| \w+en|ge\w+t)[.?]$", german))
+        for german, _ in corpus["train"]
+    )
     assert ends > len(corpus["train"]) / 3
 
 
 @pytest.mark.parametrize(
     ("noun", "kind", "plural", "adjective", "expected"),
     [
-        (("m", "Junge", "Jungen", "Jungen"), "der", False, "alt", ["der alte Junge", "den alten Jungen", "dem alten Jungen"]),
-        (("m", "Hund", "Hunde", "Hund"), "ein", False, "alt", ["ein alter Hund", "einen alten Hund", "einem alten Hund"]),
-        (("f", "Frau", "Frauen", "Frau"), "mein", False, "alt", ["meine alte Frau", "meine alte Frau", "meiner alten Frau"]),
-        (("n", "Kind", "Kinder", "Kind"), "ein", False, "alt", ["ein altes Kind", "ein altes Kind", "einem alten Kind"]),
-        (("n", "Kind", "Kinder", "Kind"), "dieser", False, "alt", ["dieses alte Kind", "dieses alte Kind", "diesem alten Kind"]),
-        (("n", "Kind", "Kinder", "Kind"), "der", True, "alt", ["die alten Kinder", "die alten Kinder", "den alten Kindern"]),
-        (("n", "Auto", "Autos", "Auto"), "viele", True, "alt", ["viele alte Autos", "viele alte Autos", "vielen alten Autos"]),
-        (("f", "Tür", "Türen", "Tür"), "drei", True, "alt", ["drei alte Türen", "drei alte Türen", "drei alten Türen"]),
+        (
+            ("m", "Junge", "Jungen", "Jungen"),
+            "der",
+            False,
+            "alt",
+            ["der alte Junge", "den alten Jungen", "dem alten Jungen"],
+        ),
+        (
+            ("m", "Hund", "Hunde", "Hund"),
+            "ein",
+            False,
+            "alt",
+            ["ein alter Hund", "einen alten Hund", "einem alten Hund"],
+        ),
+        (
+            ("f", "Frau", "Frauen", "Frau"),
+            "mein",
+            False,
+            "alt",
+            ["meine alte Frau", "meine alte Frau", "meiner alten Frau"],
+        ),
+        (
+            ("n", "Kind", "Kinder", "Kind"),
+            "ein",
+            False,
+            "alt",
+            ["ein altes Kind", "ein altes Kind", "einem alten Kind"],
+        ),
+        (
+            ("n", "Kind", "Kinder", "Kind"),
+            "dieser",
+            False,
+            "alt",
+            ["dieses alte Kind", "dieses alte Kind", "diesem alten Kind"],
+        ),
+        (
+            ("n", "Kind", "Kinder", "Kind"),
+            "der",
+            True,
+            "alt",
+            ["die alten Kinder", "die alten Kinder", "den alten Kindern"],
+        ),
+        (
+            ("n", "Auto", "Autos", "Auto"),
+            "viele",
+            True,
+            "alt",
+            ["viele alte Autos", "viele alte Autos", "vielen alten Autos"],
+        ),
+        (
+            ("f", "Tür", "Türen", "Tür"),
+            "drei",
+            True,
+            "alt",
+            ["drei alte Türen", "drei alte Türen", "drei alten Türen"],
+        ),
     ],
 )
 def test_articles_and_adjectives_agree(grammar, noun, kind, plural, adjective, expected):
-    found = grammar.phrases.phrase(grammar.Noun(*noun, "x", "xs", "thing"), kind, plural, (adjective, "old"), english="three")
+    found = grammar.phrases.phrase(
+        grammar.Noun(*noun, "x", "xs", "thing"), kind, plural, (adjective, "old"), english="three"
+    )
     assert [found.german[case] for case in grammar.phrases.CASES] == expected
 
 
-@pytest.mark.parametrize(("n", "german", "english"), [(2, "zwei", "two"), (21, "einundzwanzig", "twenty-one"), (70, "siebzig", "seventy")])
+@pytest.mark.parametrize(
+    ("n", "german", "english"),
+    [(2, "zwei", "two"), (21, "einundzwanzig", "twenty-one"), (70, "siebzig", "seventy")],
+)
 def test_numbers(grammar, n, german, english):
     assert grammar.phrases.number(n) == (german, english)
 
 
 def test_command_line_writes_six_files(tmp_path):
-    subprocess.run([sys.executable, DEMO / "grammar.py", tmp_path / "raw", "--train", "50", "--valid", "10", "--test", "20"], check=True)
-    counts = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (tmp_path / "raw").iterdir()}
-    assert counts == {"train.de": 50, "train.en": 50, "valid.de": 10, "valid.en": 10, "test.de": 20, "test.en": 20}
+    subprocess.run(
+        [
+            sys.executable,
+            DEMO / "grammar.py",
+            tmp_path / "raw",
+            "--train",
+            "50",
+            "--valid",
+            "10",
+            "--test",
+            "20",
+        ],
+        check=True,
+    )
+    counts = {
+        path.name: len(path.read_text(encoding="utf-8").splitlines())
+        for path in (tmp_path / "raw").iterdir()
+    }
+    assert counts == {
+        "train.de": 50,
+        "train.en": 50,
+        "valid.de": 10,
+        "valid.en": 10,
+        "test.de": 20,
+        "test.en": 20,
+    }
 
 
 @pytest.mark.slow
 def test_the_script_runs_from_text_to_picture_and_then_has_nothing_to_do(tmp_path):
     """Hardly trained; that the whole demo reaches its BLEU is seen by running it."""
-    settings = ["training.stages.0.end={updates: 3}", "decoding.beam=1", "decoding.max_length_factor=0.5"]
-    command = [DEMO.parent / "run_demo.sh", "--out", "my demo", *(word for setting in settings for word in ("--set", setting))]
+    settings = [
+        "training.stages.0.end={updates: 3}",
+        "decoding.beam=1",
+        "decoding.max_length_factor=0.5",
+    ]
+    command = [
+        DEMO.parent / "run_demo.sh",
+        "--out",
+        "my demo",
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "BLEU on test" in ran.stdout and ran.stdout.rstrip().endswith("my demo/attention.png")
@@ -168,4 +293,6 @@ def test_the_script_runs_from_text_to_picture_and_then_has_nothing_to_do(tmp_pat
     before = {path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")}
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0 and "nothing to do: " in again.stderr
-    assert {path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")
+    } == before

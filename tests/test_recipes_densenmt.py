@@ -14,7 +14,12 @@ from tests.rows import RECIPES, check_tables, load, rows
 
 DENSE, MULTI30K = RECIPES / "densenmt", RECIPES / "multi30k" / "dense"
 GROUNDS = {DENSE / "base.yaml", *(DENSE / "systems").glob("*.yaml")}  # without data
-PATHS = [path for folder in (DENSE, MULTI30K) for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS]
+PATHS = [
+    path
+    for folder in (DENSE, MULTI30K)
+    for path in sorted(folder.rglob("*.yaml"))
+    if path not in GROUNDS
+]
 TABLES = {
     "densenmt/iwslt14_deen": {"DenseNMT Table 1, De-En": 18, "DenseNMT Table 2, De-En": 6},
     "densenmt/iwslt14_deen_words": {"DenseNMT Table 4, De-En, words": 4},
@@ -64,8 +69,12 @@ def test_names_say_what_is_in_the_files():
             if system.startswith("convs2s") or "_de_15" in name:
                 continue
             assert system == row.partition(",")[0].lower().replace("-", "_")
-            assert one.model.embedding == int(size or 256) and (not size or row.endswith(f"embedding {size}"))
-            assert one.model.encoder.layers == one.model.decoder.layers == (4 if "4l" in system else 8)
+            assert one.model.embedding == int(size or 256) and (
+                not size or row.endswith(f"embedding {size}")
+            )
+            assert (
+                one.model.encoder.layers == one.model.decoder.layers == (4 if "4l" in system else 8)
+            )
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
@@ -74,7 +83,12 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
         for name, one in found.items():
             first = found.get(f"{name.partition('_')[2]}_e256")
             if first and name.startswith("table"):
-                assert (one.model, one.training, one.decoding, one.data) == (first.model, first.training, first.decoding, first.data)
+                assert (one.model, one.training, one.decoding, one.data) == (
+                    first.model,
+                    first.training,
+                    first.decoding,
+                    first.data,
+                )
 
 
 # Settings ------------------------------------------------------------------------------------------------------------
@@ -87,11 +101,24 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
     for one in found:
         assert (one.decoding, one.data) == (found[0].decoding, found[0].data)
         (stage,) = one.training.stages
-        assert (stage.optimizer.kind, stage.optimizer.momentum, stage.clip, stage.end.rate) == ("nag", 0.99, 0.1, 1e-4)
+        assert (stage.optimizer.kind, stage.optimizer.momentum, stage.clip, stage.end.rate) == (
+            "nag",
+            0.99,
+            0.1,
+            1e-4,
+        )
         assert (stage.batch.size, stage.batch.unit) == (48 if wmt else 32, "sentences")
         schedule = stage.schedule
-        assert (schedule.rate, schedule.factor, schedule.rule) == (0.25, 0.1, "after-first-rise" if wmt else "each-rise")
-        assert (one.model.dropout, one.training.label_smoothing, one.decoding.beam) == (0.1 if wmt else 0.2, 0.0, 5)
+        assert (schedule.rate, schedule.factor, schedule.rule) == (
+            0.25,
+            0.1,
+            "after-first-rise" if wmt else "each-rise",
+        )
+        assert (one.model.dropout, one.training.label_smoothing, one.decoding.beam) == (
+            0.1 if wmt else 0.2,
+            0.0,
+            5,
+        )
         assert wmt or one.training == found[0].training
 
 
@@ -100,15 +127,36 @@ def test_text_is_the_papers():
     assert [Path(p).name for p in deen.test["test"]] == ["dev2010", "tst2010", "tst2011", "tst2012"]
     assert deen.bpe and (deen.bpe.merges, deen.bpe.joint) == (25_000, True)
     assert load(DENSE / "iwslt14_deen_words" / "base.yaml").data.bpe is None
-    tren, morph = (load(DENSE / name / "base.yaml").data for name in ("iwslt14_tren", "iwslt14_tren_morph"))
+    tren, morph = (
+        load(DENSE / name / "base.yaml").data for name in ("iwslt14_tren", "iwslt14_tren_morph")
+    )
     assert tren.bpe and (tren.bpe.merges, tren.bpe.joint) == (30_000, False) and morph.bpe is None
     for data in (tren, morph):
-        assert isinstance(data.valid, list) and [Path(p).name for p in data.valid] == ["dev2010", "tst2010"]
-        assert [Path(p).name for p in data.test["test"]] == ["tst2011", "tst2012", "tst2013", "tst2014"] == list(data.test)[1:]
+        assert isinstance(data.valid, list) and [Path(p).name for p in data.valid] == [
+            "dev2010",
+            "tst2010",
+        ]
+        assert (
+            [Path(p).name for p in data.test["test"]]
+            == ["tst2011", "tst2012", "tst2013", "tst2014"]
+            == list(data.test)[1:]
+        )
         assert next(step.max_ratio for step in data.steps if step.step == "filter") == 9
-        assert len({Path(p).parent for paths in (data.train, data.valid, *data.test.values()) for p in paths}) == 1
+        assert (
+            len(
+                {
+                    Path(p).parent
+                    for paths in (data.train, data.valid, *data.test.values())
+                    for p in paths
+                }
+            )
+            == 1
+        )
     wmt = load(DENSE / "wmt14_ende" / "base.yaml").data
-    assert isinstance(wmt.valid, list) and [Path(p).name for p in wmt.valid] == ["newstest2012", "newstest2013"]
+    assert isinstance(wmt.valid, list) and [Path(p).name for p in wmt.valid] == [
+        "newstest2012",
+        "newstest2013",
+    ]
     assert wmt.bpe and (wmt.bpe.merges, wmt.bpe.joint) == (40_000, True)
 
 
@@ -157,11 +205,18 @@ def residual_side(width: int, layers: int) -> int:
 
 def dense_side(first: int, growths: list[int], pieces: int) -> int:
     """Layers of which each adds so many pieces of its growth."""
-    return sum(convolution(first + pieces * sum(growths[:i]), growth) for i, growth in enumerate(growths))
+    return sum(
+        convolution(first + pieces * sum(growths[:i]), growth) for i, growth in enumerate(growths)
+    )
 
 
 def base(width: int, layers: int, size: int) -> int:
-    return ends(size, width, width) + 2 * residual_side(width, layers) + linear(width, E) + layers * attention(width)
+    return (
+        ends(size, width, width)
+        + 2 * residual_side(width, layers)
+        + linear(width, E)
+        + layers * attention(width)
+    )
 
 
 def memory(kind: str, widths: list[int]) -> int:
@@ -176,29 +231,53 @@ def dense_4l(kind: str, size: int) -> int:
 
 def dense_8l(kind: str, size: int) -> int:
     """Five layers, a sixth that sums them up, two layers."""
-    stacks = sum(dense_side(192, [96] * 5, n) + dense_side(192, [96] * 2, n) for n in (1, 2)) + 7 * attention(96) + attention(192)
-    summaries = sum(convolution(192 + n * 5 * 96, 192) + linear(192 + n * 5 * 96, 192) for n in (1, 2))
+    stacks = (
+        sum(dense_side(192, [96] * 5, n) + dense_side(192, [96] * 2, n) for n in (1, 2))
+        + 7 * attention(96)
+        + attention(192)
+    )
+    summaries = sum(
+        convolution(192 + n * 5 * 96, 192) + linear(192 + n * 5 * 96, 192) for n in (1, 2)
+    )
     return ends(size, 192, 192 + 2 * 2 * 96) + stacks + summaries + memory(kind, [192, 96, 96])
 
 
 EXPECTED = {
     **{f"base_4l_e{size}": base(256, 4, size) for size in (64, 128, 256)},
     **{f"base_8l_e{size}": base(192, 8, size) for size in (64, 128, 256)},
-    **{f"densenmt_4l_{kind}_e{size}": dense_4l(kind, size) for kind in "12" for size in (64, 128, 256)},
-    **{f"densenmt_8l_{kind}_e{size}": dense_8l(kind, size) for kind in "12" for size in (64, 128, 256)},
+    **{
+        f"densenmt_4l_{kind}_e{size}": dense_4l(kind, size)
+        for kind in "12"
+        for size in (64, 128, 256)
+    },
+    **{
+        f"densenmt_8l_{kind}_e{size}": dense_8l(kind, size)
+        for kind in "12"
+        for size in (64, 128, 256)
+    },
     "table2_base_4l": base(256, 4, 256),
     "table2_denseatt_4l": base(256, 4, 256) + 4 * linear(256, E),
-    "table2_denseenc_4l": base(256, 4, 256) - residual_side(256, 4) + dense_side(256, [128] * 4, 1)
-    + linear(256 + 4 * 128, E) - linear(256, E),
-    "table2_densedec_4l": base(256, 4, 256) - residual_side(256, 4) + dense_side(256, [128] * 4, 2)
-    + 4 * (attention(128) - attention(256)) + linear(256 + 2 * 4 * 128, 256) - linear(256, 256),
+    "table2_denseenc_4l": base(256, 4, 256)
+    - residual_side(256, 4)
+    + dense_side(256, [128] * 4, 1)
+    + linear(256 + 4 * 128, E)
+    - linear(256, E),
+    "table2_densedec_4l": base(256, 4, 256)
+    - residual_side(256, 4)
+    + dense_side(256, [128] * 4, 2)
+    + 4 * (attention(128) - attention(256))
+    + linear(256 + 2 * 4 * 128, 256)
+    - linear(256, 256),
     "table2_densenmt_4l_1": dense_4l("1", 256),
     "table2_densenmt_4l_2": dense_4l("2", 256),
-}  # fmt: skip
+}
 
 
 def test_parameters_are_what_the_systems_have_by_their_description():
-    found = {name: count(DENSE / "iwslt14_deen" / f"{name}.yaml", *V) for name in rows("densenmt/iwslt14_deen")}
+    found = {
+        name: count(DENSE / "iwslt14_deen" / f"{name}.yaml", *V)
+        for name in rows("densenmt/iwslt14_deen")
+    }
     assert found == EXPECTED
 
 
@@ -210,13 +289,19 @@ def test_systems_of_four_layers_have_about_as_many_parameters():
 
 
 def test_densenmt_en_de_has_about_a_fifth_less_than_convs2s():
-    ours, theirs = (count(DENSE / "wmt14_ende" / f"{name}.yaml", 42_000, 42_000) for name in ("densenmt_en_de_15", "convs2s_en_de_15"))
+    ours, theirs = (
+        count(DENSE / "wmt14_ende" / f"{name}.yaml", 42_000, 42_000)
+        for name in ("densenmt_en_de_15", "convs2s_en_de_15")
+    )
     assert 0.79 < ours / theirs < 0.81
 
 
 # Text to a score -----------------------------------------------------------------------------------------------------
 
-WORDS = {"tr": "ev ler imiz de otur uyor uz bugün".split(), "en": "we live in our houses and sleep today".split()}
+WORDS = {
+    "tr": "ev ler imiz de otur uyor uz bugün".split(),
+    "en": "we live in our houses and sleep today".split(),
+}
 
 
 def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> None:
@@ -231,13 +316,25 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
 @pytest.mark.parametrize("folder", ["iwslt14_tren", "iwslt14_tren_morph"])
 def test_turkish_is_prepared(tmp_path, folder):
     found = load(DENSE / folder / "base.yaml").data
-    for name in ("train", "setimes", "dev2010", "tst2010", "tst2011", "tst2012", "tst2013", "tst2014"):
+    for name in (
+        "train",
+        "setimes",
+        "dev2010",
+        "tst2010",
+        "tst2011",
+        "tst2012",
+        "tst2013",
+        "tst2014",
+    ):
         write(tmp_path, name, 40, ("tr", "en"))
     changes = {
         "folder": str(tmp_path / "prepared"),
         "train": [str(tmp_path / Path(p).name) for p in found.train],
         "valid": [str(tmp_path / Path(p).name) for p in found.valid],  # type: ignore[union-attr]
-        "test": {name: [str(tmp_path / Path(p).name) for p in paths] for name, paths in found.test.items()},
+        "test": {
+            name: [str(tmp_path / Path(p).name) for p in paths]
+            for name, paths in found.test.items()
+        },
     }
     prepare(found.model_copy(update=changes))
     text = (tmp_path / "prepared" / "test.test.tr.txt").read_text(encoding="utf-8").splitlines()
@@ -248,13 +345,24 @@ def test_turkish_is_prepared(tmp_path, folder):
 def test_a_row_from_raw_text_to_bleu(tmp_path):
     for name in ("train", "dev2010", "tst2010", "tst2011", "tst2012"):
         write(tmp_path / "raw", name, 120 if name == "train" else 3, ("de", "en"))
-    settings = ["model.width=16", "model.embedding=8", "training.stages.0.end={updates: 2}", "data.bpe.merges=30"]
-    settings += [f"model.{side}.{key}" for side in ("encoder", "decoder") for key in ("connect.growth=4", "widths=8")]
+    settings = [
+        "model.width=16",
+        "model.embedding=8",
+        "training.stages.0.end={updates: 2}",
+        "data.bpe.merges=30",
+    ]
+    settings += [
+        f"model.{side}.{key}"
+        for side in ("encoder", "decoder")
+        for key in ("connect.growth=4", "widths=8")
+    ]
     settings += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
     given = [word for setting in settings for word in ("--set", setting)]
     config, out = DENSE / "iwslt14_deen" / "densenmt_8l_2_e64.yaml", tmp_path / "out"
     ran = subprocess.run(
-        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *given], capture_output=True, text=True
+        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *given],
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     assert (out / "run.iwslt14_deen.densenmt_8l_2_e64.seed1" / "scores.json").exists()

@@ -21,7 +21,12 @@ TABLES = {
     ENFR: {"DTMT Table 2, En-Fr": 3},
 }
 MULTI30K = "multi30k/recurrent"
-PATHS = [path for folder in (*TABLES, MULTI30K) for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
+PATHS = [
+    path
+    for folder in (*TABLES, MULTI30K)
+    for path in sorted((RECIPES / folder).glob("*.yaml"))
+    if path.stem not in GROUNDS
+]
 S, T = 41_970, 30_500
 SIDES = ("encoder", "query", "decoder")
 
@@ -40,7 +45,10 @@ def printed(folder: str, name: str) -> float:
 
 def transitions(found: Recipe) -> list[tuple[str, int]]:
     """Cell and depth of encoder, query and decoder."""
-    return [(side.cell, side.depth) for side in (found.model.encoder, found.model.query, found.model.decoder)]
+    return [
+        (side.cell, side.depth)
+        for side in (found.model.encoder, found.model.query, found.model.decoder)
+    ]
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
@@ -49,12 +57,19 @@ def transitions(found: Recipe) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_is_a_row_that_can_be_built(path):
     found = load(path)
-    assert found.paper and found.paper.row and (found.paper.bleu is None) == (path.parent.parent.name == "multi30k")
+    assert (
+        found.paper
+        and found.paper.row
+        and (found.paper.bleu is None) == (path.parent.parent.name == "multi30k")
+    )
     assert count(found, 600, 500) > 1_000_000
 
 
 def test_no_folder_is_left_out():
-    assert {path.parent for path in DTMT.glob("*/*.yaml")} == {DTMT / "systems", *(RECIPES / folder for folder in TABLES)}
+    assert {path.parent for path in DTMT.glob("*/*.yaml")} == {
+        DTMT / "systems",
+        *(RECIPES / folder for folder in TABLES),
+    }
 
 
 @pytest.mark.parametrize("folder", TABLES)
@@ -65,27 +80,43 @@ def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
 def test_names_say_what_is_in_the_files():
     for folder in TABLES:
         for name, one in rows(folder).items():
-            row, depth = str(one.paper and one.paper.row), max(depth for _, depth in transitions(one))
-            assert row.startswith("- " if "_wo_" in name else f"DTMT#{depth}" if depth else "ShallowRNMT")
+            row, depth = (
+                str(one.paper and one.paper.row),
+                max(depth for _, depth in transitions(one)),
+            )
+            assert row.startswith(
+                "- " if "_wo_" in name else f"DTMT#{depth}" if depth else "ShallowRNMT"
+            )
             assert ("Non-PE" in row or "Techniques" in row) == (one.model.positions == "none")
 
 
 def test_transitions_are_the_papers():
-    found = {folder: {name: transitions(one) for name, one in rows(folder).items()} for folder in TABLES}
-    systems = {"shallow": ("gru", 0), "shallow_lgru": ("l-gru", 0), **{f"dtmt{n}": ("l-gru", n) for n in (1, 2, 3, 4)}}
+    found = {
+        folder: {name: transitions(one) for name, one in rows(folder).items()} for folder in TABLES
+    }
+    systems = {
+        "shallow": ("gru", 0),
+        "shallow_lgru": ("l-gru", 0),
+        **{f"dtmt{n}": ("l-gru", n) for n in (1, 2, 3, 4)},
+    }
     three = ("shallow", "dtmt1", "dtmt4")
     expected = {name: [systems[name]] * 3 for name in three}
     assert found[ENFR] == expected
     gru = [("gru", 4)] * 3
     assert found[ENDE] == {
-        **expected, "table5_dtmt4": [("l-gru", 4)] * 3, "table5_wo_lgru": gru, "table5_wo_lgru_and_techniques": gru
-    }  # fmt: skip
+        **expected,
+        "table5_dtmt4": [("l-gru", 4)] * 3,
+        "table5_wo_lgru": gru,
+        "table5_wo_lgru_and_techniques": gru,
+    }
     for name in three:
         for cell in ("gru", "lau", "l-gru"):
             expected[f"table3_{name}_{cell.replace('-', '')}"] = [(cell, systems[name][1])] * 3
     expected["table4_dtmt4"] = [("l-gru", 4)] * 3
     for i, side in enumerate(SIDES):
-        expected[f"table4_shallow_{side}"] = [("gru", 0) if j == i else ("l-gru", 4) for j in range(3)]
+        expected[f"table4_shallow_{side}"] = [
+            ("gru", 0) if j == i else ("l-gru", 4) for j in range(3)
+        ]
     for name, system in systems.items():
         expected |= {f"table6_{name}": [system] * 3, f"table6_{name}_no_positions": [system] * 3}
     assert found[NIST] == expected
@@ -93,14 +124,19 @@ def test_transitions_are_the_papers():
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
     for folder, again, first in (
-        *((NIST, f"table3_{name}", name.partition("_")[0]) for name in ("shallow_gru", "dtmt1_lgru", "dtmt4_lgru")),
+        *(
+            (NIST, f"table3_{name}", name.partition("_")[0])
+            for name in ("shallow_gru", "dtmt1_lgru", "dtmt4_lgru")
+        ),
         (NIST, "table4_dtmt4", "dtmt4"),
         *((NIST, f"table6_{name}", name) for name in ("shallow", "dtmt1", "dtmt4")),
         (NIST, "table6_shallow_lgru", "table3_shallow_lgru"),
         (ENDE, "table5_dtmt4", "dtmt4"),
     ):
         found = rows(folder)
-        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(exclude={"paper"})
+        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(
+            exclude={"paper"}
+        )
         assert printed(folder, again) == printed(folder, first)
 
 
@@ -108,22 +144,37 @@ def test_averages_are_those_of_the_five_test_sets():
     for name in ("shallow", "dtmt1", "dtmt4"):
         one = rows(NIST)[name]
         assert one.paper and isinstance(one.paper.bleu, dict)
-        assert list(one.data.test) == list(one.paper.bleu)[:-1] == ["MT06", "MT02", "MT03", "MT04", "MT05", "MT08"]
+        assert (
+            list(one.data.test)
+            == list(one.paper.bleu)[:-1]
+            == ["MT06", "MT02", "MT03", "MT04", "MT05", "MT08"]
+        )
         mean = sum(one.paper.bleu[f"MT0{n}"] for n in (2, 3, 4, 5, 8)) / 5
         assert mean == pytest.approx(one.paper.bleu["average"], abs=0.005)
 
 
 def test_printed_differences_are_those_of_the_printed_scores():
     for folder, one, other, difference in (
-        (NIST, "dtmt1", "shallow", 2.84), (NIST, "dtmt4", "shallow", 3.47), (NIST, "table3_shallow_lgru", "table3_shallow_gru", 2.26),
-        (NIST, "table3_dtmt1_lgru", "table3_dtmt1_gru", 0.78), (NIST, "table3_dtmt4_lgru", "table3_dtmt4_gru", 0.88),
-        (NIST, "table3_shallow_lgru", "table3_shallow_lau", 0.77), (NIST, "table3_dtmt4_lgru", "table3_dtmt4_lau", 0.50),
-        (NIST, "table4_dtmt4", "table4_shallow_encoder", 1.74), (NIST, "table4_dtmt4", "table4_shallow_decoder", 0.68),
-        (ENDE, "dtmt1", "shallow", 2.26), (ENDE, "dtmt4", "shallow", 3.04),
-        (ENFR, "dtmt1", "shallow", 1.47), (ENFR, "dtmt4", "shallow", 2.74),
-    ):  # fmt: skip
+        (NIST, "dtmt1", "shallow", 2.84),
+        (NIST, "dtmt4", "shallow", 3.47),
+        (NIST, "table3_shallow_lgru", "table3_shallow_gru", 2.26),
+        (NIST, "table3_dtmt1_lgru", "table3_dtmt1_gru", 0.78),
+        (NIST, "table3_dtmt4_lgru", "table3_dtmt4_gru", 0.88),
+        (NIST, "table3_shallow_lgru", "table3_shallow_lau", 0.77),
+        (NIST, "table3_dtmt4_lgru", "table3_dtmt4_lau", 0.50),
+        (NIST, "table4_dtmt4", "table4_shallow_encoder", 1.74),
+        (NIST, "table4_dtmt4", "table4_shallow_decoder", 0.68),
+        (ENDE, "dtmt1", "shallow", 2.26),
+        (ENDE, "dtmt4", "shallow", 3.04),
+        (ENFR, "dtmt1", "shallow", 1.47),
+        (ENFR, "dtmt4", "shallow", 2.74),
+    ):
         assert printed(folder, one) - printed(folder, other) == pytest.approx(difference)
-    gains = [printed(NIST, name) - printed(NIST, f"{name}_no_positions") for name in rows(NIST) if f"{name}_no_positions" in rows(NIST)]
+    gains = [
+        printed(NIST, name) - printed(NIST, f"{name}_no_positions")
+        for name in rows(NIST)
+        if f"{name}_no_positions" in rows(NIST)
+    ]
     assert len(gains) == 6 and all(0.08 < gain < 0.36 for gain in gains)  # "+0.1 to +0.3"
 
 
@@ -139,11 +190,23 @@ def test_ablations_take_one_thing_away():
     for name, one in found.items():
         if name.endswith("_no_positions"):
             with_positions = found[name.removesuffix("_no_positions")].model.model_dump()
-            assert with_positions["positions"] == "sinusoidal" and one.model.model_dump() == {**with_positions, "positions": "none"}
-    full, without, bare = (rows(ENDE)[f"table5_{name}"] for name in ("dtmt4", "wo_lgru", "wo_lgru_and_techniques"))
+            assert with_positions["positions"] == "sinusoidal" and one.model.model_dump() == {
+                **with_positions,
+                "positions": "none",
+            }
+    full, without, bare = (
+        rows(ENDE)[f"table5_{name}"] for name in ("dtmt4", "wo_lgru", "wo_lgru_and_techniques")
+    )
     gru = {side: {**full.model.model_dump()[side], "cell": "gru"} for side in SIDES}
     assert without.model.model_dump() == {**full.model.model_dump(), **gru}
-    off = {"heads": 1, "layer_norm": False, "positions": "none", "embedding_dropout": 0, "candidate_dropout": 0, "output_dropout": 0}
+    off = {
+        "heads": 1,
+        "layer_norm": False,
+        "positions": "none",
+        "embedding_dropout": 0,
+        "candidate_dropout": 0,
+        "output_dropout": 0,
+    }
     assert bare.model.model_dump() == {**without.model.model_dump(), **off}
     assert bare.training == without.training.model_copy(update={"label_smoothing": 0})
 
@@ -163,16 +226,37 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
     assert not first.data.bpe or first.data.bpe.max_subwords == longest
     for name, one in found.items():
         model, (stage,), bare = one.model, one.training.stages, "techniques" in name
-        assert (model.kind, model.width, model.embedding, model.tie, model.project_context) == ("recurrent", 1024, None, "none", False)
+        assert (model.kind, model.width, model.embedding, model.tie, model.project_context) == (
+            "recurrent",
+            1024,
+            None,
+            "none",
+            False,
+        )
         assert (model.heads, model.layer_norm) == ((1, False) if bare else (16, True))
-        assert (model.embedding_dropout, model.output_dropout, model.candidate_dropout) == ((0, 0, 0) if bare else dropout)
+        assert (model.embedding_dropout, model.output_dropout, model.candidate_dropout) == (
+            (0, 0, 0) if bare else dropout
+        )
         assert model.init == 0.08 and one.training.label_smoothing == (0 if bare else 0.1)
         adam, schedule = stage.optimizer, stage.schedule
-        assert (adam.kind, tuple(adam.betas), adam.eps, adam.weight_decay) == ("adam", (0.9, 0.999), 1e-6, 0)
+        assert (adam.kind, tuple(adam.betas), adam.eps, adam.weight_decay) == (
+            "adam",
+            (0.9, 0.999),
+            1e-6,
+            0,
+        )
         assert (schedule.kind, schedule.rate, schedule.replicas) == ("replicas", rate, n)
         assert (schedule.warmup, schedule.decay_start, schedule.decay_end) == (p, s, e)
-        assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate, stage.clip) == (4096, "tokens", n, 5)
-        assert stage.end.patience == 10 and (one.training.validation.every_updates, one.training.validation.metric) == (2000, "bleu")
+        assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate, stage.clip) == (
+            4096,
+            "tokens",
+            n,
+            5,
+        )
+        assert stage.end.patience == 10 and (
+            one.training.validation.every_updates,
+            one.training.validation.metric,
+        ) == (2000, "bleu")
         assert (one.decoding.beam, one.decoding.normalize, one.decoding.penalty) == (4, 0.6, "gnmt")
         assert one.data == first.data and (bare or one.training == first.training)
 
@@ -180,7 +264,10 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
 @pytest.mark.parametrize(
     ("folder", "rates"),
     [
-        (NIST, {1: 1.001e-3, 1000: 2e-3, 4000: 2e-3, 32_000: 5e-4}),  # of 8,000 and 64,000 each replica does half
+        (
+            NIST,
+            {1: 1.001e-3, 1000: 2e-3, 4000: 2e-3, 32_000: 5e-4},
+        ),  # of 8,000 and 64,000 each replica does half
         (ENDE, {1: 1.0175e-4, 400: 8e-4, 25_000: 8e-4, 150_000: 5e-5}),
         (ENFR, {1: 1.0175e-4, 400: 8e-4, 50_000: 8e-4, 375_000: 5e-5}),
     ],
@@ -198,13 +285,25 @@ def names(prefixes: object) -> list[str]:
 
 def test_text_is_the_papers():
     nist, ende, enfr = (rows(folder)["shallow"].data for folder in TABLES)
-    assert nist.bpe and (nist.bpe.merges, nist.bpe.joint, nist.vocabulary.joint) == (30_000, False, False)
+    assert nist.bpe and (nist.bpe.merges, nist.bpe.joint, nist.vocabulary.joint) == (
+        30_000,
+        False,
+        False,
+    )
     assert "lowercase" in [step.step for step in nist.steps] and names(nist.valid) == ["MT06"]
     for one in (ende, enfr):
-        assert one.bpe and (one.bpe.merges, one.bpe.joint, one.vocabulary.joint) == (32_000, True, True)
+        assert one.bpe and (one.bpe.merges, one.bpe.joint, one.vocabulary.joint) == (
+            32_000,
+            True,
+            True,
+        )
         assert [step.step for step in one.steps] == ["normalize-punctuation", "tokenize", "filter"]
         assert names(one.valid) == ["newstest2013"] and list(one.test) == ["newstest2014"]
-    assert [(one.source, one.target, len(one.train)) for one in (nist, ende, enfr)] == [("zh", "en", 1), ("en", "de", 3), ("en", "fr", 5)]
+    assert [(one.source, one.target, len(one.train)) for one in (nist, ende, enfr)] == [
+        ("zh", "en", 1),
+        ("en", "de", 3),
+        ("en", "fr", 5),
+    ]
     assert len({one.folder for one in (nist, ende, enfr)}) == 3
 
 
@@ -241,7 +340,12 @@ def around(source: int, target: int, heads: int = 16) -> int:
 
 def system(cells: list[tuple[str, int]], heads: int = 16) -> int:
     encoder, query, decoder = cells
-    return around(S, T, heads) + 2 * transition(*encoder, D) + transition(*query, D) + transition(*decoder, C)
+    return (
+        around(S, T, heads)
+        + 2 * transition(*encoder, D)
+        + transition(*query, D)
+        + transition(*decoder, C)
+    )
 
 
 @pytest.mark.parametrize("folder", TABLES)
@@ -249,22 +353,39 @@ def test_parameters_are_what_the_systems_have_by_their_description(folder):
     for name, one in rows(folder).items():
         total = system(transitions(one), one.model.heads)
         if not one.model.layer_norm:
-            total -= 4 * (1 + 4) * 2 * 2 * D  # two gates in five cells of four transitions, two of which are the encoder's
+            total -= (
+                4 * (1 + 4) * 2 * 2 * D
+            )  # two gates in five cells of four transitions, two of which are the encoder's
         assert count(one) == total, name
 
 
 def test_parameters_are_what_the_paper_prints_to_the_digit():
     found = {name: one for name, one in rows(NIST).items() if one.paper and one.paper.parameters}
-    assert set(found) == {"shallow", "dtmt1", "dtmt4", *(name for name in rows(NIST) if name.startswith("table3"))}
+    assert set(found) == {
+        "shallow",
+        "dtmt1",
+        "dtmt4",
+        *(name for name in rows(NIST) if name.startswith("table3")),
+    }
     for name, one in found.items():
         assert one.paper and one.paper.vocabulary == (S, T) and one.paper.counted is None
         assert f"{count(one) / 1e6:.1f}M" == one.paper.parameters, name
-    table = {line.removeprefix("table3_"): one.paper.parameters for line, one in found.items() if line.startswith("table3") and one.paper}
+    table = {
+        line.removeprefix("table3_"): one.paper.parameters
+        for line, one in found.items()
+        if line.startswith("table3") and one.paper
+    }
     assert table == {
-        "shallow_gru": "143.2M", "shallow_lau": "157.9M", "shallow_lgru": "157.9M",
-        "dtmt1_gru": "155.8M", "dtmt1_lau": "170.5M", "dtmt1_lgru": "170.5M",
-        "dtmt4_gru": "193.7M", "dtmt4_lau": "208.4M", "dtmt4_lgru": "208.4M",
-    }  # fmt: skip
+        "shallow_gru": "143.2M",
+        "shallow_lau": "157.9M",
+        "shallow_lgru": "157.9M",
+        "dtmt1_gru": "155.8M",
+        "dtmt1_lau": "170.5M",
+        "dtmt1_lgru": "170.5M",
+        "dtmt4_gru": "193.7M",
+        "dtmt4_lau": "208.4M",
+        "dtmt4_lgru": "208.4M",
+    }
 
 
 ONE_T = 4 * t_gru()  # a T-GRU more in each transition, of which the encoder has two
@@ -274,7 +395,14 @@ TO_L_GRU = 3 * (l_gru(D) - gru(D)) + l_gru(C) - gru(C)
 def fits(linear_bias: bool = True) -> tuple[int, int]:
     """From where to where ShallowRNMT's parameters with GRUs may lie for all counts of Table 3 to round to what is printed."""
     change, lower, upper = TO_L_GRU - (0 if linear_bias else 4 * D), 0, 10**9
-    for added, tenths in ((0, 1432), (change, 1579), (ONE_T, 1558), (ONE_T + change, 1705), (4 * ONE_T, 1937), (4 * ONE_T + change, 2084)):
+    for added, tenths in (
+        (0, 1432),
+        (change, 1579),
+        (ONE_T, 1558),
+        (ONE_T + change, 1705),
+        (4 * ONE_T, 1937),
+        (4 * ONE_T + change, 2084),
+    ):
         lower = max(lower, tenths * 100_000 - 50_000 - added)
         upper = min(upper, tenths * 100_000 + 49_999 - added)
     return lower, upper
@@ -284,9 +412,14 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
     assert (ONE_T, TO_L_GRU) == (12 * D * D + 20 * D, 14 * D * D + 12 * D)
     lower, upper = fits()
     rest = system([("gru", 0)] * 3) - 1024 * S - 2049 * T
-    assert (lower - rest, upper - rest) == (105_470_704, 105_473_231)  # as base.yaml says of 1,024 S + 2,049 T
+    assert (lower - rest, upper - rest) == (
+        105_470_704,
+        105_473_231,
+    )  # as base.yaml says of 1,024 S + 2,049 T
     assert lower <= system([("gru", 0)] * 3) <= upper
-    assert round((lower - rest) / (D + D + 1), -2) == 51_500  # entries a side if the target's embedding were the output's matrix, too
+    assert (
+        round((lower - rest) / (D + D + 1), -2) == 51_500
+    )  # entries a side if the target's embedding were the output's matrix, too
     assert 3 * ONE_T + TO_L_GRU == 52_502_528 and 3 * ONE_T + TO_L_GRU - 4 * D == 52_498_432
     lower, upper = fits(linear_bias=False)
     assert lower > upper
@@ -302,19 +435,45 @@ def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     found = rows(MULTI30K)
     first = found["transformer"]
     assert first.model == load(RECIPES / "multi30k" / "transformer_de_en.yaml").model
-    assert all((one.training, one.data, one.decoding) == (first.training, first.data, first.decoding) for one in found.values())
+    assert all(
+        (one.training, one.data, one.decoding) == (first.training, first.data, first.decoding)
+        for one in found.values()
+    )
     recurrent = {name: one for name, one in found.items() if one.model.kind == "recurrent"}
     assert set(found) - set(recurrent) == {"transformer"}
-    for name, (cell, depth) in {"shallow": ("gru", 0), "shallow_lgru": ("l-gru", 0), "dtmt1": ("l-gru", 1), "dtmt2": ("l-gru", 2)}.items():
+    for name, (cell, depth) in {
+        "shallow": ("gru", 0),
+        "shallow_lgru": ("l-gru", 0),
+        "dtmt1": ("l-gru", 1),
+        "dtmt2": ("l-gru", 2),
+    }.items():
         assert transitions(recurrent[name]) == [(cell, depth)] * 3
     shallow = recurrent["shallow"].model
-    assert (shallow.width, shallow.heads, shallow.tie, shallow.output_bias) == (256, 4, first.model.tie, first.model.output_bias)
-    assert (shallow.embedding_dropout, shallow.candidate_dropout, shallow.output_dropout) == (0.3, 0.1, 0.3)
+    assert (shallow.width, shallow.heads, shallow.tie, shallow.output_bias) == (
+        256,
+        4,
+        first.model.tie,
+        first.model.output_bias,
+    )
+    assert (shallow.embedding_dropout, shallow.candidate_dropout, shallow.output_dropout) == (
+        0.3,
+        0.1,
+        0.3,
+    )
     alike = set(type(shallow).model_fields) - set(SIDES)
-    assert all(one.model.model_dump(include=alike) == shallow.model_dump(include=alike) for one in recurrent.values())
+    assert all(
+        one.model.model_dump(include=alike) == shallow.model_dump(include=alike)
+        for one in recurrent.values()
+    )
     fused, dtmt2 = recurrent["unpublished_dtmt2_multihop"], recurrent["dtmt2"]
-    assert transitions(fused) == transitions(dtmt2) and dtmt2.model.encoder.fuse.kind == dtmt2.model.decoder.fuse.kind == "last"
-    assert fused.model.encoder.fuse.kind == "ffn" and (fused.model.decoder.fuse.kind, fused.model.decoder.fuse.hops) == ("attention", 4)
+    assert (
+        transitions(fused) == transitions(dtmt2)
+        and dtmt2.model.encoder.fuse.kind == dtmt2.model.decoder.fuse.kind == "last"
+    )
+    assert fused.model.encoder.fuse.kind == "ffn" and (
+        fused.model.decoder.fuse.kind,
+        fused.model.decoder.fuse.hops,
+    ) == ("attention", 4)
 
 
 # Text ----------------------------------------------------------------------------------------------------------------
@@ -327,20 +486,29 @@ WORDS = {
 }
 
 
-def write(folder: Path, name: str, lines: int, languages: tuple[str, str], further: int = 0) -> None:
+def write(
+    folder: Path, name: str, lines: int, languages: tuple[str, str], further: int = 0
+) -> None:
     """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
     for language in languages:
-        text = "".join("Well , " + " ".join(WORDS[language][i] for i in line) + " .\n" for line in chosen)
+        text = "".join(
+            "Well , " + " ".join(WORDS[language][i] for i in line) + " .\n" for line in chosen
+        )
         (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
     for n in range(1, further + 1):
-        text = "".join("Well, " + " ".join(WORDS[languages[1]][i] for i in line) + " really" * n + ".\n" for line in chosen)
+        text = "".join(
+            "Well, " + " ".join(WORDS[languages[1]][i] for i in line) + " really" * n + ".\n"
+            for line in chosen
+        )
         (folder / f"{name}.{languages[1]}{n}").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize(("folder", "pairs", "first"), [(NIST, 40, "well"), (ENDE, 120, "Well"), (ENFR, 200, "Well")])
+@pytest.mark.parametrize(
+    ("folder", "pairs", "first"), [(NIST, 40, "well"), (ENDE, 120, "Well"), (ENFR, 200, "Well")]
+)
 def test_text_is_prepared(tmp_path, folder, pairs, first):
     found = prepared(tmp_path, rows(folder)["shallow"].data, write)
     assert found.splits["train"]["pairs_out"] == pairs
@@ -364,15 +532,39 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
     path = DTMT / config
     data = load(path).data
     valid = data.valid if isinstance(data.valid, list) else []
-    for prefix in {*data.train, *valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
-        write(tmp_path / "raw", Path(prefix).name, 120 if prefix in data.train else 3, (data.source, data.target), further=3)
-    settings = ["model.width=16", "model.heads=2", "data.bpe.merges=30", "training.stages.0.end={updates: 2}"]
-    settings += ["training.stages.0.batch.accumulate=1", "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
+    for prefix in {
+        *data.train,
+        *valid,
+        *(prefix for prefixes in data.test.values() for prefix in prefixes),
+    }:
+        write(
+            tmp_path / "raw",
+            Path(prefix).name,
+            120 if prefix in data.train else 3,
+            (data.source, data.target),
+            further=3,
+        )
+    settings = [
+        "model.width=16",
+        "model.heads=2",
+        "data.bpe.merges=30",
+        "training.stages.0.end={updates: 2}",
+    ]
+    settings += [
+        "training.stages.0.batch.accumulate=1",
+        "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
+    ]
     given = [word for setting in settings for word in ("--set", setting)]
     ran = call("run_recipe.sh", path, "--raw", tmp_path / "raw", "--out", tmp_path / "out", *given)
     assert ran.returncode == 0, ran.stderr
-    notes = json.loads((tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(encoding="utf-8"))
-    return {(note["set_name"], note["checkpoint"], note["metric"]): note for note in notes["scores"]}
+    notes = json.loads(
+        (tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(
+            encoding="utf-8"
+        )
+    )
+    return {
+        (note["set_name"], note["checkpoint"], note["metric"]): note for note in notes["scores"]
+    }
 
 
 def test_a_row_from_raw_text_to_bleu(tmp_path):
@@ -393,7 +585,11 @@ def test_rows_of_nist_from_raw_text_to_figure_3(tmp_path):
 
 
 MERGED = ["MT02", "MT03", "MT04", "MT05", "MT08"]
-LINES = ["one two three", " ".join(f"w{i}" for i in range(15)), " ".join(f"v{i}" for i in range(65))]
+LINES = [
+    "one two three",
+    " ".join(f"w{i}" for i in range(15)),
+    " ".join(f"v{i}" for i in range(65)),
+]
 
 
 def translated(out: Path, runs: dict[str, int]) -> None:
@@ -407,7 +603,10 @@ def translated(out: Path, runs: dict[str, int]) -> None:
         ):
             write_text(out / path.format(name), text)
         for run_name, right in runs.items():
-            write_text(out / run_name / f"{name}.best.txt", text if n < right else "nothing like it here\n" * 3)
+            write_text(
+                out / run_name / f"{name}.best.txt",
+                text if n < right else "nothing like it here\n" * 3,
+            )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -416,14 +615,24 @@ def write_text(path: Path, text: str) -> None:
 
 
 def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
-    translated(tmp_path, {"run.nist_zhen.dtmt4.seed1": 5, "run.nist_zhen.shallow.seed1": 3, "transformer": 4})
+    translated(
+        tmp_path,
+        {"run.nist_zhen.dtmt4.seed1": 5, "run.nist_zhen.shallow.seed1": 3, "transformer": 4},
+    )
     picture = tmp_path / "lengths.svg"
     more = ["--add", f"Transformer={tmp_path / 'transformer'}", "-o", picture]
     ran = call("dtmt/figure3.sh", tmp_path, "--systems", "dtmt4 shallow", *more)
     assert ran.returncode == 0, ran.stderr
-    assert all(name in ran.stdout for name in ("DTMT#4", "ShallowRNMT", "Transformer")) and picture.exists()
+    assert (
+        all(name in ran.stdout for name in ("DTMT#4", "ShallowRNMT", "Transformer"))
+        and picture.exists()
+    )
     rows = [line.split() for line in ran.stdout.splitlines() if line.startswith(">")]
-    assert [row[1:3] for row in rows] == [["0", "15"], ["10", "10"], *([str(n), "5"] for n in (20, 30, 40, 50, 60))]
+    assert [row[1:3] for row in rows] == [
+        ["0", "15"],
+        ["10", "10"],
+        *([str(n), "5"] for n in (20, 30, 40, 50, 60)),
+    ]
     assert all(row[3] == "100.00" for row in rows)
     merged = (tmp_path / "figure3" / "source.zh").read_text(encoding="utf-8").splitlines()
     assert len(merged) == 15 and [line.split()[-1] for line in merged[::3]] == MERGED
@@ -437,7 +646,10 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["--speed"], "there is no option --speed"),
         (["one", "two"], "two is too much"),
         (["/nowhere"], "there is no /nowhere/data.nist_zhen: run recipes/run_recipe.sh"),
-        (["--systems", "dtmt2"], "run.nist_zhen.dtmt2.seed1/MT02.best.txt: translate MT02 MT03 MT04 MT05 MT08 first"),
+        (
+            ["--systems", "dtmt2"],
+            "run.nist_zhen.dtmt2.seed1/MT02.best.txt: translate MT02 MT03 MT04 MT05 MT08 first",
+        ),
     ],
 )
 def test_wrong_calls_for_figure_3_are_one_sentence(tmp_path, arguments, said):
@@ -453,7 +665,12 @@ def test_wrong_calls_for_figure_3_are_one_sentence(tmp_path, arguments, said):
 def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     for name, lines in (("train", 120), ("val", 10), ("test_2016_flickr", 10)):
         write(tmp_path / "raw", name, lines, ("de", "en"))
-    settings = ["model.width=16", "model.heads=2", "data.bpe.merges=30", "training.stages.0.end.updates=2"]
+    settings = [
+        "model.width=16",
+        "model.heads=2",
+        "data.bpe.merges=30",
+        "training.stages.0.end.updates=2",
+    ]
     given = [word for setting in settings for word in ("--set", setting)]
     arguments = [
         tmp_path / "raw",
@@ -468,4 +685,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     ran = call("run_multi30k_fusion.sh", *arguments, *given)
     assert ran.returncode == 0, ran.stderr
     table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
-    assert all(row in table for row in ("Transformer", "ShallowRNMT + L-GRU", "DTMT#2, FFN encoder, 4-hop decoder"))
+    assert all(
+        row in table
+        for row in ("Transformer", "ShallowRNMT + L-GRU", "DTMT#2, FFN encoder, 4-hop decoder")
+    )

@@ -20,7 +20,10 @@ from tests.rows import load
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
 SETS = ["dev2010", "TEDX.dev2012", "tst2010", "tst2011", "tst2012"]
-WORDS = {"de": "das Haus ist alt und der Hund schläft heute".split(), "en": "the house is old and the dog sleeps today".split()}
+WORDS = {
+    "de": "das Haus ist alt und der Hund schläft heute".split(),
+    "en": "the house is old and the dog sleeps today".split(),
+}
 
 spec = importlib.util.spec_from_file_location("iwslt14", ROOT / "recipes" / "data" / "iwslt14.py")
 assert spec and spec.loader
@@ -49,7 +52,10 @@ def tags(language: str, talks: int) -> str:
 
 
 def xml(language: str, segments: int, name: str) -> str:
-    body = "".join(f'<seg id="{i + 1}"> {sentence(language, i)} It\u2019s {name}. </seg>\n' for i in range(segments))
+    body = "".join(
+        f'<seg id="{i + 1}"> {sentence(language, i)} It\u2019s {name}. </seg>\n'
+        for i in range(segments)
+    )
     head = f'<?xml version="1.0" encoding="UTF-8"?>\n<mteval>\n<refset setid="{name}">\n<doc docid="1">\n<title>a title</title>\n'
     return f"{head}{body}</doc>\n</refset>\n</mteval>\n"
 
@@ -58,7 +64,10 @@ def files(talks: int = 20, segments: int = 7) -> dict[str, str]:
     found = {f"de-en/train.tags.de-en.{language}": tags(language, talks) for language in WORDS}
     for name in SETS:
         member = f"IWSLT14.{name}" if name.startswith("TEDX") else f"IWSLT14.TED.{name}"
-        found |= {f"de-en/{member}.de-en.{language}.xml": xml(language, segments, name) for language in WORDS}
+        found |= {
+            f"de-en/{member}.de-en.{language}.xml": xml(language, segments, name)
+            for language in WORDS
+        }
     return found | {"de-en/README": "about this archive\n"}
 
 
@@ -73,7 +82,9 @@ def pack(path: Path, members: dict[str, str]) -> Path:
 
 
 def test_training_text_keeps_titles_and_descriptions_and_drops_the_rest(tmp_path):
-    counts = iwslt14.extract(pack(tmp_path / "de-en.tgz", files(talks=3)), tmp_path / "raw", any_data=True)
+    counts = iwslt14.extract(
+        pack(tmp_path / "de-en.tgz", files(talks=3)), tmp_path / "raw", any_data=True
+    )
     assert counts == {"train": 36, **dict.fromkeys(SETS, 7)}
     lines = (tmp_path / "raw" / "train.en").read_text(encoding="utf-8").split("\n")[:-1]
     assert lines[:3] == ["Talk 0: house", "is 0 .", sentence("en", 0)]
@@ -87,7 +98,9 @@ def test_segments_lose_tags_and_typographic_apostrophes(tmp_path):
 
 
 def test_unicode_line_separators_and_empty_segments_keep_their_lines():
-    assert iwslt14.segments('<seg id="1"> a\u2028b </seg>\n<seg id="2"></seg>\n<seg id="3">c</seg>\n') == ["a\u2028b", "", "c"]
+    assert iwslt14.segments(
+        '<seg id="1"> a\u2028b </seg>\n<seg id="2"></seg>\n<seg id="3">c</seg>\n'
+    ) == ["a\u2028b", "", "c"]
     assert iwslt14.training_text("a\u0085b\r\n\n<title>c</title>\n") == ["a\u0085b", "", "c"]
 
 
@@ -99,7 +112,10 @@ def broken(tmp_path: Path, how: str) -> Path:
     if how == "unequal":
         members["de-en/train.tags.de-en.en"] += "one line more\n"
     if how == "no segments":
-        members |= {f"de-en/IWSLT14.TED.tst2010.de-en.{language}.xml": "<mteval></mteval>\n" for language in WORDS}
+        members |= {
+            f"de-en/IWSLT14.TED.tst2010.de-en.{language}.xml": "<mteval></mteval>\n"
+            for language in WORDS
+        }
     pack(path, members)
     if how == "truncated":
         path.write_bytes(path.read_bytes()[:-200])
@@ -181,11 +197,23 @@ def prepared(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     members = files()
     for language, words in (("de", 200), ("en", 180)):
         name = f"de-en/train.tags.de-en.{language}"
-        members[name] += "wort " * words + "\n" + "eins zwei drei vier\n" * (1 if language == "de" else 0)
+        members[name] += (
+            "wort " * words + "\n" + "eins zwei drei vier\n" * (1 if language == "de" else 0)
+        )
         members[name] += "one two\n" if language == "en" else ""
         members[name] += "hallo\n" if language == "de" else "\n"
     archive = pack(folder / "given.tgz", members)
-    command = [SCRIPT, "--archive", "given.tgz", "--out", "out", "--prepare-only", "--any-data", "--set", "data.bpe.merges=50"]
+    command = [
+        SCRIPT,
+        "--archive",
+        "given.tgz",
+        "--out",
+        "out",
+        "--prepare-only",
+        "--any-data",
+        "--set",
+        "data.bpe.merges=50",
+    ]
     assert archive.exists()
     return folder / "out", subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
@@ -194,34 +222,61 @@ def test_the_script_prepares_and_compares(prepared):
     out, ran = prepared
     assert ran.returncode == 0, ran.stderr
     assert "DIFFERENT" in ran.stderr and "160,239" in ran.stderr
-    counts = json.loads((out / "data.iwslt14_deen" / "manifest.json").read_text(encoding="utf-8"))["splits"]
+    counts = json.loads((out / "data.iwslt14_deen" / "manifest.json").read_text(encoding="utf-8"))[
+        "splits"
+    ]
     assert counts["train"]["dropped"] == {"empty": 1, "length ratio": 1, "too long": 1}
-    assert (counts["train"]["pairs_out"], counts["valid"]["pairs_out"], counts["test.test"]["pairs_out"]) == (230, 10, 35)
+    assert (
+        counts["train"]["pairs_out"],
+        counts["valid"]["pairs_out"],
+        counts["test.test"]["pairs_out"],
+    ) == (230, 10, 35)
 
 
 def test_test_sets_stand_in_their_order_and_are_lowercased_and_tokenised(prepared):
-    lines = (prepared[0] / "data.iwslt14_deen" / "test.test.en.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    assert [line.rstrip(" .").split()[-1] for line in lines] == [name.lower() for name in SETS for _ in range(7)]
+    lines = (
+        (prepared[0] / "data.iwslt14_deen" / "test.test.en.txt")
+        .read_text(encoding="utf-8")
+        .split("\n")[:-1]
+    )
+    assert [line.rstrip(" .").split()[-1] for line in lines] == [
+        name.lower() for name in SETS for _ in range(7)
+    ]
     assert "it &apos;s" in lines[0] and lines[0] == lines[0].lower()
 
 
 def test_every_23rd_clean_pair_is_for_validation(prepared):
     out = prepared[0]
     raw = (out / "raw" / "train.de").read_text(encoding="utf-8").split("\n")[:240]
-    valid = (out / "data.iwslt14_deen" / "valid.de.raw").read_text(encoding="utf-8").split("\n")[:-1]
+    valid = (
+        (out / "data.iwslt14_deen" / "valid.de.raw").read_text(encoding="utf-8").split("\n")[:-1]
+    )
     assert valid == raw[22::23]
 
 
 def test_again_it_does_nothing(prepared):
     out = prepared[0]
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in out.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     command = [SCRIPT, "--out", out, "--prepare-only", "--any-data", "--set", "data.bpe.merges=50"]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0 and "nothing to do" in ran.stderr
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    assert {
+        path: path.stat().st_mtime_ns
+        for path in out.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    } == before
 
 
-SMALL = ["model.width=16", "model.heads=2", "model.ffn=16", "decoding={beam: 2, max_length_factor: 0, max_length_extra: 3}"]
+SMALL = [
+    "model.width=16",
+    "model.heads=2",
+    "model.ffn=16",
+    "decoding={beam: 2, max_length_factor: 0, max_length_extra: 3}",
+]
 
 
 @pytest.mark.parametrize(
@@ -265,9 +320,26 @@ def test_from_archive_to_bleu(prepared, tmp_path, config):
     """Both stages of a baseline at a size of nothing, averaged, translated and scored."""
     shutil.copytree(prepared[0], tmp_path / "out")
     stages = range(len(recipe.load(ROOT / config).training.stages))
-    settings = ["data.bpe.merges=50", *SMALL, *(f"training.stages.{i}.end={{updates: 2}}" for i in stages)]
-    command = [SCRIPT, "--out", tmp_path / "out", "--any-data", "--config", ROOT / config, "--average", "2"]
-    ran = subprocess.run([*command, *(word for one in settings for word in ("--set", one))], capture_output=True, text=True)
+    settings = [
+        "data.bpe.merges=50",
+        *SMALL,
+        *(f"training.stages.{i}.end={{updates: 2}}" for i in stages),
+    ]
+    command = [
+        SCRIPT,
+        "--out",
+        tmp_path / "out",
+        "--any-data",
+        "--config",
+        ROOT / config,
+        "--average",
+        "2",
+    ]
+    ran = subprocess.run(
+        [*command, *(word for one in settings for word in ("--set", one))],
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     assert f"{len(stages)} of {len(stages)} begins" in ran.stderr or len(stages) == 1
     scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu-lc:")]
@@ -397,7 +469,9 @@ def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
 # What other recipes extend, not always whole by itself.
 GROUNDS, GROUND_FOLDERS = {"base.yaml", "big.yaml"}, {"data", "systems"}
 FOUND = sorted((ROOT / "recipes").rglob("*.yaml"))
-CONFIGS = [path for path in FOUND if path.name not in GROUNDS and path.parent.name not in GROUND_FOLDERS]
+CONFIGS = [
+    path for path in FOUND if path.name not in GROUNDS and path.parent.name not in GROUND_FOLDERS
+]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -425,7 +499,9 @@ def test_parameters_are_the_papers(layers, expected):
 
 
 def test_the_restart_is_two_stages():
-    first, second = recipe.load(ROOT / "recipes/mlrf/iwslt14_deen/baseline_3layer.yaml").training.stages
+    first, second = recipe.load(
+        ROOT / "recipes/mlrf/iwslt14_deen/baseline_3layer.yaml"
+    ).training.stages
     assert (first.end.epochs, first.batch.size, first.batch.unit) == (40, 80, "sentences")
     assert (second.end.epochs, second.batch.size, second.schedule.kind) == (20, 32, "constant")
 

@@ -16,14 +16,24 @@ from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 LWC = RECIPES / "lwc"
 TABLES = {
-    "lwc/iwslt14_deen": {"LWC Table 1, De-En": 2, "LWC Table 3, De-En": 5, "LWC Table 4, De-En": 8, "LWC section 5.4, De-En": 1},
+    "lwc/iwslt14_deen": {
+        "LWC Table 1, De-En": 2,
+        "LWC Table 3, De-En": 5,
+        "LWC Table 4, De-En": 8,
+        "LWC section 5.4, De-En": 1,
+    },
     "lwc/iwslt14_roen": {"LWC Table 1, Ro-En": 2},
     "lwc/iwslt14_esen": {"LWC Table 1, Es-En": 2},
     "lwc/wmt16_enro": {"LWC Table 2, En-Ro": 2},
     "lwc/wmt14_ende": {"LWC Table 2, En-De": 4},
 }
 DEEN = "lwc/iwslt14_deen"
-PATHS = [path for folder in TABLES for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
+PATHS = [
+    path
+    for folder in TABLES
+    for path in sorted((RECIPES / folder).glob("*.yaml"))
+    if path.stem not in GROUNDS
+]
 V = 31_370
 
 spec = importlib.util.spec_from_file_location("iwslt14", RECIPES / "data" / "iwslt14.py")
@@ -55,7 +65,10 @@ def test_every_config_is_a_row_that_can_be_built(path):
 
 
 def test_no_folder_is_left_out():
-    assert {path.parent for path in LWC.glob("*/*.yaml")} == {LWC / "systems", *(RECIPES / folder for folder in TABLES)}
+    assert {path.parent for path in LWC.glob("*/*.yaml")} == {
+        LWC / "systems",
+        *(RECIPES / folder for folder in TABLES),
+    }
 
 
 @pytest.mark.parametrize("folder", TABLES)
@@ -67,9 +80,15 @@ def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     check_tables("multi30k/coordinated", {"Multi30k De-En, one vocabulary, layers of 256": 7})
     found = rows("multi30k/coordinated")
     sizes = {name: count(one, 9_000) for name, one in found.items()}
-    assert abs(sizes["coordinated"] - sizes["transformer"]) < 3000 and sizes["layerwise"] == sizes["transformer"]
+    assert (
+        abs(sizes["coordinated"] - sizes["transformer"]) < 3000
+        and sizes["layerwise"] == sizes["transformer"]
+    )
     first = found["transformer"]
-    assert all((one.training, one.data, one.decoding) == (first.training, first.data, first.decoding) for one in found.values())
+    assert all(
+        (one.training, one.data, one.decoding) == (first.training, first.data, first.decoding)
+        for one in found.values()
+    )
 
 
 def test_names_say_what_is_in_the_files():
@@ -88,10 +107,26 @@ def test_depths_are_the_papers():
         system, _, depth = name.removeprefix("table4_").partition("_")
         if name.startswith("table4"):
             layers = int(depth.removesuffix("l"))
-            sides = [one.model.stack] if system == "coordinated" else [one.model.encoder, one.model.decoder]
-            assert all(side.layers == layers for side in sides) and str(one.paper and one.paper.row).endswith(f", {layers} layers")
-    assert [found[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [34.32, 35.07, 35.31, 35.05]  # type: ignore[union-attr]
-    assert [found[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [32.78, 32.86, 32.72, 32.67]  # type: ignore[union-attr]
+            sides = (
+                [one.model.stack]
+                if system == "coordinated"
+                else [one.model.encoder, one.model.decoder]
+            )
+            assert all(side.layers == layers for side in sides) and str(
+                one.paper and one.paper.row
+            ).endswith(f", {layers} layers")
+    assert [found[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [
+        34.32,
+        35.07,
+        35.31,
+        35.05,
+    ]  # type: ignore[union-attr]
+    assert [found[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [
+        32.78,
+        32.86,
+        32.72,
+        32.67,
+    ]  # type: ignore[union-attr]
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
@@ -101,7 +136,9 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
         ("table4_coordinated_14l", "coordinated"),
         ("table4_transformer_6l", "transformer"),
     ):
-        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(exclude={"paper"})
+        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(
+            exclude={"paper"}
+        )
         assert printed(DEEN, again) == printed(DEEN, first)
 
 
@@ -114,10 +151,20 @@ def test_printed_differences_are_those_of_the_printed_scores():
         ("transformer", 2.21),
     ):
         assert printed(DEEN, "coordinated") - printed(DEEN, name) == pytest.approx(difference)
-    assert printed(DEEN, "table3_wo_weight_sharing") - printed(DEEN, "context_gate") == pytest.approx(0.94)
-    for folder, difference in (("lwc/iwslt14_roen", 1.08), ("lwc/iwslt14_esen", 1.93), ("lwc/wmt16_enro", 1.73)):
-        assert printed(folder, "coordinated") - printed(folder, "transformer") == pytest.approx(difference)
-    assert printed("lwc/wmt14_ende", "base_coordinated") - printed("lwc/wmt14_ende", "base_transformer") == pytest.approx(1.03)
+    assert printed(DEEN, "table3_wo_weight_sharing") - printed(
+        DEEN, "context_gate"
+    ) == pytest.approx(0.94)
+    for folder, difference in (
+        ("lwc/iwslt14_roen", 1.08),
+        ("lwc/iwslt14_esen", 1.93),
+        ("lwc/wmt16_enro", 1.73),
+    ):
+        assert printed(folder, "coordinated") - printed(folder, "transformer") == pytest.approx(
+            difference
+        )
+    assert printed("lwc/wmt14_ende", "base_coordinated") - printed(
+        "lwc/wmt14_ende", "base_transformer"
+    ) == pytest.approx(1.03)
     assert printed("lwc/wmt14_ende", "big_coordinated") == 29.01
 
 
@@ -126,7 +173,11 @@ def test_printed_differences_are_those_of_the_printed_scores():
 
 def test_ablations_take_one_thing_away():
     ours = rows(DEEN)["coordinated"].model.model_dump()
-    assert (ours["share_weights"], ours["mixed_attention"], ours["language_embedding"]) == (True, True, True)
+    assert (ours["share_weights"], ours["mixed_attention"], ours["language_embedding"]) == (
+        True,
+        True,
+        True,
+    )
     assert (ours["positions"], ours["stack"]["layers"]) == ("sinusoidal", 14)
     for name, change in (
         ("wo_weight_sharing", {"share_weights": False, "stack": {**ours["stack"], "layers": 7}}),
@@ -136,7 +187,10 @@ def test_ablations_take_one_thing_away():
     ):
         assert rows(DEEN)[f"table3_{name}"].model.model_dump() == {**ours, **change}
     transformer, gate = rows(DEEN)["transformer"].model, rows(DEEN)["context_gate"].model
-    assert gate == transformer.model_copy(update={"context_gate": "scalar"}) and transformer.context_gate == "none"
+    assert (
+        gate == transformer.model_copy(update={"context_gate": "scalar"})
+        and transformer.context_gate == "none"
+    )
 
 
 @pytest.mark.parametrize("folder", TABLES)
@@ -148,13 +202,29 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
         sizes = {256: (1024, 4, 0.1), 512: (2048, 8, 0.1), 1024: (4096, 16, 0.3)}
         assert (model.ffn, model.heads, model.dropout) == sizes[model.width]
         assert model.width == 256 if small else model.width == 1024 or ende
-        assert (model.tie, model.norm, model.attention_bias, model.output_bias) == ("all", "pre", False, False)
+        assert (model.tie, model.norm, model.attention_bias, model.output_bias) == (
+            "all",
+            "pre",
+            False,
+            False,
+        )
         adam = stage.optimizer
-        assert (adam.kind, tuple(adam.betas), adam.eps, stage.schedule.kind) == ("adam", (0.9, 0.98), 1e-9, "vaswani")
-        assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate) == (4096, "tokens", 1 if small else 8)
+        assert (adam.kind, tuple(adam.betas), adam.eps, stage.schedule.kind) == (
+            "adam",
+            (0.9, 0.98),
+            1e-9,
+            "vaswani",
+        )
+        assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate) == (
+            4096,
+            "tokens",
+            1 if small else 8,
+        )
         assert stage.end.patience and one.training.label_smoothing == 0.1
         search = one.decoding
-        assert (search.beam, search.normalize, search.penalty) == ((4, 0.6) if ende else (6, 1.1)) + ("gnmt",)
+        assert (search.beam, search.normalize, search.penalty) == (
+            (4, 0.6) if ende else (6, 1.1)
+        ) + ("gnmt",)
         alike = next(first for first in found if first.model.width == model.width)
         assert (one.training, one.data) == (alike.training, alike.data)
 
@@ -165,23 +235,35 @@ def names(prefixes: object) -> list[str]:
 
 
 def test_text_is_the_papers():
-    data = {folder.removeprefix("lwc/"): next(iter(rows(folder).values())).data for folder in TABLES}
+    data = {
+        folder.removeprefix("lwc/"): next(iter(rows(folder).values())).data for folder in TABLES
+    }
     kinds = {name: [step.step for step in one.steps] for name, one in data.items()}
     for one in data.values():
         assert one.bpe and one.bpe.joint and one.vocabulary.joint
     assert {name: one.bpe.merges for name, one in data.items() if one.bpe} == {
-        "iwslt14_deen": 31_000, "iwslt14_roen": 39_000, "iwslt14_esen": 34_000, "wmt16_enro": 36_000, "wmt14_ende": 40_000
-    }  # fmt: skip
+        "iwslt14_deen": 31_000,
+        "iwslt14_roen": 39_000,
+        "iwslt14_esen": 34_000,
+        "wmt16_enro": 36_000,
+        "wmt14_ende": 40_000,
+    }
     assert [name for name, steps in kinds.items() if "lowercase" in steps] == ["iwslt14_deen"]
     assert names(data["iwslt14_deen"].test["test"]) == ["dev2010", "tst2010", "tst2011", "tst2012"]
     (limit,) = (step.max_length for step in data["iwslt14_deen"].steps if step.step == "filter")
     assert limit == 50 and kinds["iwslt14_deen"] == ["tokenize", "filter", "lowercase"]
     assert data["iwslt14_deen"].valid.model_dump() == {"every": 23}
     for name in ("iwslt14_roen", "iwslt14_esen"):
-        assert names(data[name].valid) == ["dev2010", "tst2010", "tst2011", "tst2012"] and list(data[name].test) == ["tst2014"]
-    assert names(data["wmt16_enro"].valid) == ["newsdev2016"] and list(data["wmt16_enro"].test) == ["newstest2016"]
+        assert names(data[name].valid) == ["dev2010", "tst2010", "tst2011", "tst2012"] and list(
+            data[name].test
+        ) == ["tst2014"]
+    assert names(data["wmt16_enro"].valid) == ["newsdev2016"] and list(data["wmt16_enro"].test) == [
+        "newstest2016"
+    ]
     assert kinds["wmt16_enro"] == ["normalize-punctuation", "tokenize", "filter", "truecase"]
-    assert names(data["wmt14_ende"].valid) == ["newstest2012", "newstest2013"] and list(data["wmt14_ende"].test) == ["newstest2014"]
+    assert names(data["wmt14_ende"].valid) == ["newstest2012", "newstest2013"] and list(
+        data["wmt14_ende"].test
+    ) == ["newstest2014"]
     assert kinds["wmt14_ende"] == ["filter"]
 
 
@@ -215,7 +297,9 @@ def transformer(d: int, hidden: int, layers: int = 6) -> int:
 
 
 D, H = 256, 1024
-UNREAD = layer(D, H) - norm(D) - 2 * D * D  # of the source's highest layer all but its norm, keys and values
+UNREAD = (
+    layer(D, H) - norm(D) - 2 * D * D
+)  # of the source's highest layer all but its norm, keys and values
 SMALL = {"transformer": transformer(D, H), "coordinated": coordinated(D, H)}
 EXPECTED = {
     "lwc/iwslt14_deen": {
@@ -225,13 +309,19 @@ EXPECTED = {
         "table3_wo_mixed_attention": coordinated(D, H) + 14 * norm(D),
         "table3_wo_language_embedding": coordinated(D, H) - 2 * D,
         "table3_wo_position_embedding": coordinated(D, H),
-        **{f"table4_coordinated_{layers}l": coordinated(D, H, layers) for layers in (10, 14, 18, 22)},
+        **{
+            f"table4_coordinated_{layers}l": coordinated(D, H, layers)
+            for layers in (10, 14, 18, 22)
+        },
         **{f"table4_transformer_{layers}l": transformer(D, H, layers) for layers in (4, 6, 8, 10)},
         "context_gate": transformer(D, H) + 6 * (2 * D + 1),
     },
     "lwc/iwslt14_roen": SMALL,  # here and below the vocabulary is not printed to the entry; with that of German-English
     "lwc/iwslt14_esen": SMALL,
-    "lwc/wmt16_enro": {"transformer": transformer(1024, 4096), "coordinated": coordinated(1024, 4096)},
+    "lwc/wmt16_enro": {
+        "transformer": transformer(1024, 4096),
+        "coordinated": coordinated(1024, 4096),
+    },
     "lwc/wmt14_ende": {
         f"{size}_{name}": system(d, 4 * d)
         for size, d in (("base", 512), ("big", 1024))
@@ -246,14 +336,23 @@ def test_parameters_are_what_the_systems_have_by_their_description(folder):
 
 
 def test_parameters_are_what_the_paper_prints():
-    papers = {name: one.paper for name, one in rows(DEEN).items() if one.paper and one.paper.parameters}
+    papers = {
+        name: one.paper for name, one in rows(DEEN).items() if one.paper and one.paper.parameters
+    }
     assert len(papers) == 6 and all(paper.vocabulary == (V, V) for paper in papers.values())
     for name, paper in papers.items():
         total = EXPECTED[DEEN][name]
         assert f"{total / 1e6:.2f}M" == (paper.counted or paper.parameters), name
-        assert agree(paper.parameters or "", total) == (paper.counted is None) and (paper.counted is None or paper.note)
-    assert {name for name, paper in papers.items() if paper.counted} == {"table3_wo_weight_sharing", "table3_wo_mixed_attention"}
-    assert agree("19.07M", EXPECTED[DEEN]["table3_wo_weight_sharing"] + UNREAD) and UNREAD == 657_152
+        assert agree(paper.parameters or "", total) == (paper.counted is None) and (
+            paper.counted is None or paper.note
+        )
+    assert {name for name, paper in papers.items() if paper.counted} == {
+        "table3_wo_weight_sharing",
+        "table3_wo_mixed_attention",
+    }
+    assert (
+        agree("19.07M", EXPECTED[DEEN]["table3_wo_weight_sharing"] + UNREAD) and UNREAD == 657_152
+    )
 
 
 def test_gates_for_each_feature_or_maps_for_each_attention_do_not_fit_the_printed_counts():
@@ -264,7 +363,11 @@ def test_gates_for_each_feature_or_maps_for_each_attention_do_not_fit_the_printe
 @pytest.mark.parametrize("d", [256, 512, 1024])
 def test_14_layers_have_about_as_many_parameters_as_6_and_6(d):
     assert coordinated(d, 4 * d) - transformer(d, 4 * d) == 6 * d
-    assert coordinated(d, 2 * d) - V * d < 0.95 * (transformer(d, 2 * d) - V * d) < 0.7 * (transformer(d, 4 * d) - V * d)
+    assert (
+        coordinated(d, 2 * d) - V * d
+        < 0.95 * (transformer(d, 2 * d) - V * d)
+        < 0.7 * (transformer(d, 4 * d) - V * d)
+    )
 
 
 # Text ----------------------------------------------------------------------------------------------------------------
@@ -282,21 +385,34 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
     for language in languages:
-        text = "".join("Well, " + " ".join(WORDS[language][i] for i in line) + ".\n" for line in chosen)
+        text = "".join(
+            "Well, " + " ".join(WORDS[language][i] for i in line) + ".\n" for line in chosen
+        )
         (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize(("folder", "pairs", "first"), [
-    ("iwslt14_roen", (40, 160, 40), "Well"), ("iwslt14_esen", (40, 160, 40), "Well"), ("wmt16_enro", (120, 40, 40), "well"),
-    ("wmt14_ende", (40, 80, 40), "Well,"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("folder", "pairs", "first"),
+    [
+        ("iwslt14_roen", (40, 160, 40), "Well"),
+        ("iwslt14_esen", (40, 160, 40), "Well"),
+        ("wmt16_enro", (120, 40, 40), "well"),
+        ("wmt14_ende", (40, 80, 40), "Well,"),
+    ],
+)
 def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
     if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
         monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
         monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
     found = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
     splits = found.splits
-    assert tuple(splits[name]["pairs_out"] for name in ("train", "valid", *(name for name in splits if name.startswith("test")))) == pairs
+    assert (
+        tuple(
+            splits[name]["pairs_out"]
+            for name in ("train", "valid", *(name for name in splits if name.startswith("test")))
+        )
+        == pairs
+    )
     target = found.data["languages"]["target"]
     (path,) = found.folder.glob(f"test.*.{target}.txt")
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -310,14 +426,21 @@ def test_text_of_one_file_of_an_archive(tmp_path, capsys):
     (tmp_path / "train.tags.ro-en.ro").write_text(tags, encoding="utf-8")
     xml = '<doc>\n<seg id="1"> Nu\u2019i aici. </seg>\n<seg id="2">Da.</seg>\n</doc>\n'
     (tmp_path / "IWSLT14.TED.tst2014.ro-en.ro.xml").write_text(xml, encoding="utf-8")
-    for name, out in (("train.tags.ro-en.ro", "train.ro"), ("IWSLT14.TED.tst2014.ro-en.ro.xml", "tst2014.ro")):
+    for name, out in (
+        ("train.tags.ro-en.ro", "train.ro"),
+        ("IWSLT14.TED.tst2014.ro-en.ro.xml", "tst2014.ro"),
+    ):
         assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "raw" / out)]) == 0
     assert (tmp_path / "raw" / "train.ro").read_text(encoding="utf-8") == "Titlu\nUn rând.\n"
     assert (tmp_path / "raw" / "tst2014.ro").read_text(encoding="utf-8") == "Nu'i aici.\nDa.\n"
     assert "tst2014.ro: 2 lines" in capsys.readouterr().err
     (tmp_path / "bad.xml").write_text('<seg id="1">half\n', encoding="utf-8")
     (tmp_path / "none.xml").write_text("<doc>\n", encoding="utf-8")
-    for name, said in (("bad.xml", "unpack bad.xml again"), ("none.xml", "has no text"), ("away.xml", "cannot be read")):
+    for name, said in (
+        ("bad.xml", "unpack bad.xml again"),
+        ("none.xml", "has no text"),
+        ("away.xml", "cannot be read"),
+    ):
         assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "out.ro")]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1
@@ -327,26 +450,55 @@ def test_text_of_one_file_of_an_archive(tmp_path, capsys):
 # Text to a score -----------------------------------------------------------------------------------------------------
 
 
-def scores(tmp_path: Path, config: str, *options: str, layers: list[str]) -> dict[tuple[str, str], dict[str, object]]:
+def scores(
+    tmp_path: Path, config: str, *options: str, layers: list[str]
+) -> dict[tuple[str, str], dict[str, object]]:
     """A row at a size of nothing, from made-up text to its scores: by checkpoint and metric."""
     path = LWC / config
     data = load(path).data
     valid = data.valid if isinstance(data.valid, list) else []
-    for prefix in {*data.train, *valid, *(prefix for prefixes in data.test.values() for prefix in prefixes)}:
-        write(tmp_path / "raw", Path(prefix).name, 120 if prefix in data.train else 3, (data.source, data.target))
+    for prefix in {
+        *data.train,
+        *valid,
+        *(prefix for prefixes in data.test.values() for prefix in prefixes),
+    }:
+        write(
+            tmp_path / "raw",
+            Path(prefix).name,
+            120 if prefix in data.train else 3,
+            (data.source, data.target),
+        )
     settings = ["model.width=16", "model.heads=2", "model.ffn=16", "data.bpe.merges=30", *layers]
-    settings += ["training.stages.0.end={updates: 2}", "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
+    settings += [
+        "training.stages.0.end={updates: 2}",
+        "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
+    ]
     given = [word for setting in settings for word in ("--set", setting)]
-    command = [RECIPES / "run_recipe.sh", path, "--raw", tmp_path / "raw", "--out", tmp_path / "out", *options, *given]
+    command = [
+        RECIPES / "run_recipe.sh",
+        path,
+        "--raw",
+        tmp_path / "raw",
+        "--out",
+        tmp_path / "out",
+        *options,
+        *given,
+    ]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    notes = json.loads((tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(encoding="utf-8"))
+    notes = json.loads(
+        (tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(
+            encoding="utf-8"
+        )
+    )
     return {(note["checkpoint"], note["metric"]): note for note in notes["scores"]}
 
 
 def test_a_row_from_raw_text_to_bleu(tmp_path):
     found = scores(tmp_path, "iwslt14_deen/coordinated.yaml", layers=["model.stack.layers=2"])
-    assert {metric for _, metric in found} == {"multi-bleu"} and all(note["sentences"] == 12 for note in found.values())
+    assert {metric for _, metric in found} == {"multi-bleu"} and all(
+        note["sentences"] == 12 for note in found.values()
+    )
     text = (tmp_path / "out" / "data.iwslt14_deen" / "test.test.en.txt").read_text(encoding="utf-8")
     assert text == text.lower()
 
@@ -355,7 +507,11 @@ def test_a_row_from_raw_text_to_bleu(tmp_path):
 @pytest.mark.parametrize(
     ("config", "layers", "metric"),
     [
-        ("iwslt14_deen/context_gate.yaml", ["model.encoder.layers=1", "model.decoder.layers=1"], "multi-bleu"),
+        (
+            "iwslt14_deen/context_gate.yaml",
+            ["model.encoder.layers=1", "model.decoder.layers=1"],
+            "multi-bleu",
+        ),
         ("iwslt14_deen/table3_wo_weight_sharing.yaml", ["model.stack.layers=2"], "multi-bleu"),
         ("iwslt14_deen/table3_wo_mixed_attention.yaml", ["model.stack.layers=2"], "multi-bleu"),
         ("wmt16_enro/coordinated.yaml", ["model.stack.layers=2"], "sacrebleu"),

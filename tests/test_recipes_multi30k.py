@@ -15,7 +15,9 @@ GROUPS = ROOT / "recipes" / "run_multi30k_fusion.sh"
 LINES = {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000}
 
 
-def call(*arguments: object, cwd: Path | None = None, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+def call(
+    *arguments: object, cwd: Path | None = None, script: Path = SCRIPT
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
 
 
@@ -37,7 +39,11 @@ def refused(ran: subprocess.CompletedProcess[str], said: str) -> None:
 
 def test_help_is_on_standard_output():
     ran = call("-h")
-    assert ran.returncode == 0 and ran.stdout.startswith("Usage: run_multi30k.sh DATA_DIR") and not ran.stderr
+    assert (
+        ran.returncode == 0
+        and ran.stdout.startswith("Usage: run_multi30k.sh DATA_DIR")
+        and not ran.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,20 +82,33 @@ def test_a_packed_file_that_is_cut_short_is_named(text):
 
 @pytest.mark.parametrize(
     ("name", "sizes", "layers", "tied"),
-    [("transformer_tiny_en_de", (9_700, 9_700), (4, 4), "all"), ("transformer_de_en", (7_060, 5_200), (3, 3), "target")],
+    [
+        ("transformer_tiny_en_de", (9_700, 9_700), (4, 4), "all"),
+        ("transformer_de_en", (7_060, 5_200), (3, 3), "target"),
+    ],
 )
 def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
     found = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
     assert (found.model.encoder.layers, found.model.decoder.layers) == layers
-    assert found.model.tie == tied and [step.step for step in found.data.steps] == ["lowercase", "normalize-punctuation", "tokenize"]
+    assert found.model.tie == tied and [step.step for step in found.data.steps] == [
+        "lowercase",
+        "normalize-punctuation",
+        "tokenize",
+    ]
     assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
     model = system.build(found, *sizes)
-    assert model.output.weight is model.target.tokens.weight and (model.source.tokens is model.target.tokens) == (tied == "all")
+    assert model.output.weight is model.target.tokens.weight and (
+        model.source.tokens is model.target.tokens
+    ) == (tied == "all")
 
 
 @pytest.mark.parametrize("group", ["fusion", "dense", "coordinated", "recurrent"])
 def test_groups_are_folders_of_systems(group):
-    systems = sorted(path.stem for path in (ROOT / "recipes" / "multi30k" / group).glob("*.yaml") if path.stem != "base")
+    systems = sorted(
+        path.stem
+        for path in (ROOT / "recipes" / "multi30k" / group).glob("*.yaml")
+        if path.stem != "base"
+    )
     ran = call("data", "--group", group, "--systems", "none", script=GROUPS)
     refused(ran, f"there is no system none; known: {' '.join(systems)}\n")
 
@@ -97,14 +116,25 @@ def test_groups_are_folders_of_systems(group):
 def test_every_folder_of_systems_is_a_group():
     ran = call("data", "--group", "trees", script=GROUPS)
     refused(ran, "--group is fusion, dense, coordinated or recurrent, not trees")
-    assert all(path.name in ran.stderr for path in (ROOT / "recipes" / "multi30k").iterdir() if path.is_dir())
+    assert all(
+        path.name in ran.stderr
+        for path in (ROOT / "recipes" / "multi30k").iterdir()
+        if path.is_dir()
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("FUSETK_TEST_DATA" not in os.environ, reason="set FUSETK_TEST_DATA to a folder that holds multi30k/")
+@pytest.mark.skipif(
+    "FUSETK_TEST_DATA" not in os.environ,
+    reason="set FUSETK_TEST_DATA to a folder that holds multi30k/",
+)
 @pytest.mark.parametrize("pair", ["en-de", "de-en"])
 def test_from_raw_text_to_bleu(tmp_path, pair):
-    settings = ["training.stages.0.end={updates: 2}", "decoding.beam=1", "decoding.max_length_factor=0"]
+    settings = [
+        "training.stages.0.end={updates: 2}",
+        "decoding.beam=1",
+        "decoding.max_length_factor=0",
+    ]
     given = [argument for setting in settings for argument in ("--set", setting)]
     data = Path(os.environ["FUSETK_TEST_DATA"]) / "multi30k"
     ran = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
@@ -112,5 +142,9 @@ def test_from_raw_text_to_bleu(tmp_path, pair):
     scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu:")]
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
     again = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
-    assert again.returncode == 0 and "nothing changed" in again.stderr and "nothing to do: " in again.stderr
+    assert (
+        again.returncode == 0
+        and "nothing changed" in again.stderr
+        and "nothing to do: " in again.stderr
+    )
     assert again.stdout == ran.stdout

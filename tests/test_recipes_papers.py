@@ -21,7 +21,9 @@ from tests.rows import RECIPES, check_tables, load, rows
 ROOT = Path(__file__).parent.parent
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
 GROUNDS = {RECIPES / "rtal" / name for name in ("base.yaml", "big.yaml")}  # without data
-PATHS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS]
+PATHS = [
+    path for folder in FOLDERS for path in sorted(folder.rglob("*.yaml")) if path not in GROUNDS
+]
 
 
 def count(found: Recipe, *sizes: int) -> int:
@@ -53,7 +55,12 @@ def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
 
 
 def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():
-    without = {name for folder in EXPECTED for name, one in rows(folder).items() if one.paper and one.paper.bleu is None}
+    without = {
+        name
+        for folder in EXPECTED
+        for name, one in rows(folder).items()
+        if one.paper and one.paper.bleu is None
+    }
     assert without == {f"figure3_hops_{hops}" for hops in (1, 2, 3, 5, 7, 8)}
 
 
@@ -185,13 +192,18 @@ EXPECTED = {
 
 @pytest.mark.parametrize("folder", EXPECTED)
 def test_parameters_are_what_the_systems_have_by_their_description(folder):
-    found = {name: count(one, *((one.paper and one.paper.vocabulary) or (33_708, 33_708))) for name, one in rows(folder).items()}
+    found = {
+        name: count(one, *((one.paper and one.paper.vocabulary) or (33_708, 33_708)))
+        for name, one in rows(folder).items()
+    }
     assert found == EXPECTED[folder]
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
 def test_parameters_are_what_the_papers_print(folder):
-    printed = {name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters}
+    printed = {
+        name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters
+    }
     assert len(printed) == {"mlrf/iwslt14_deen": 15, "rtal/wmt14_ende": 4}.get(folder, 0)
     for name, paper in printed.items():
         total = EXPECTED[folder][name]
@@ -201,7 +213,11 @@ def test_parameters_are_what_the_papers_print(folder):
 
 
 def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
-    assert [EXPECTED["rtal/wmt14_ende"][f"{size}_rtal_{layers}layers"] // 10**6 for layers in (4, 6) for size in ("base", "big")] == [
+    assert [
+        EXPECTED["rtal/wmt14_ende"][f"{size}_rtal_{layers}layers"] // 10**6
+        for layers in (4, 6)
+        for size in ("base", "big")
+    ] == [
         59,
         202,
         73,  # of 73.97M; with biases in attention, or with one at the output, it would be 74
@@ -227,7 +243,11 @@ def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers
             for side in (one.model.encoder, one.model.decoder):
                 if side.fuse.kind != "last":
                     dropout = 0 if side.fuse.aggregation == "mean" else one.model.dropout
-                    assert side.fuse.dropout == dropout and not side.fuse.embedding and not side.fuse.norm
+                    assert (
+                        side.fuse.dropout == dropout
+                        and not side.fuse.embedding
+                        and not side.fuse.norm
+                    )
                     assert getattr(side.fuse, "leaves", 4) == 4
     assert rows("rtal/wmt14_ende")["table5_cnn_like_tree"].model.encoder.fuse.residual == "none"
 
@@ -235,36 +255,64 @@ def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers
 def test_baselines_and_systems_of_a_table_are_trained_alike():
     for folder in TABLES:
         for table in TABLES[folder]:
-            found = {name: one for name, one in rows(folder).items() if one.paper and one.paper.table == table}
+            found = {
+                name: one
+                for name, one in rows(folder).items()
+                if one.paper and one.paper.table == table
+            }
             alike = [one for name, one in found.items() if not name.endswith("_mle")]
             by_width = {one.model.width: one for one in alike}
             for one in alike:
                 first = by_width[one.model.width]
-                assert (one.training, one.decoding, one.data) == (first.training, first.decoding, first.data)
+                assert (one.training, one.decoding, one.data) == (
+                    first.training,
+                    first.decoding,
+                    first.data,
+                )
 
 
 def test_big_models_train_longer_and_average_more():
     found = rows("rtal/wmt14_ende")
     sizes = {
-        name: (one.training.stages[0].end.updates, one.training.keep_last, one.model.heads, one.model.dropout)
+        name: (
+            one.training.stages[0].end.updates,
+            one.training.keep_last,
+            one.model.heads,
+            one.model.dropout,
+        )
         for name, one in found.items()
     }
-    assert sizes["base_rtal_6layers"] == (100_000, 5, 8, 0.1) and sizes["big_rtal_6layers"] == (300_000, 20, 16, 0.3)
+    assert sizes["base_rtal_6layers"] == (100_000, 5, 8, 0.1) and sizes["big_rtal_6layers"] == (
+        300_000,
+        20,
+        16,
+        0.3,
+    )
     assert rows("rtal/wmt17_enfr")["transformer_big"].model.dropout == 0.1
 
 
 # Scripts -------------------------------------------------------------------------------------------------------------
 
-WORDS = {"de": "das Haus ist alt und der Hund schläft heute".split(), "en": "the house is old and the dog sleeps today".split()}
+WORDS = {
+    "de": "das Haus ist alt und der Hund schläft heute".split(),
+    "en": "the house is old and the dog sleeps today".split(),
+}
 TINY = [
-    "model.width=16", "model.heads=2", "model.ffn=16", "training.stages.0.end={updates: 2}",
+    "model.width=16",
+    "model.heads=2",
+    "model.ffn=16",
+    "training.stages.0.end={updates: 2}",
     "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
-]  # fmt: skip
+]
 
 
-def call(script: str, *arguments: object, settings: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def call(
+    script: str, *arguments: object, settings: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
     given = [word for setting in settings or [] for word in ("--set", setting)]
-    return subprocess.run([RECIPES / script, *map(str, arguments), *given], capture_output=True, text=True)
+    return subprocess.run(
+        [RECIPES / script, *map(str, arguments), *given], capture_output=True, text=True
+    )
 
 
 def start(script: str, *arguments: object, settings: list[str]) -> subprocess.Popen[str]:
@@ -285,15 +333,21 @@ def until(ran: subprocess.Popen[str], message: str) -> None:
     raise AssertionError("".join(seen))
 
 
-def write(folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0) -> None:
+def write(
+    folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0
+) -> None:
     """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
     for language, words in zip(languages, WORDS.values(), strict=True):
-        (folder / f"{name}.{language}").write_text("".join(" ".join(words[i] for i in line) + ".\n" for line in chosen), encoding="utf-8")
+        (folder / f"{name}.{language}").write_text(
+            "".join(" ".join(words[i] for i in line) + ".\n" for line in chosen), encoding="utf-8"
+        )
     for n in range(1, further + 1):
-        text = "".join(" ".join(WORDS["en"][i] for i in line) + " really" * n + ".\n" for line in chosen)
+        text = "".join(
+            " ".join(WORDS["en"][i] for i in line) + " really" * n + ".\n" for line in chosen
+        )
         (folder / f"{name}.{languages[1]}{n}").write_text(text, encoding="utf-8")
 
 
@@ -302,11 +356,23 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de
     [
         ("run_recipe.sh", [], "give a config"),
         ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "there is no config"),
-        ("run_recipe.sh", [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"], "give the folder of the text by --raw"),
-        ("run_recipe.sh", [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"], "there is no folder /nowhere"),
+        (
+            "run_recipe.sh",
+            [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"],
+            "give the folder of the text by --raw",
+        ),
+        (
+            "run_recipe.sh",
+            [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"],
+            "there is no folder /nowhere",
+        ),
         ("run_recipe.sh", ["one.yaml", "two.yaml"], "two.yaml is too much"),
         ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
-        ("run_multi30k_fusion.sh", ["data", "--systems", "baseline trees"], "there is no system trees; known: baseline both_ffn_sa"),
+        (
+            "run_multi30k_fusion.sh",
+            ["data", "--systems", "baseline trees"],
+            "there is no system trees; known: baseline both_ffn_sa",
+        ),
         ("run_multi30k_fusion.sh", ["data", "--seeds", "one"], "a seed is a whole number, not one"),
         ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
     ],
@@ -319,7 +385,10 @@ def test_wrong_calls_are_one_sentence(script, arguments, said):
 def test_text_of_another_size_is_refused_without_leave(tmp_path):
     write(tmp_path, "train", 3)
     ran = call("run_multi30k_fusion.sh", tmp_path)
-    assert ran.returncode == 2 and f"{tmp_path}/train.de has 3 lines and should have 29000" in ran.stderr
+    assert (
+        ran.returncode == 2
+        and f"{tmp_path}/train.de has 3 lines and should have 29000" in ran.stderr
+    )
 
 
 def notes(folder: Path) -> dict[tuple[str, str, str], dict[str, object]]:
@@ -334,7 +403,17 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         write(raw, name, 4, further=2)
     (raw / "tst2012.en2").unlink()  # so the second one is no reference of the set
     settings = [*TINY, "training.stages.1.end={updates: 1}", "data.bpe.merges=30"]
-    arguments = [RECIPES / "mlrf/iwslt14_deen/both_ffn_sa.yaml", "--raw", raw, "--out", out, "--seed", 3, "--average", 2]
+    arguments = [
+        RECIPES / "mlrf/iwslt14_deen/both_ffn_sa.yaml",
+        "--raw",
+        raw,
+        "--out",
+        out,
+        "--seed",
+        3,
+        "--average",
+        2,
+    ]
     with start("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings) as ran:
         until(ran, "== prep")
         twin = call("run_recipe.sh", *arguments, settings=settings)
@@ -347,9 +426,18 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     assert ran.returncode == 0, rest
     found = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
     assert set(found) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
-    assert all(note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|") for note in found.values())
-    lines = (out / "references.iwslt14_deen" / "test" / "1.txt").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 20 and all(line.endswith(" really .") and line == line.lower() for line in lines)
+    assert all(
+        note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|")
+        for note in found.values()
+    )
+    lines = (
+        (out / "references.iwslt14_deen" / "test" / "1.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
+    assert len(lines) == 20 and all(
+        line.endswith(" really .") and line == line.lower() for line in lines
+    )
     reported = CliRunner().invoke(main, ["report", str(arguments[0]), "--runs", str(out), "--json"])
     [remark] = [
         remark for table in json.loads(reported.stdout)["tables"] for remark in table["remarks"]
@@ -438,33 +526,64 @@ def test_references_are_there_at_any_time_while_another_row_writes_them_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["mlrf/nist_zhen/both_avg_sa.yaml", "rtal/wmt14_ende/base_rtal_4layers.yaml"])
+@pytest.mark.parametrize(
+    "config", ["mlrf/nist_zhen/both_avg_sa.yaml", "rtal/wmt14_ende/base_rtal_4layers.yaml"]
+)
 def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     raw, out = tmp_path / "raw", tmp_path / "out"
     found = load(RECIPES / config)
     assert isinstance(found.data.valid, list)
-    for prefix in {*found.data.train, *found.data.valid, *(p for prefixes in found.data.test.values() for p in prefixes)}:
+    for prefix in {
+        *found.data.train,
+        *found.data.valid,
+        *(p for prefixes in found.data.test.values() for p in prefixes),
+    }:
         write(raw, Path(prefix).name, 60, (found.data.source, found.data.target), further=3)
-    settings = [*TINY, *(["data.bpe.merges=30"] if found.data.bpe else ["training.stages.1.end={updates: 1}"])]
+    settings = [
+        *TINY,
+        *(["data.bpe.merges=30"] if found.data.bpe else ["training.stages.1.end={updates: 1}"]),
+    ]
     arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2]
     ran = call("run_recipe.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     path = RECIPES / config
     scored = notes(out / f"run.{path.parent.name}.{path.stem}.seed1")
-    assert {name for name, _, _ in scored} == set(found.data.test) and all("nrefs:4" in str(note["signature"]) for note in scored.values())
+    assert {name for name, _, _ in scored} == set(found.data.test) and all(
+        "nrefs:4" in str(note["signature"]) for note in scored.values()
+    )
     again = call("run_recipe.sh", *arguments, settings=settings)
-    assert again.returncode == 0 and "nothing changed" in again.stderr and "nothing to do: " in again.stderr
+    assert (
+        again.returncode == 0
+        and "nothing changed" in again.stderr
+        and "nothing to do: " in again.stderr
+    )
     assert again.stdout == ran.stdout
 
 
 def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     for name, lines in (("train", 120), ("val", 10), ("test_2016_flickr", 10)):
         write(tmp_path / "raw", name, lines)
-    arguments = [tmp_path / "raw", "--any-data", "--out", tmp_path / "out", "--systems", "rtal_ewp_both", "--seeds", "7"]
-    settings = [*TINY, "data.bpe.merges=30", "training.precision=bf16", "training.stages.0.end.updates=1"]
+    arguments = [
+        tmp_path / "raw",
+        "--any-data",
+        "--out",
+        tmp_path / "out",
+        "--systems",
+        "rtal_ewp_both",
+        "--seeds",
+        "7",
+    ]
+    settings = [
+        *TINY,
+        "data.bpe.merges=30",
+        "training.precision=bf16",
+        "training.stages.0.end.updates=1",
+    ]
     ran = call("run_multi30k_fusion.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     found = notes(tmp_path / "out" / "rtal_ewp_both.seed7")
-    assert set(found) == {("test_2016_flickr", label, "multi-bleu") for label in ("best", "average-1")}
+    assert set(found) == {
+        ("test_2016_flickr", label, "multi-bleu") for label in ("best", "average-1")
+    }
     table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
     assert all(row in table for row in ("baseline", "RTAL EWP, both", "iterative, both"))

@@ -49,26 +49,50 @@ def fake(tmp_path: Path) -> dict[str, str]:
     """The variables of a job whose cluster is a folder of scripts."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in {"scontrol": SCONTROL, "srun": SRUN.replace("/usr/bin/env python3", sys.executable), "fusetk": FUSETK}.items():
+    for name, text in {
+        "scontrol": SCONTROL,
+        "srun": SRUN.replace("/usr/bin/env python3", sys.executable),
+        "fusetk": FUSETK,
+    }.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / "state").write_text("RUNNING")
-    given = {"SLURM_JOB_ID": "4100042", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "3", "SLURM_CPUS_PER_TASK": "2"}
-    return {**os.environ, **given, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE": str(tmp_path), "CODE": "", "OMP_NUM_THREADS": "1"}
+    given = {
+        "SLURM_JOB_ID": "4100042",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NTASKS": "3",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
+    return {
+        **os.environ,
+        **given,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "FAKE": str(tmp_path),
+        "CODE": "",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def submit(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     """As sbatch: a copy of the script, somewhere else."""
     copy = Path(environment["FAKE"]) / "slurm_script"
     shutil.copy(SCRIPT, copy)
-    return subprocess.Popen(["bash", copy, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        ["bash", copy, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def until(path: Path, process: subprocess.Popen[str], text: str = "", seconds: float = 60) -> None:
     """Wait for a file that holds a text."""
     end = time.monotonic() + seconds
     while not path.exists() or text not in path.read_text(encoding="utf-8"):
-        assert process.poll() is None and time.monotonic() < end, process.communicate()[0] if process.poll() is not None else path
+        assert process.poll() is None and time.monotonic() < end, (
+            process.communicate()[0] if process.poll() is not None else path
+        )
         time.sleep(0.02)
 
 
@@ -81,15 +105,22 @@ def test_every_process_knows_its_place(fake: dict[str, str]) -> None:
     ran = submit({**fake, "CODE": "0"}, "my config.yaml", "--run", "runs/my")
     assert (ran.communicate(timeout=30)[0], ran.returncode) == ("", 0)
     said = [(Path(fake["FAKE"]) / f"process.{i}").read_text() for i in range(3)]
-    assert said == [f"{i} 3 {i} 127.0.0.1 {20000 + 4100042 % 20000} train my config.yaml --run runs/my\n" for i in range(3)]
-    assert (Path(fake["FAKE"]) / "srun").read_text() == "--wait=60 --cpus-per-task=2" and not requeued(fake)
+    assert said == [
+        f"{i} 3 {i} 127.0.0.1 {20000 + 4100042 % 20000} train my config.yaml --run runs/my\n"
+        for i in range(3)
+    ]
+    assert (
+        Path(fake["FAKE"]) / "srun"
+    ).read_text() == "--wait=60 --cpus-per-task=2" and not requeued(fake)
 
 
 @pytest.mark.parametrize(("code", "again"), [(0, 0), (1, 0), (2, 0), (74, 0), (75, 1), (137, 0)])
 def test_only_what_was_saved_is_queued_again(fake: dict[str, str], code: int, again: int) -> None:
     ran = submit({**fake, "CODE": str(code)}, "my.yaml")
     said = ran.communicate(timeout=30)[0]
-    assert (ran.returncode, requeued(fake)) == (code, again) and ("queued again" in said) == bool(again)
+    assert (ran.returncode, requeued(fake)) == (code, again) and ("queued again" in said) == bool(
+        again
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -99,16 +130,26 @@ def test_a_signal_reaches_every_process(fake: dict[str, str], number: signal.Sig
         until(Path(fake["FAKE"]) / f"process.{i}", ran)
     time.sleep(0.3)  # until their traps are set
     ran.send_signal(number)
-    assert "saved; queued again" in ran.communicate(timeout=30)[0] and ran.returncode == 75 and requeued(fake) == 1
+    assert (
+        "saved; queued again" in ran.communicate(timeout=30)[0]
+        and ran.returncode == 75
+        and requeued(fake) == 1
+    )
 
 
 def test_what_a_signal_killed_while_it_started_is_queued_again(fake: dict[str, str]) -> None:
-    (Path(fake["FAKE"]) / "bin" / "fusetk").write_text('#!/bin/bash\ntouch "$FAKE/started"\nexec sleep 60\n')
+    (Path(fake["FAKE"]) / "bin" / "fusetk").write_text(
+        '#!/bin/bash\ntouch "$FAKE/started"\nexec sleep 60\n'
+    )
     ran = submit(fake, "my.yaml")
     until(Path(fake["FAKE"]) / "started", ran)
     time.sleep(0.3)
     ran.send_signal(signal.SIGUSR1)
-    assert "ended; queued again" in ran.communicate(timeout=30)[0] and ran.returncode == 128 + signal.SIGUSR1 and requeued(fake) == 1
+    assert (
+        "ended; queued again" in ran.communicate(timeout=30)[0]
+        and ran.returncode == 128 + signal.SIGUSR1
+        and requeued(fake) == 1
+    )
 
 
 def test_a_cancelled_job_is_not_queued_again(fake: dict[str, str]) -> None:
@@ -119,14 +160,23 @@ def test_a_cancelled_job_is_not_queued_again(fake: dict[str, str]) -> None:
 
 def test_what_is_missing_is_said(fake: dict[str, str]) -> None:
     alone = {name: value for name, value in fake.items() if name != "SLURM_JOB_ID"}
-    for environment, arguments, said in ((fake, [], "give a config"), (alone, ["my.yaml"], "this is for Slurm")):
+    for environment, arguments, said in (
+        (fake, [], "give a config"),
+        (alone, ["my.yaml"], "this is for Slurm"),
+    ):
         ran = submit(environment, *arguments)
         assert said in ran.communicate(timeout=30)[0] and ran.returncode == 2
 
 
 def test_time_is_left_to_save() -> None:
-    options = [line.removeprefix("#SBATCH ") for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(options) and os.access(SCRIPT, os.X_OK)
+    options = [
+        line.removeprefix("#SBATCH ")
+        for line in SCRIPT.read_text().splitlines()
+        if line.startswith("#SBATCH")
+    ]
+    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(options) and os.access(
+        SCRIPT, os.X_OK
+    )
 
 
 def test_it_passes_shellcheck() -> None:
@@ -140,7 +190,16 @@ def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_p
     """The real command in two processes, stopped twice: the model of training in one go."""
     program = Path(fake["FAKE"]) / "bin" / "fusetk"
     program.write_text(f'#!/bin/bash\nexec {sys.executable} -m fusetk "$@"\n')
-    given = [str(toy), "--device", "cpu", "--set", "training.stages.0.end.updates=150", "--set", "training.save_every=1", "--run"]
+    given = [
+        str(toy),
+        "--device",
+        "cpu",
+        "--set",
+        "training.stages.0.end.updates=150",
+        "--set",
+        "training.save_every=1",
+        "--run",
+    ]
     environment = {**fake, "SLURM_NTASKS": "2"}
     for text in ("update 3 ", "resumed after"):
         ran = submit(environment, *given, str(tmp_path / "parts"))
@@ -154,5 +213,7 @@ def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_p
     ran = submit(environment, *given, str(tmp_path / "whole"))
     assert ran.wait(timeout=120) == 0, ran.communicate()[0]
     for file in ("model.safetensors", "training.safetensors"):
-        one, other = (tmp_path / name / "checkpoints" / "update-0000150" / file for name in ("whole", "parts"))
+        one, other = (
+            tmp_path / name / "checkpoints" / "update-0000150" / file for name in ("whole", "parts")
+        )
         assert one.read_bytes() == other.read_bytes()

@@ -5,23 +5,57 @@ from pathlib import Path
 import click
 
 
-@click.command("average", epilog="Example: fusetk average runs/demo --last 5, then fusetk decode -m runs/demo/checkpoints/average")
+@click.command(
+    "average",
+    epilog="Example: fusetk average runs/demo --last 5, then fusetk decode -m runs/demo/checkpoints/average",
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--last", type=click.IntRange(1), metavar="N", help="The last N checkpoints.")
-@click.option("--best", type=click.IntRange(1), metavar="N", help="The best N checkpoints by --metric, among those that are kept.")
 @click.option(
-    "--metric", type=click.Choice(["loss", "ppl", "accuracy", "bleu"]), help="What --best goes by; training.validation.metric by default."
+    "--best",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The best N checkpoints by --metric, among those that are kept.",
 )
-@click.option("--update", "updates", type=click.IntRange(1), multiple=True, metavar="U", help="The checkpoint after update U; repeatable.")
-@click.option("--name", default="average", show_default=True, help="Folder of the new checkpoint in RUN/checkpoints.")
-def command(run: Path, last: int | None, best: int | None, metric: str | None, updates: tuple[int, ...], name: str) -> None:
+@click.option(
+    "--metric",
+    type=click.Choice(["loss", "ppl", "accuracy", "bleu"]),
+    help="What --best goes by; training.validation.metric by default.",
+)
+@click.option(
+    "--update",
+    "updates",
+    type=click.IntRange(1),
+    multiple=True,
+    metavar="U",
+    help="The checkpoint after update U; repeatable.",
+)
+@click.option(
+    "--name",
+    default="average",
+    show_default=True,
+    help="Folder of the new checkpoint in RUN/checkpoints.",
+)
+def command(
+    run: Path,
+    last: int | None,
+    best: int | None,
+    metric: str | None,
+    updates: tuple[int, ...],
+    name: str,
+) -> None:
     """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1) into a checkpoint beside them.
 
     It is the mean of the weights themselves, also where training kept an exponential mean of them.
     """
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give one of --last, --best and --update")
-    if not name or Path(name).name != name or name in ("best", "last") or name.startswith(("update-", ".")):
+    if (
+        not name
+        or Path(name).name != name
+        or name in ("best", "last")
+        or name.startswith(("update-", "."))
+    ):
         raise click.UsageError(f"--name {name}: that folder name is taken; choose another")
 
     from fusetk import recipe as recipes

@@ -10,7 +10,15 @@ import click
 
 from fusetk import DEVICE
 from fusetk.cli.options import device_option, threads_option
-from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, readable, standard_input, unequal, writer
+from fusetk.data.text import (
+    STANDARD_INPUT,
+    Pair,
+    read_lines,
+    readable,
+    standard_input,
+    unequal,
+    writer,
+)
 from fusetk.errors import DataError
 from fusetk.evaluation.compare import SENTENCE_METRICS, Case, Span, cases, marked, ranked
 from fusetk.evaluation.metrics import score
@@ -19,7 +27,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LABELS = ("source", "reference", "first", "second")
-MARKS = (("[-", "-]"), ("{+", "+}"))  # around words that only the first has, only the second; as of wdiff
+MARKS = (
+    ("[-", "-]"),
+    ("{+", "+}"),
+)  # around words that only the first has, only the second; as of wdiff
 STYLES = ("bold red", "bold green")
 
 
@@ -36,31 +47,67 @@ class Summary(NamedTuple):
     def __str__(self) -> str:
         if self.corpus is None:
             return f"sentences: {self.sentences}, translations that differ: {self.sentences - self.same}, the same: {self.same}"
-        scores = ", ".join(f"{name} {first:.2f} -> {second:.2f}" for name, (first, second) in self.corpus.items())
-        counts = f"{self.better} better, {self.worse} worse, {self.equal} equal ({self.same} the same)"
+        scores = ", ".join(
+            f"{name} {first:.2f} -> {second:.2f}" for name, (first, second) in self.corpus.items()
+        )
+        counts = (
+            f"{self.better} better, {self.worse} worse, {self.equal} equal ({self.same} the same)"
+        )
         return f"{scores}; of {self.sentences} sentences the second has {counts}"
 
 
-@click.command("compare", epilog="Example: fusetk compare runs/transformer runs/coordinated -i raw/test.de -r raw/test.en --top 20")
+@click.command(
+    "compare",
+    epilog="Example: fusetk compare runs/transformer runs/coordinated -i raw/test.de -r raw/test.en --top 20",
+)
 @click.argument("first", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("second", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("-i", "--input", "source", required=True, metavar="FILE", help="The source, plain or .gz; - is standard input.")
+@click.option(
+    "-i",
+    "--input",
+    "source",
+    required=True,
+    metavar="FILE",
+    help="The source, plain or .gz; - is standard input.",
+)
 @click.option("-r", "--reference", metavar="FILE", help="Its translation by people, line by line.")
 @click.option(
-    "--metric", type=click.Choice(SENTENCE_METRICS),
+    "--metric",
+    type=click.Choice(SENTENCE_METRICS),
     help="What sentences are scored by, with a reference: chrF (the default), or sentence BLEU (smoothed, effective order), both of the"
     " sacrebleu library.",
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the first N.")
-@click.option("--all", "everything", is_flag=True, help="Show sentences whose translations are the same, too.")
-@click.option("--tokenized", is_flag=True, help="All text is words as the runs' text preparation makes them, not yet subwords.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.json", help="Write what is shown as JSON, too.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Show sentences whose translations are the same, too."
+)
+@click.option(
+    "--tokenized",
+    is_flag=True,
+    help="All text is words as the runs' text preparation makes them, not yet subwords.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="Write what is shown as JSON, too.",
+)
 @device_option
 @threads_option
 def command(
-    first: Path, second: Path, source: str, reference: str | None, metric: str | None, top: int | None, everything: bool, tokenized: bool,
-    output: Path | None, device: str, threads: int | None,
-) -> None:  # fmt: skip
+    first: Path,
+    second: Path,
+    source: str,
+    reference: str | None,
+    metric: str | None,
+    top: int | None,
+    everything: bool,
+    tokenized: bool,
+    output: Path | None,
+    device: str,
+    threads: int | None,
+) -> None:
     """Translate the same sentences with two runs and show where they differ.
 
     RUN is a run folder, of which the best checkpoint is taken, a checkpoint, or a text file: translations that are there
@@ -73,22 +120,35 @@ def command(
     has the scores of both over all sentences, and how many sentences are better, worse and equal.
     """
     if metric and reference is None:
-        raise DataError(f"--metric {metric} scores against a reference: give one with -r, or leave it out")
+        raise DataError(
+            f"--metric {metric} scores against a reference: give one with -r, or leave it out"
+        )
     metric = metric or SENTENCE_METRICS[0]
     for path in (first, second):
         _check(path)
     if not (first.is_dir() or second.is_dir()):
-        of_runs = {"--device": device != DEVICE, "--threads": threads is not None, "--tokenized": tokenized and reference is None}
+        of_runs = {
+            "--device": device != DEVICE,
+            "--threads": threads is not None,
+            "--tokenized": tokenized and reference is None,
+        }
         if idle := [name for name, given in of_runs.items() if given]:
-            raise DataError(f"{first} and {second} are translations already, so {' and '.join(idle)} would change nothing: leave that out")
+            raise DataError(
+                f"{first} and {second} are translations already, so {' and '.join(idle)} would change nothing: leave that out"
+            )
     if output is not None:
-        _check_output(output, [Path(name) for name in (source, reference, first, second) if name not in (None, "-")])
+        _check_output(
+            output,
+            [Path(name) for name in (source, reference, first, second) if name not in (None, "-")],
+        )
     sources = list(standard_input() if source == "-" else read_lines(source))
     name = STANDARD_INPUT if source == "-" else source
     if not sources:
         raise DataError(f"{name} is empty; there is nothing to compare")
     references = None if reference is None else _lines(reference, name, len(sources))
-    given = [None if path.is_dir() else _lines(path, name, len(sources)) for path in (first, second)]
+    given = [
+        None if path.is_dir() else _lines(path, name, len(sources)) for path in (first, second)
+    ]
     if threads and None in given:
         import torch
 
@@ -112,12 +172,16 @@ def _check(path: Path) -> None:
 
         find_checkpoint(path)
     elif not path.exists():
-        raise DataError(f"{path} is neither a run folder nor a file of translations: there is no such place")
+        raise DataError(
+            f"{path} is neither a run folder nor a file of translations: there is no such place"
+        )
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:
     if output.suffix != ".json":
-        raise DataError(f"{output}: the name must end in .json; what is shown goes to standard output")
+        raise DataError(
+            f"{output}: the name must end in .json; what is shown goes to standard output"
+        )
     readable([path for path in inputs if path.is_file()], output)
     if not output.parent.is_dir():
         raise DataError(f"{output}: there is no folder {output.parent}; make it first")
@@ -130,7 +194,9 @@ def _lines(path: Path | str, source: str, wanted: int) -> list[str]:
     return lines
 
 
-def _translate(path: Path, sources: Sequence[str], tokenized: bool, device: str) -> tuple[str, list[str]]:
+def _translate(
+    path: Path, sources: Sequence[str], tokenized: bool, device: str
+) -> tuple[str, list[str]]:
     """What the run is called, and its translations."""
     from fusetk import system
     from fusetk.decoding.translate import Translator
@@ -138,7 +204,9 @@ def _translate(path: Path, sources: Sequence[str], tokenized: bool, device: str)
     loaded = system.load_model(path, device)
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     checkpoint = loaded.checkpoint.resolve()
-    return f"{checkpoint.parent.parent.name}, {checkpoint.name}", translator.translate(sources, tokenized)
+    return f"{checkpoint.parent.parent.name}, {checkpoint.name}", translator.translate(
+        sources, tokenized
+    )
 
 
 def _summary(found: Sequence[Case], references: Sequence[str] | None, tokenized: bool) -> Summary:
@@ -148,7 +216,10 @@ def _summary(found: Sequence[Case], references: Sequence[str] | None, tokenized:
     gains = [case.gain for case in found]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
     both = ([case.first for case in found], [case.second for case in found])
-    first, second = (score(lines, [references], SENTENCE_METRICS, tokenize="none" if tokenized else None) for lines in both)
+    first, second = (
+        score(lines, [references], SENTENCE_METRICS, tokenize="none" if tokenized else None)
+        for lines in both
+    )
     corpus = {a.name: (a.value, b.value) for a, b in zip(first, second, strict=True)}
     return Summary(len(found), same, better, worse, len(found) - better - worse, corpus)
 
@@ -162,14 +233,20 @@ def _print(shown: Sequence[Case], names: tuple[str, str], metric: str, summary: 
         click.echo(f"{label}: {name}")
     for case in shown:
         click.echo()
-        scores = f", {metric} {case.scores[0]:.1f} -> {case.scores[1]:.1f} ({case.gain:+.1f})" if case.scores else ""
+        scores = (
+            f", {metric} {case.scores[0]:.1f} -> {case.scores[1]:.1f} ({case.gain:+.1f})"
+            if case.scores
+            else ""
+        )
         click.echo(f"line {case.line}{scores}")
         spans = marked(case.first, case.second)
         if terminal:
             _draw(case, spans)
         else:
             first, second = (_plain(side, *marks) for side, marks in zip(spans, MARKS, strict=True))
-            for label, text in zip(LABELS, (case.source, case.reference, first, second), strict=True):
+            for label, text in zip(
+                LABELS, (case.source, case.reference, first, second), strict=True
+            ):
                 if text is not None:
                     click.echo(f"  {label:<9}  {text}".rstrip())
     click.echo()
@@ -177,7 +254,10 @@ def _print(shown: Sequence[Case], names: tuple[str, str], metric: str, summary: 
 
 
 def _plain(spans: Sequence[Span], before: str, after: str) -> str:
-    return "".join(f"{span.space}{span.text}" if span.same else f"{span.space}{before}{span.text}{after}" for span in spans)
+    return "".join(
+        f"{span.space}{span.text}" if span.same else f"{span.space}{before}{span.text}{after}"
+        for span in spans
+    )
 
 
 def _draw(case: Case, spans: Sequence[Sequence[Span]]) -> None:
@@ -186,7 +266,13 @@ def _draw(case: Case, spans: Sequence[Sequence[Span]]) -> None:
     from rich.text import Text
 
     def styled(side: Sequence[Span], style: str) -> "Text":
-        return Text.assemble(*(part for span in side for part in (span.space, (span.text, "" if span.same else style))))
+        return Text.assemble(
+            *(
+                part
+                for span in side
+                for part in (span.space, (span.text, "" if span.same else style))
+            )
+        )
 
     table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     first, second = (styled(side, style) for side, style in zip(spans, STYLES, strict=True))
@@ -197,10 +283,15 @@ def _draw(case: Case, spans: Sequence[Sequence[Span]]) -> None:
     Console().print(table)
 
 
-def _write(output: Path, shown: Sequence[Case], names: tuple[str, str], metric: str, summary: Summary) -> None:
+def _write(
+    output: Path, shown: Sequence[Case], names: tuple[str, str], metric: str, summary: Summary
+) -> None:
     document: dict[str, Any] = {
-        "first": names[0], "second": names[1], "metric": metric if summary.corpus else None, "summary": summary._asdict(),
+        "first": names[0],
+        "second": names[1],
+        "metric": metric if summary.corpus else None,
+        "summary": summary._asdict(),
         "sentences": [case._asdict() for case in shown],
-    }  # fmt: skip
+    }
     with writer(output) as file:
         file.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -31,115 +31,263 @@ if TYPE_CHECKING:
 CHUNK = 4000  # lines that are sorted and translated together
 
 SECTIONS = {
-    "Input and output": ["models", "source", "target", "shard", "resume", "tokenized", "prefix", "constraints", "chunk"],
+    "Input and output": [
+        "models",
+        "source",
+        "target",
+        "shard",
+        "resume",
+        "tokenized",
+        "prefix",
+        "constraints",
+        "chunk",
+    ],
     "Search": [
-        "beam", "normalize", "penalty", "word_penalty", "coverage_penalty", "stop", "min_length", "min_length_factor",
-        "max_length_factor", "max_length_extra", "no_repeat_ngram", "forbid_unknown", "groups", "diversity", "ensemble",
+        "beam",
+        "normalize",
+        "penalty",
+        "word_penalty",
+        "coverage_penalty",
+        "stop",
+        "min_length",
+        "min_length_factor",
+        "max_length_factor",
+        "max_length_extra",
+        "no_repeat_ngram",
+        "forbid_unknown",
+        "groups",
+        "diversity",
+        "ensemble",
     ],
     "Sampling": ["sample", "temperature", "top_k", "top_p", "seed"],
-    "Form of the output": ["n_best", "as_json", "word_scores", "alignment", "alignment_form", "replace_unknown", "timing"],
+    "Form of the output": [
+        "n_best",
+        "as_json",
+        "word_scores",
+        "alignment",
+        "alignment_form",
+        "replace_unknown",
+        "timing",
+    ],
     "Running": ["batch_tokens", "precision", "raw", "device", "threads", "quiet"],
-}  # fmt: skip
+}
 
 
 @click.command(
-    "decode", cls=Sections, sections=SECTIONS, epilog="Example: fusetk decode -m runs/demo < test.de > test.en",
+    "decode",
+    cls=Sections,
+    sections=SECTIONS,
+    epilog="Example: fusetk decode -m runs/demo < test.de > test.en",
 )
 @models_option
 @click.option(
-    "-i", "--input", "source", metavar="FILE", default="-", help="Text, one sentence a line, plain or .gz; standard input by default."
+    "-i",
+    "--input",
+    "source",
+    metavar="FILE",
+    default="-",
+    help="Text, one sentence a line, plain or .gz; standard input by default.",
 )
-@click.option("-o", "--output", "target", metavar="FILE", default="-", help="Where translations go; standard output by default.")
 @click.option(
-    "--shard", type=Shard(), help="Translate only the I-th of N parts of FILE; the outputs of all, one after the other, are that of FILE."
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    default="-",
+    help="Where translations go; standard output by default.",
 )
 @click.option(
-    "--resume", is_flag=True,
+    "--shard",
+    type=Shard(),
+    help="Translate only the I-th of N parts of FILE; the outputs of all, one after the other, are that of FILE.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
     help="Go on with an output file that broke off: whole lines stay. Without it the file is begun anew.",
 )
 @click.option(
-    "--tokenized", is_flag=True, help="Input is words as the run's text preparation makes them, not yet subwords; so is the output."
+    "--tokenized",
+    is_flag=True,
+    help="Input is words as the run's text preparation makes them, not yet subwords; so is the output.",
 )
-@click.option("--prefix", metavar="FILE", help="A line for each line of the input: what its translation begins with; blank for nothing.")
 @click.option(
-    "--constraints", metavar="FILE",
+    "--prefix",
+    metavar="FILE",
+    help="A line for each line of the input: what its translation begins with; blank for nothing.",
+)
+@click.option(
+    "--constraints",
+    metavar="FILE",
     help="A line for each line of the input: phrases that its translation contains, in this order, with tabs between them; blank for none. "
     "A beam wider than they have tokens finds good places for them.",
 )
 @click.option(
-    "--chunk", type=click.IntRange(1), default=CHUNK, show_default=True, metavar="LINES",
+    "--chunk",
+    type=click.IntRange(1),
+    default=CHUNK,
+    show_default=True,
+    metavar="LINES",
     help="How many lines, for each process, are read, sorted by length and translated together, if as many are there.",
 )
-@click.option("-b", "--beam", "--beam-size", "beam", type=int, help="Hypotheses a sentence; 1 is greedy.")
 @click.option(
-    "-n", "--normalize", type=Exponent("write -n alone for an exponent of 1, and -i FILE for the text"), is_flag=False, flag_value=1.0,
+    "-b", "--beam", "--beam-size", "beam", type=int, help="Hypotheses a sentence; 1 is greedy."
+)
+@click.option(
+    "-n",
+    "--normalize",
+    type=Exponent("write -n alone for an exponent of 1, and -i FILE for the text"),
+    is_flag=False,
+    flag_value=1.0,
     metavar="[ALPHA]",
     help="Exponent of the length penalty; 1 without a value, 0 for none.",
 )
 @click.option(
-    "--penalty", type=click.Choice(["power", "gnmt"]), help="Scores are divided by length^ALPHA, or by ((5 + length) / 6)^ALPHA."
+    "--penalty",
+    type=click.Choice(["power", "gnmt"]),
+    help="Scores are divided by length^ALPHA, or by ((5 + length) / 6)^ALPHA.",
 )
 @click.option("--word-penalty", type=float, metavar="X", help="Taken from a score for each token.")
-@click.option("--coverage-penalty", type=float, metavar="BETA", help="Weight of the penalty for source words without attention.")
 @click.option(
-    "--stop", type=click.Choice(["exact", "beam", "first"]),
+    "--coverage-penalty",
+    type=float,
+    metavar="BETA",
+    help="Weight of the penalty for source words without attention.",
+)
+@click.option(
+    "--stop",
+    type=click.Choice(["exact", "beam", "first"]),
     help="When a sentence is done: no hypothesis can still win, or as many as the beam is wide have ended, or N-BEST have.",
 )
 @click.option("--min-length", type=int, metavar="N", help="Fewest tokens of a translation.")
-@click.option("--min-length-factor", type=float, metavar="X", help="Fewest tokens of a translation for each source token.")
-@click.option("--max-length-factor", type=float, metavar="X", help="A translation has at most X tokens for each source token,")
-@click.option("--max-length-extra", type=int, metavar="N", help="and N more.")
-@click.option("--no-repeat-ngram", type=int, metavar="N", help="No run of N tokens stands twice in a translation.")
-@click.option("--forbid-unknown", is_flag=True, default=None, help="Never produce the unknown word.")
-@click.option("--groups", type=int, metavar="N", help="Diverse beam search: part the beam into N groups.")
-@click.option("--diversity", type=float, metavar="X", help="What a token costs a group that another one chose.")
-@click.option("--ensemble", type=click.Choice(["probability", "log"]), help="What is averaged over models.")
-@click.option("--sample", is_flag=True, default=None, help="Draw translations from the model's distribution.")
-@click.option("--temperature", type=float, metavar="X", help="Of samples: logarithms of probabilities are divided by it.")
-@click.option("--top-k", type=int, metavar="K", help="Of samples: draw from the K likeliest tokens only.")
-@click.option("--top-p", type=float, metavar="P", help="Of samples: draw from the likeliest tokens only that reach this probability.")
-@click.option("--seed", type=int, metavar="N", help="Of samples: fixes them, together with a line's number.")
 @click.option(
-    "--n-best", type=int, metavar="N",
+    "--min-length-factor",
+    type=float,
+    metavar="X",
+    help="Fewest tokens of a translation for each source token.",
+)
+@click.option(
+    "--max-length-factor",
+    type=float,
+    metavar="X",
+    help="A translation has at most X tokens for each source token,",
+)
+@click.option("--max-length-extra", type=int, metavar="N", help="and N more.")
+@click.option(
+    "--no-repeat-ngram",
+    type=int,
+    metavar="N",
+    help="No run of N tokens stands twice in a translation.",
+)
+@click.option(
+    "--forbid-unknown", is_flag=True, default=None, help="Never produce the unknown word."
+)
+@click.option(
+    "--groups", type=int, metavar="N", help="Diverse beam search: part the beam into N groups."
+)
+@click.option(
+    "--diversity",
+    type=float,
+    metavar="X",
+    help="What a token costs a group that another one chose.",
+)
+@click.option(
+    "--ensemble", type=click.Choice(["probability", "log"]), help="What is averaged over models."
+)
+@click.option(
+    "--sample", is_flag=True, default=None, help="Draw translations from the model's distribution."
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="X",
+    help="Of samples: logarithms of probabilities are divided by it.",
+)
+@click.option(
+    "--top-k", type=int, metavar="K", help="Of samples: draw from the K likeliest tokens only."
+)
+@click.option(
+    "--top-p",
+    type=float,
+    metavar="P",
+    help="Of samples: draw from the likeliest tokens only that reach this probability.",
+)
+@click.option(
+    "--seed", type=int, metavar="N", help="Of samples: fixes them, together with a line's number."
+)
+@click.option(
+    "--n-best",
+    type=int,
+    metavar="N",
     help="Print N translations a sentence: `ID ||| text ||| LogProb= score ||| normalised score`, IDs from 0.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True,
+    "--json",
+    "as_json",
+    is_flag=True,
     help="Print a JSON object a line: id (from 0), text, source_tokens, and translations with text, tokens, score and normalized.",
 )
 @click.option(
-    "--word-scores", is_flag=True,
+    "--word-scores",
+    is_flag=True,
     help="Add the score of each token and of the end mark: `WordScores= ...`, in JSON `word_scores`.",
 )
 @click.option(
-    "--alignment", is_flag=False, flag_value="mean", metavar="[WHICH]",
+    "--alignment",
+    is_flag=False,
+    flag_value="mean",
+    metavar="[WHICH]",
     help="Add what each token is aligned to by attention: of a layer (3; -1 is the highest), of its head (3.2), or mean, that of all, "
     "which is meant without a value. As ` ||| 0-0 1-2`, source-target, tokens counted from 0; in JSON as pairs.",
 )
 @click.option(
-    "--alignment-form", type=click.Choice(["hard", "soft"]),
+    "--alignment-form",
+    type=click.Choice(["hard", "soft"]),
     help="The source token with the most attention, by default, or the weights of all source positions for each token.",
 )
 @click.option(
-    "--replace-unknown", is_flag=False, flag_value="", metavar="[DICTIONARY]",
+    "--replace-unknown",
+    is_flag=False,
+    flag_value="",
+    metavar="[DICTIONARY]",
     help="Put for an unknown word the source word that it is aligned to, or what the file DICTIONARY has for that: source, tab, target.",
 )
 @click.option(
-    "--timing", is_flag=True,
+    "--timing",
+    is_flag=True,
     help="Add `seconds` to JSON: how long the lines took that were translated together, divided by their number.",
 )
-@click.option("--batch-tokens", type=int, metavar="N", help="Sentences * beam * source tokens in a batch.")
+@click.option(
+    "--batch-tokens", type=int, metavar="N", help="Sentences * beam * source tokens in a batch."
+)
 @precision_option
 @raw_option
 @device_option
 @threads_option
 @quiet_option
 def command(
-    models: tuple[str, ...], source: str, target: str, shard: tuple[int, int] | None, resume: bool, tokenized: bool,
-    prefix: str | None, constraints: str | None, chunk: int, as_json: bool, word_scores: bool, alignment: str | None,
-    alignment_form: str | None, replace_unknown: str | None, timing: bool, precision: str, raw: bool, device: str,
-    threads: int | None, quiet: bool, **options: Any,
-) -> None:  # fmt: skip
+    models: tuple[str, ...],
+    source: str,
+    target: str,
+    shard: tuple[int, int] | None,
+    resume: bool,
+    tokenized: bool,
+    prefix: str | None,
+    constraints: str | None,
+    chunk: int,
+    as_json: bool,
+    word_scores: bool,
+    alignment: str | None,
+    alignment_form: str | None,
+    replace_unknown: str | None,
+    timing: bool,
+    precision: str,
+    raw: bool,
+    device: str,
+    threads: int | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Translate text line by line, through the text preparation of the run: raw text in, raw text out.
 
     Exactly one line comes out for each line that goes in (with --n-best, up to N), in order, and a blank line for a blank
@@ -169,10 +317,22 @@ def command(
         def prepare() -> "tuple[Translator, Plan, Output | None]":
             plan = _plan(asked, target, form, resume, replace_unknown) if world.first else Plan()
             loaded = load_ensemble(models, local_device(device), precision, raw)
-            translator = _translator(loaded, changes, _extras(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe)))
+            translator = _translator(
+                loaded,
+                changes,
+                _extras(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe)),
+            )
             if constraints and translator.config.sample:
-                raise ConfigError("--constraints are searched for and cannot be sampled: leave out --sample, or the phrases")
-            return translator, plan, stack.enter_context(opened(target, plan.done and plan.done.size)) if world.first else None
+                raise ConfigError(
+                    "--constraints are searched for and cannot be sampled: leave out --sample, or the phrases"
+                )
+            return (
+                translator,
+                plan,
+                stack.enter_context(opened(target, plan.done and plan.done.size))
+                if world.first
+                else None,
+            )
 
         translator, plan, output = agreed(world, prepare)
         if output is None:
@@ -216,22 +376,37 @@ def _plan(asked: Asked, target: str, form: Form, resume: bool, dictionary: str |
     return Plan(start, end, done(target, form, start) if resume else None)
 
 
-def _form(n_best: int | None, as_json: bool, word_scores: bool, alignment: str | None, alignment_form: str | None, timing: bool) -> Form:
+def _form(
+    n_best: int | None,
+    as_json: bool,
+    word_scores: bool,
+    alignment: str | None,
+    alignment_form: str | None,
+    timing: bool,
+) -> Form:
     if alignment_form and not alignment:
         raise ConfigError("--alignment-form says how alignments are printed: give --alignment, too")
     if timing and not as_json:
         raise ConfigError("--timing adds to JSON: give --json, too")
     soft = alignment_form == "soft"
-    kind: Literal["json", "moses", "text"] = "json" if as_json else "text" if n_best is None else "moses"
+    kind: Literal["json", "moses", "text"] = (
+        "json" if as_json else "text" if n_best is None else "moses"
+    )
     return Form(kind, n_best or 1, word_scores, alignment is not None, soft, timing)
 
 
-def _extras(word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool) -> "Extras":
+def _extras(
+    word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool
+) -> "Extras":
     from fusetk.decoding.alignment import parse
     from fusetk.decoding.translate import Extras
     from fusetk.decoding.unknown import Replacement, read_dictionary
 
-    replacement = None if dictionary is None else Replacement(read_dictionary(dictionary) if dictionary else None, subwords)
+    replacement = (
+        None
+        if dictionary is None
+        else Replacement(read_dictionary(dictionary) if dictionary else None, subwords)
+    )
     return Extras(word_scores, None if alignment is None else parse(alignment), replacement)
 
 
@@ -240,7 +415,9 @@ def _translator(loaded: "Ensemble", changes: Mapping[str, Any], extras: "Extras"
     from fusetk.system import changed
 
     names = {key: f"--{key.replace('_', '-')}" for key in changes}
-    return Translator(loaded.models, loaded.pipeline, changed(loaded.recipe.decoding, changes, names), extras)
+    return Translator(
+        loaded.models, loaded.pipeline, changed(loaded.recipe.decoding, changes, names), extras
+    )
 
 
 # Lines ---------------------------------------------------------------------------------------------------------------
@@ -254,7 +431,10 @@ def _chunks(asked: Asked, plan: Plan, target: str, size: int, quiet: bool) -> "I
     if plan.done:
         found = without(found, plan.done.lines, plan.done.again, asked, target)
         if not quiet:
-            click.echo(f"{target} has translations of {plan.done.kept:,} lines: going on with line {plan.first + 1:,}", err=True)
+            click.echo(
+                f"{target} has translations of {plan.done.kept:,} lines: going on with line {plan.first + 1:,}",
+                err=True,
+            )
     first = plan.first
     for chunk in chunks(found, size, ready, first - plan.start):
         yield first, chunk
@@ -271,9 +451,18 @@ def _work(translator: "Translator", form: Form, tokenized: bool) -> "Work":
         begun = time.perf_counter()
         found = translator.n_best(lines, tokenized, [number + 1 for number in numbers])
         seconds = (time.perf_counter() - begun) / max(len(lines), 1)
-        sources = [translator.tokens("source", line.text, tokenized)[: translator.longest] if as_json else [] for line in lines]
+        sources = [
+            translator.tokens("source", line.text, tokenized)[: translator.longest]
+            if as_json
+            else []
+            for line in lines
+        ]
         shown = [form.show(*line, seconds) for line in zip(numbers, sources, found, strict=True)]
-        return Shown(shown, sum(1 for best in found if best), sum(len(best[0].tokens) for best in found if best))
+        return Shown(
+            shown,
+            sum(1 for best in found if best),
+            sum(len(best[0].tokens) for best in found if best),
+        )
 
     return work
 

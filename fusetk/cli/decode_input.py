@@ -21,10 +21,14 @@ class Shard(click.ParamType):
 
     name = "I/N"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> tuple[int, int]:
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"{value!r} is not I/N, the I-th of N parts, I from 1 to N", parameter, context)
+            self.fail(
+                f"{value!r} is not I/N, the I-th of N parts, I from 1 to N", parameter, context
+            )
         return int(match[1]), int(match[2])
 
 
@@ -48,7 +52,11 @@ class Asked(NamedTuple):
     @property
     def files(self) -> list[Path]:
         """All that can be opened, looked at, and opened again."""
-        return [Path(path) for path in (self.source, *self.beside) if path != "-" and not _streams(Path(path))]
+        return [
+            Path(path)
+            for path in (self.source, *self.beside)
+            if path != "-" and not _streams(Path(path))
+        ]
 
 
 def part(asked: Asked) -> tuple[int, int | None]:
@@ -66,7 +74,9 @@ def part(asked: Asked) -> tuple[int, int | None]:
     for path in (asked.source, *asked.beside):
         if path == "-" or _streams(Path(path)):
             name = STANDARD_INPUT if path == "-" else path
-            raise ConfigError(f"--shard counts lines before it reads them, and {name} can be read only once: name a file, plain or .gz")
+            raise ConfigError(
+                f"--shard counts lines before it reads them, and {name} can be read only once: name a file, plain or .gz"
+            )
     lines = count_lines(Path(asked.source))
     for path in asked.beside:
         if (others := count_lines(Path(path))) != lines:
@@ -79,7 +89,9 @@ def _streams(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def requests(asked: Asked, start: int, end: int | None) -> tuple[Iterator["Request"], Callable[[], bool]]:
+def requests(
+    asked: Asked, start: int, end: int | None
+) -> tuple[Iterator["Request"], Callable[[], bool]]:
     """Lines from ``start`` to ``end`` with what goes with them, and whether another is there without waiting for it long."""
     from fusetk.decoding.translate import Request
 
@@ -89,7 +101,11 @@ def requests(asked: Asked, start: int, end: int | None) -> tuple[Iterator["Reque
     def made() -> Iterator[Request]:
         for line, *others in islice(in_step([asked.name, *asked.beside], texts), start, end):
             prefix = others[0] if asked.prefixes else ""
-            phrases = [phrase for phrase in others[-1].split("\t") if phrase.strip()] if asked.constraints else []
+            phrases = (
+                [phrase for phrase in others[-1].split("\t") if phrase.strip()]
+                if asked.constraints
+                else []
+            )
             yield Request(line, prefix, tuple(phrases))
 
     return made(), ready
@@ -121,7 +137,9 @@ def in_step(names: Sequence[str], texts: Sequence[Iterator[str]]) -> Iterator[li
         yield lines
     for i in range(1, len(texts)):
         if (found[0] is None) != (found[i] is None):
-            raise _unequal(names[0], names[i], *(_length(names[k], count, found[k], texts[k]) for k in (0, i)))
+            raise _unequal(
+                names[0], names[i], *(_length(names[k], count, found[k], texts[k]) for k in (0, i))
+            )
 
 
 def _length(name: str, count: int, line: str | None, rest: Iterator[str]) -> int | None:
@@ -133,11 +151,15 @@ def _length(name: str, count: int, line: str | None, rest: Iterator[str]) -> int
 
 def _unequal(source: str, other: str, lines: int | None, others: int | None) -> DataError:
     if lines is None or others is None:
-        return DataError(f"{other} has {others} lines and {source} has more: give it a line for each, blank for none")
+        return DataError(
+            f"{other} has {others} lines and {source} has more: give it a line for each, blank for none"
+        )
     return unequal(Pair(Path(source), Path(other)), lines, others)
 
 
-def without(found: Iterator["Request"], done: int, again: bool, asked: Asked, target: str) -> Iterator["Request"]:
+def without(
+    found: Iterator["Request"], done: int, again: bool, asked: Asked, target: str
+) -> Iterator["Request"]:
     """The lines after those that are ``done``, of which the last is to be done ``again`` or not.
 
     Raises DataError when there are not so many lines.
@@ -148,7 +170,9 @@ def without(found: Iterator["Request"], done: int, again: bool, asked: Asked, ta
         seen = [request]
         count += 1
     if count < done:
-        which = f"part {asked.shard[0]}/{asked.shard[1]} of {asked.name}" if asked.shard else asked.name
+        which = (
+            f"part {asked.shard[0]}/{asked.shard[1]} of {asked.name}" if asked.shard else asked.name
+        )
         raise DataError(
             f"{target} has translations of {done:,} lines and {which} only {count:,} lines: name the output that was made from it"
         )

@@ -32,25 +32,50 @@ class Form(NamedTuple):
     soft: bool = False  # alignments are all weights
     timing: bool = False
 
-    def show(self, number: int, source: Sequence[str], best: "Sequence[Translation]", seconds: float) -> str:
+    def show(
+        self, number: int, source: Sequence[str], best: "Sequence[Translation]", seconds: float
+    ) -> str:
         """The output for input line ``number``, from 0, of these source tokens, translated in so many seconds."""
         if self.kind == "json":
-            found = {"id": number, "text": best[0].text if best else "", "source_tokens": list(source)}
+            found = {
+                "id": number,
+                "text": best[0].text if best else "",
+                "source_tokens": list(source),
+            }
             found |= {"translations": [self._object(one) for one in best]}
-            return json.dumps(found | ({"seconds": round(seconds, 6)} if self.timing else {}), ensure_ascii=False) + "\n"
+            return (
+                json.dumps(
+                    found | ({"seconds": round(seconds, 6)} if self.timing else {}),
+                    ensure_ascii=False,
+                )
+                + "\n"
+            )
         if self.kind == "moses":
             return "".join(f"{number}{FIELD}{self._moses(one)}\n" for one in best)
-        return (FIELD.join([best[0].text, *self._alignment(best[0]), *self._word_scores(best[0])]) if best else "") + "\n"
+        return (
+            FIELD.join([best[0].text, *self._alignment(best[0]), *self._word_scores(best[0])])
+            if best
+            else ""
+        ) + "\n"
 
     def _object(self, one: "Translation") -> dict[str, Any]:
         from fusetk.decoding.alignment import hard
 
-        found: dict[str, Any] = {"text": one.text, "tokens": one.tokens, "score": one.score, "normalized": one.normalized}
+        found: dict[str, Any] = {
+            "text": one.text,
+            "tokens": one.tokens,
+            "score": one.score,
+            "normalized": one.normalized,
+        }
         if self.word_scores:
             found["word_scores"] = one.word_scores
         if self.alignment and one.attention is not None:
             weights = one.attention.tolist()
-            found["alignment"] = [[round(weight, 6) for weight in row] for row in weights] if self.soft else hard(one.attention)
+            found["alignment"] = (
+                [[round(weight, 6) for weight in row] for row in weights]
+                if self.soft
+                else hard(one.attention)
+            )
         return found
 
     def _moses(self, one: "Translation") -> str:
@@ -154,7 +179,9 @@ def done(target: str, form: Form, start: int) -> Done | None:
     A last line that has no end does not count. Raises DataError where the file cannot be gone on with.
     """
     if target == "-" or Path(target).suffix == ".gz":
-        raise ConfigError("--resume goes on with a file that is not packed: name one by -o, and not .gz")
+        raise ConfigError(
+            "--resume goes on with a file that is not packed: name one by -o, and not .gz"
+        )
     if not Path(target).exists():
         return None
     with open_bytes(target) as file:
@@ -180,7 +207,11 @@ def _groups(file: BinaryIO, target: str, form: Form, start: int) -> Done:
             break
         match = _ID.match(line)
         if not match or int(match[1]) < max(last, start):
-            raise _foreign(target, row, f"a translation of input line {max(last, start) + 1} or of one behind it")
+            raise _foreign(
+                target,
+                row,
+                f"a translation of input line {max(last, start) + 1} or of one behind it",
+            )
         if int(match[1]) > last:
             last, begin, rows = int(match[1]), size, 0
         size += len(line)
@@ -198,4 +229,6 @@ def _number(line: bytes) -> int | None:
 
 
 def _foreign(target: str, row: int, wanted: str) -> DataError:
-    return DataError(f"{target}, line {row}: this is not {wanted}, so --resume cannot go on with the file: name another output")
+    return DataError(
+        f"{target}, line {row}: this is not {wanted}, so --resume cannot go on with the file: name another output"
+    )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from fusetk.decoding.translate import Request
 
 Value = TypeVar("Value")
-PATIENCE = timedelta(days=365)  # somebody may type; that a process is gone is seen by its connections
+PATIENCE = timedelta(
+    days=365
+)  # somebody may type; that a process is gone is seen by its connections
 
 
 class Shown(NamedTuple):
@@ -34,7 +36,9 @@ class Ended(FusetkError):
     """Another process has failed or is gone, and with it all end."""
 
 
-def work_together(world: World, chunks: Iterator[Chunk], work: Work, write: Callable[[Shown], None]) -> None:
+def work_together(
+    world: World, chunks: Iterator[Chunk], work: Work, write: Callable[[Shown], None]
+) -> None:
     """Translate and write chunks in order. All but the first process read nothing and write nothing.
 
     Raises Ended where a process fails, in the first; the others just end.
@@ -72,8 +76,16 @@ def _share(world: World, chunk: Chunk, work: Work) -> Shown:
     shown = agreed(world, lambda: work([first + i for i in mine], [requests[i] for i in mine]))
     with _connected(world):
         parts = world.all_gather(shown)
-    text = {i: line for hand, part in zip(hands, parts, strict=True) for i, line in zip(hand, part.text, strict=True)}
-    return Shown([text[i] for i in range(len(requests))], sum(part.sentences for part in parts), sum(part.tokens for part in parts))
+    text = {
+        i: line
+        for hand, part in zip(hands, parts, strict=True)
+        for i, line in zip(hand, part.text, strict=True)
+    }
+    return Shown(
+        [text[i] for i in range(len(requests))],
+        sum(part.sentences for part in parts),
+        sum(part.tokens for part in parts),
+    )
 
 
 def agreed(world: World, act: Callable[[], Value]) -> Value:
@@ -90,12 +102,16 @@ def agreed(world: World, act: Callable[[], Value]) -> Value:
         traceback.print_exc()
         said = f"{type(error).__name__}: {error}"
     with _connected(world):
-        failed = {name: what for name, what in world.all_gather((str(world), said)) if what is not None}
+        failed = {
+            name: what for name, what in world.all_gather((str(world), said)) if what is not None
+        }
     if not failed:
         return result[0]
     if not world.first:
         sys.exit(Ended.exit_code)
-    if list(failed) == [str(world)] or (len(failed) == world.size and len(set(failed.values())) == 1):
+    if list(failed) == [str(world)] or (
+        len(failed) == world.size and len(set(failed.values())) == 1
+    ):
         raise Ended(next(iter(failed.values())))
     raise Ended("; ".join(f"{name} failed: {what}" for name, what in failed.items()))
 
@@ -106,4 +122,6 @@ def _connected(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Ended(f"{world} lost the others, one of them has ended: {str(error).splitlines()[0]}") from None
+        raise Ended(
+            f"{world} lost the others, one of them has ended: {str(error).splitlines()[0]}"
+        ) from None

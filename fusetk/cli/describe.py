@@ -17,10 +17,29 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @click.command("describe", epilog=EXAMPLE)
 @config_argument
 @set_option
-@click.option("--src-vocab-size", type=click.IntRange(5), help="Source entries, special ones counted; the prepared data's by default.")
-@click.option("--tgt-vocab-size", type=click.IntRange(5), help="Target entries; as the source's where only one is given.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object with config, vocabulary, parameters and parts.")
-def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None, tgt_vocab_size: int | None, as_json: bool) -> None:
+@click.option(
+    "--src-vocab-size",
+    type=click.IntRange(5),
+    help="Source entries, special ones counted; the prepared data's by default.",
+)
+@click.option(
+    "--tgt-vocab-size",
+    type=click.IntRange(5),
+    help="Target entries; as the source's where only one is given.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="A JSON object with config, vocabulary, parameters and parts.",
+)
+def command(
+    config: str,
+    overrides: tuple[str, ...],
+    src_vocab_size: int | None,
+    tgt_vocab_size: int | None,
+    as_json: bool,
+) -> None:
     """Print the resolved CONFIG and the parameters of its model, part by part.
 
     The vocabulary is that of the prepared data; where there are none, that of the paper whose system the config is. What
@@ -31,13 +50,26 @@ def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None,
 
     found = recipe.load(config, overrides)
     src_vocab_size = src_vocab_size or tgt_vocab_size
-    sizes = (src_vocab_size, tgt_vocab_size or src_vocab_size) if src_vocab_size else vocabulary_sizes(found)
+    sizes = (
+        (src_vocab_size, tgt_vocab_size or src_vocab_size)
+        if src_vocab_size
+        else vocabulary_sizes(found)
+    )
     parts = count_parameters(found, sizes)
     total = sum(parts.values())
     paper = found.paper
-    theirs = sum(count_parameters(found, paper.vocabulary).values()) if paper and paper.vocabulary else None
+    theirs = (
+        sum(count_parameters(found, paper.vocabulary).values())
+        if paper and paper.vocabulary
+        else None
+    )
     if as_json:
-        document = {"config": found.model_dump(mode="json"), "vocabulary": sizes, "parameters": total, "parts": parts}
+        document = {
+            "config": found.model_dump(mode="json"),
+            "vocabulary": sizes,
+            "parameters": total,
+            "parts": parts,
+        }
         click.echo(json.dumps({**document, "parameters_at_paper_vocabulary": theirs}, indent=1))
         return
     click.echo(configs.dump(found))
@@ -55,7 +87,9 @@ def command(config: str, overrides: tuple[str, ...], src_vocab_size: int | None,
 def _comparison(paper: "PaperConfig", count: int) -> str:
     text = f"parameters: {paper.parameters or 'none'} printed, {count:,} here"
     if paper.vocabulary:
-        text += f" with the paper's vocabulary of {paper.vocabulary[0]:,} and {paper.vocabulary[1]:,}"
+        text += (
+            f" with the paper's vocabulary of {paper.vocabulary[0]:,} and {paper.vocabulary[1]:,}"
+        )
     if paper.parameters and not agree(paper.parameters, count):
         text += f"; what is printed does not add up, {paper.counted or 'another number'} does"
     return text
@@ -65,7 +99,10 @@ def agree(printed: str, count: int) -> bool:
     """Whether ``count`` is what was printed in millions, such as 10.97M: rounded, or cut after the last digit."""
     digits = len(printed.removesuffix("M").partition(".")[2])
     scale = 10 ** (6 - digits)
-    return round(float(printed.removesuffix("M")) * 10**digits) in (round(count / scale), count // scale)
+    return round(float(printed.removesuffix("M")) * 10**digits) in (
+        round(count / scale),
+        count // scale,
+    )
 
 
 def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
@@ -96,6 +133,10 @@ def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]
         model = system.build(recipe, *sizes)
     for name, parameter in model.named_parameters():
         part = ".".join(name.split(".")[:2])
-        part = part if part.rpartition(".")[2] in ("layers", "fuse", "connect", "tokens", "positions") else name.split(".")[0]
+        part = (
+            part
+            if part.rpartition(".")[2] in ("layers", "fuse", "connect", "tokens", "positions")
+            else name.split(".")[0]
+        )
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts

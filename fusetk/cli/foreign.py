@@ -45,16 +45,28 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 # Options of some commands that need none here, and why.
 NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "c": (("train", "prep", "describe"), "give the config without an option: fusetk {command} CONFIG"),
-    "config": (("train", "prep", "describe"), "give the config without an option: fusetk {command} CONFIG"),
+    "c": (
+        ("train", "prep", "describe"),
+        "give the config without an option: fusetk {command} CONFIG",
+    ),
+    "config": (
+        ("train", "prep", "describe"),
+        "give the config without an option: fusetk {command} CONFIG",
+    ),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),
     "no_shuffle": (("train",), "the order of batches is always drawn by training.seed and epoch"),
     "remove_bpe": (("decode",), "subwords are always joined"),
     "post_process": (("decode",), "subwords are always joined"),
     "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
     "v": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
-    "vocab": (("train", "decode", "rescore"), "fusetk prep makes the vocabularies, and a run folder keeps them"),
-    "vocabs": (("train", "decode", "rescore"), "fusetk prep makes the vocabularies, and a run folder keeps them"),
+    "vocab": (
+        ("train", "decode", "rescore"),
+        "fusetk prep makes the vocabularies, and a run folder keeps them",
+    ),
+    "vocabs": (
+        ("train", "decode", "rescore"),
+        "fusetk prep makes the vocabularies, and a run folder keeps them",
+    ),
 }
 
 COMMANDS: Mapping[str, str] = {

@@ -55,11 +55,15 @@ class _Lazy(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except BrokenPipeError:  # the reader of standard output has seen enough; standard error never raises it
+        except (
+            BrokenPipeError
+        ):  # the reader of standard output has seen enough; standard error never raises it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:
-            click.echo(f"fusetk: {error.filename or 'the output'}: {error.strerror or error}", err=True)
+            click.echo(
+                f"fusetk: {error.filename or 'the output'}: {error.strerror or error}", err=True
+            )
             context.exit(2)
         except click.NoSuchOption as error:
             from fusetk.cli.foreign import option_here
@@ -75,13 +79,19 @@ class _Lazy(click.Group):
             from fusetk.cli.foreign import command_here
 
             near = command_here(args[0], COMMANDS)
-            hint = f"did you mean `fusetk {near}`?" if near else f"the commands are {', '.join(COMMANDS)}"
+            hint = (
+                f"did you mean `fusetk {near}`?"
+                if near
+                else f"the commands are {', '.join(COMMANDS)}"
+            )
             click.echo(f"fusetk: there is no command {args[0]!r}; {hint}", err=True)
             context.exit(2)
         return super().resolve_command(context, args)
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
 @click.version_option(__version__, "-V", "--version", prog_name="fusetk")
 def main() -> None:
     """Layer fusion for encoder-decoder translation models: from raw text to scored translation.

@@ -38,7 +38,10 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "schedule": SCHEDULES,
 }
 # Exit codes of some commands only.
-SPECIAL: dict[type[FusetkError], set[str]] = {DiskFull: {"train", "average"}, Interrupted: {"train"}}
+SPECIAL: dict[type[FusetkError], set[str]] = {
+    DiskFull: {"train", "average"},
+    Interrupted: {"train"},
+}
 PRIMITIVES = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -48,7 +51,11 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 def commands() -> dict[str, click.Command]:
     """Every command by its name, in the order of the help."""
-    return {name: command for name in COMMANDS if (command := fusetk_command.get_command(click.Context(fusetk_command), name))}
+    return {
+        name: command
+        for name in COMMANDS
+        if (command := fusetk_command.get_command(click.Context(fusetk_command), name))
+    }
 
 
 def context_of(command: click.Command) -> click.Context:
@@ -62,23 +69,50 @@ def command_page(name: str, command: click.Command) -> str:
     full = f"fusetk {name}"
     if isinstance(command, click.Group):
         context = context_of(command)
-        members = [(sub, command.get_command(context, sub)) for sub in command.list_commands(context)]
-        body = [".SH SYNOPSIS", f"{bold(full)} {italic('COMMAND')} [{italic('OPTIONS')}] ...", ".SH DESCRIPTION", prose(command.help or "")]
+        members = [
+            (sub, command.get_command(context, sub)) for sub in command.list_commands(context)
+        ]
+        body = [
+            ".SH SYNOPSIS",
+            f"{bold(full)} {italic('COMMAND')} [{italic('OPTIONS')}] ...",
+            ".SH DESCRIPTION",
+            prose(command.help or ""),
+        ]
         body.append(".SH COMMANDS")
         for sub, member in members:
             assert member is not None
-            body += [f".SS {bold(f'{full} {sub}')}", prose(member.help or ""), ".PP", synopsis(f"{full} {sub}", member), *options(member)]
+            body += [
+                f".SS {bold(f'{full} {sub}')}",
+                prose(member.help or ""),
+                ".PP",
+                synopsis(f"{full} {sub}", member),
+                *options(member),
+            ]
     else:
-        body = [".SH SYNOPSIS", synopsis(full, command), ".SH DESCRIPTION", prose(command.help or ""), ".SH OPTIONS", *options(command)]
+        body = [
+            ".SH SYNOPSIS",
+            synopsis(full, command),
+            ".SH DESCRIPTION",
+            prose(command.help or ""),
+            ".SH OPTIONS",
+            *options(command),
+        ]
     if command.epilog:
         example = command.epilog.removeprefix("Example: ")
-        body += [".SH EXAMPLES", prose(command.epilog if example == command.epilog else f"`{example}`")]
+        body += [
+            ".SH EXAMPLES",
+            prose(command.epilog if example == command.epilog else f"`{example}`"),
+        ]
     return page(f"fusetk-{name}", 1, COMMANDS[name], [*body, *exit_codes(name), *see_also(name)])
 
 
 def main_page() -> str:
     """``fusetk(1)``."""
-    body = [".SH SYNOPSIS", f"{bold('fusetk')} {italic('COMMAND')} [{italic('OPTIONS')}] ...", ".SH DESCRIPTION"]
+    body = [
+        ".SH SYNOPSIS",
+        f"{bold('fusetk')} {italic('COMMAND')} [{italic('OPTIONS')}] ...",
+        ".SH DESCRIPTION",
+    ]
     summary, _, rest = inspect.cleandoc(fusetk_command.help or "").partition("\n")
     body += [prose(rest), ".SH COMMANDS"]
     for name, text in COMMANDS.items():
@@ -113,7 +147,10 @@ def options(command: click.Command) -> Iterator[str]:
             yield f".SS {escape(title)}"
             yield from entries_of(members, context)
     else:
-        yield from entries_of([option for option in command.get_params(context) if isinstance(option, click.Option)], context)
+        yield from entries_of(
+            [option for option in command.get_params(context) if isinstance(option, click.Option)],
+            context,
+        )
 
 
 def entries_of(members: Iterable[click.Option], context: click.Context) -> Iterator[str]:
@@ -136,7 +173,10 @@ def entries_of(members: Iterable[click.Option], context: click.Context) -> Itera
 
 def exit_codes(name: str) -> list[str]:
     """EXIT STATUS, with those that only some commands have; all of them without a name."""
-    found = {0: "All went well.", FusetkError.exit_code: "An error that you can mend; standard error says what, where and how."}
+    found = {
+        0: "All went well.",
+        FusetkError.exit_code: "An error that you can mend; standard error says what, where and how.",
+    }
     for error, those in SPECIAL.items():
         if not name or name in those:
             found[error.exit_code] = inspect.getdoc(error) or ""
@@ -176,9 +216,20 @@ def config_page() -> str:
         body.append(f'.SH "KINDS OF {escape(key)}"')
         for kind, found in table.items():
             config: type[Config] = found.Config  # type: ignore[attr-defined]
-            body += [f".SS {escape(kind)}", prose(inspect.getdoc(found) or ""), *entries(config, "", skip="kind")]
-    example = "model:\n  kind: transformer\n  width: 256\n  encoder: {layers: 3}\n  decoder: {layers: 3}"
-    body += [".SH EXAMPLES", prose(f"\b\n{example}"), ".SH SEE ALSO", f"{bold('fusetk-describe')}(1), {bold('fusetk-train')}(1)"]
+            body += [
+                f".SS {escape(kind)}",
+                prose(inspect.getdoc(found) or ""),
+                *entries(config, "", skip="kind"),
+            ]
+    example = (
+        "model:\n  kind: transformer\n  width: 256\n  encoder: {layers: 3}\n  decoder: {layers: 3}"
+    )
+    body += [
+        ".SH EXAMPLES",
+        prose(f"\b\n{example}"),
+        ".SH SEE ALSO",
+        f"{bold('fusetk-describe')}(1), {bold('fusetk-train')}(1)",
+    ]
     return page("fusetk-config", 5, "the config file of a run", body)
 
 
@@ -188,18 +239,26 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
         if name == skip:
             continue
         path = f"{place}.{name}" if place else name
-        yield from (".TP", f"{bold(path)} ({escape(kind_of(name, field))}{escape(default_of(field))})", prose(text_of(name, field)))
+        yield from (
+            ".TP",
+            f"{bold(path)} ({escape(kind_of(name, field))}{escape(default_of(field))})",
+            prose(text_of(name, field)),
+        )
         nested = [] if is_choice(field) else config_of(field.annotation)
         inner = f"{path}[]" if get_origin(field.annotation) is list else path
         for one in nested:
             if len(nested) > 1:
-                yield from (".TP", bold(f"{inner}: {{{tag_of(one)}}}"), prose(inspect.getdoc(one) or ""))
+                yield from (
+                    ".TP",
+                    bold(f"{inner}: {{{tag_of(one)}}}"),
+                    prose(inspect.getdoc(one) or ""),
+                )
             yield from entries(one, inner, skip="step" if len(nested) > 1 else "")
 
 
 def is_choice(field: FieldInfo) -> bool:
     """Whether a ``kind`` chooses the field's class."""
-    return ComponentConfig in config_of(field.annotation)
+    return any(issubclass(config, ComponentConfig) for config in config_of(field.annotation))
 
 
 def text_of(name: str, field: FieldInfo) -> str:
@@ -229,7 +288,12 @@ def kind_of(name: str, field: FieldInfo) -> str:
     """The type in words, with its bounds."""
     if is_choice(field):
         return " | ".join(REGISTRIES[name])
-    bounds = [f"{word} {getattr(item, bound):g}" for item in field.metadata for bound, word in BOUNDS.items() if hasattr(item, bound)]
+    bounds = [
+        f"{word} {getattr(item, bound):g}"
+        for item in field.metadata
+        for bound, word in BOUNDS.items()
+        if hasattr(item, bound)
+    ]
     return ", ".join([words_of(field.annotation), *bounds])
 
 
@@ -264,7 +328,11 @@ def default_of(field: FieldInfo) -> str:
     """The default, or that the key must be given; nothing for a mapping whose keys have their own."""
     if field.is_required():
         return "; must be given"
-    default = field.default if field.default is not PydanticUndefined else field.get_default(call_default_factory=True)
+    default = (
+        field.default
+        if field.default is not PydanticUndefined
+        else field.get_default(call_default_factory=True)
+    )
     if isinstance(default, ComponentConfig):
         return f"; default {default.kind}"
     if isinstance(default, Config):
@@ -282,7 +350,9 @@ def default_of(field: FieldInfo) -> str:
 def pages() -> dict[str, str]:
     """Every page by its file name."""
     found = {"fusetk.1": main_page()}
-    found |= {f"fusetk-{name}.1": command_page(name, command) for name, command in commands().items()}
+    found |= {
+        f"fusetk-{name}.1": command_page(name, command) for name, command in commands().items()
+    }
     found["fusetk-config.5"] = config_page()
     return found
 

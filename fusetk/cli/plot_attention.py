@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from fusetk.system import Loaded
 
 ATTENTION = {
-    "cross": "cross-attention", "self": "self-attention", "encoder-self": "self-attention", "decoder-self": "self-attention",
+    "cross": "cross-attention",
+    "self": "self-attention",
+    "encoder-self": "self-attention",
+    "decoder-self": "self-attention",
     "mixed": "mixed attention",
-}  # fmt: skip
+}
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
 WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
 CHUNK = 4000  # lines that are sorted and read together
@@ -37,7 +40,9 @@ class Head(click.ParamType):
 
     name = "N|mean|all"
 
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | int:
         if value in ("mean", "all") or isinstance(value, int):
             return value
         if value.isascii() and value.isdigit():
@@ -50,8 +55,12 @@ class Step(click.ParamType):
 
     name = "WORD|N"
 
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
-        return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | int:
+        return (
+            int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+        )
 
 
 class Lines(click.ParamType):
@@ -59,7 +68,9 @@ class Lines(click.ParamType):
 
     name = "A-B"
 
-    def convert(self, value: str | range, param: click.Parameter | None, ctx: click.Context | None) -> range:
+    def convert(
+        self, value: str | range, param: click.Parameter | None, ctx: click.Context | None
+    ) -> range:
         if isinstance(value, range):
             return value
         try:
@@ -87,41 +98,92 @@ class Asked(NamedTuple):
 
 @click.command("plot-attention", epilog=EXAMPLE)
 @click.option(
-    "-m", "--model", required=True, type=click.Path(path_type=Path), metavar="RUN",
+    "-m",
+    "--model",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
     help="A run folder, of which the best checkpoint is taken, or a checkpoint.",
 )
-@click.option("-s", "--source", "sources", multiple=True, metavar="TEXT", help="A sentence to translate; again for another.")
 @click.option(
-    "-t", "--target", "targets", multiple=True, metavar="TEXT",
+    "-s",
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="TEXT",
+    help="A sentence to translate; again for another.",
+)
+@click.option(
+    "-t",
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="TEXT",
     help="Its translation; one for each sentence, or none. Without it, the one that beam search finds.",
 )
-@click.option("-i", "--input", "source_file", metavar="FILE", help="Instead: sentences, one a line, plain or .gz; - is standard input.")
-@click.option("-r", "--target-file", metavar="FILE", help="Their translations, line by line.")
-@click.option("--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1.")
 @click.option(
-    "--what", type=click.Choice(list(WHATS)), default="cross", show_default=True, metavar="KIND",
+    "-i",
+    "--input",
+    "source_file",
+    metavar="FILE",
+    help="Instead: sentences, one a line, plain or .gz; - is standard input.",
+)
+@click.option("-r", "--target-file", metavar="FILE", help="Their translations, line by line.")
+@click.option(
+    "--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1."
+)
+@click.option(
+    "--what",
+    type=click.Choice(list(WHATS)),
+    default="cross",
+    show_default=True,
+    metavar="KIND",
     help="cross: attention of the decoder to the source; self, encoder-self, decoder-self: of both sides or one side to itself; mixed: of"
     " the decoder to source and target in one softmax, in coordinated models; fuse, encoder-fuse, decoder-fuse: the layers that a fusion"
     " takes; connect: the weights of `connect: linear`.",
 )
-@click.option("--layer", type=int, metavar="N", help="One layer with attention, counted from 1. Without it, all.")
 @click.option(
-    "--head", type=Head(), help="One head, counted from 1; the mean over heads (the default); or a panel for each (all)."
+    "--layer",
+    type=int,
+    metavar="N",
+    help="One layer with attention, counted from 1. Without it, all.",
+)
+@click.option(
+    "--head",
+    type=Head(),
+    help="One head, counted from 1; the mean over heads (the default); or a panel for each (all)."
     " In a fusion by attention, hops: by default all.",
 )
 @click.option(
-    "--step", type=Step(), help="Only the step at which the decoder predicts token N of the translation, counted from 1, or WORD, a whole"
+    "--step",
+    type=Step(),
+    help="Only the step at which the decoder predicts token N of the translation, counted from 1, or WORD, a whole"
     " word, for the first time. With --head all, rows are the heads.",
 )
-@click.option("--corpus", is_flag=True, help="For fusions: the mean over all sentences, and by part of the sentence.")
-@click.option("--tokenized", is_flag=True, help="The text is prepared as the training text was, but for subwords.")
 @click.option(
-    "--colors", type=click.Choice(list(COLORS)), default="blue", show_default=True,
+    "--corpus",
+    is_flag=True,
+    help="For fusions: the mean over all sentences, and by part of the sentence.",
+)
+@click.option(
+    "--tokenized",
+    is_flag=True,
+    help="The text is prepared as the training text was, but for subwords.",
+)
+@click.option(
+    "--colors",
+    type=click.Choice(list(COLORS)),
+    default="blue",
+    show_default=True,
     help="Colours; grey is as in papers, white for 1 and black for 0. Where there are numbers below 0: red above, blue below.",
 )
 @device_option
 @click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE",
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="A picture, .png, .pdf or .svg; a page to look around in, .html; or the numbers, .npz or .json.",
 )
 def command(model: Path, colors: str, device: str, **options: object) -> None:
@@ -163,9 +225,15 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
 
         pages = [Page(connect.panels(loaded.model))]
     else:
-        reader = Reader(loaded.pipeline, asked.tokenized, loaded.model.max_positions, strict=bool(asked.sources))
+        reader = Reader(
+            loaded.pipeline, asked.tokenized, loaded.model.max_positions, strict=bool(asked.sources)
+        )
         sentences = reader(given(asked.sources, asked.targets) if asked.sources else texts(asked))
-        pages, more = means(loaded, asked, sentences, reader) if asked.corpus else each(loaded, asked, sentences, reader)
+        pages, more = (
+            means(loaded, asked, sentences, reader)
+            if asked.corpus
+            else each(loaded, asked, sentences, reader)
+        )
         title += more
         for note in reader.notes():
             click.echo(note, err=True)
@@ -176,21 +244,34 @@ def check(asked: Asked) -> None:
     """Raise DataError for options that do not go together, before anything is loaded."""
     check_output(asked.output, pages=True)
     if asked.what == "connect":
-        if asked.corpus or asked.layer is not None or asked.head is not None or asked.step is not None:
-            raise DataError("learned weights are the same for every sentence: leave out --corpus, --layer, --head and --step")
+        if (
+            asked.corpus
+            or asked.layer is not None
+            or asked.head is not None
+            or asked.step is not None
+        ):
+            raise DataError(
+                "learned weights are the same for every sentence: leave out --corpus, --layer, --head and --step"
+            )
         return
     if bool(asked.sources) == (asked.source_file is not None):
         raise DataError("give sentences either on the command line (-s) or in a file (-i)")
     if asked.sources and (asked.target_file is not None or asked.lines is not None):
-        raise DataError("-r and --lines go with a file of sentences (-i); give translations of single sentences with -t")
+        raise DataError(
+            "-r and --lines go with a file of sentences (-i); give translations of single sentences with -t"
+        )
     if asked.source_file is not None and asked.targets:
         raise DataError("-t goes with -s; give the translations of a file with -r")
     if asked.what in FUSION and asked.layer is not None:
         raise DataError("a fusion is of all layers: leave out --layer")
     if asked.what in ATTENTION and asked.corpus:
-        raise DataError(f"--corpus averages over words, and attention is to words of one sentence: it goes with --what {', '.join(FUSION)}")
+        raise DataError(
+            f"--corpus averages over words, and attention is to words of one sentence: it goes with --what {', '.join(FUSION)}"
+        )
     if asked.step is not None and (asked.what in FUSION or asked.what == "encoder-self"):
-        raise DataError("--step is a step of the decoder's attention: it goes with --what cross, self, decoder-self, mixed")
+        raise DataError(
+            "--step is a step of the decoder's attention: it goes with --what cross, self, decoder-self, mixed"
+        )
     if not asked.corpus:
         check_one(len(asked.sources), asked.output)
 
@@ -201,7 +282,9 @@ def texts(asked: Asked) -> Iterator[Text]:
     return read(asked.source_file, asked.target_file, asked.lines)
 
 
-def means(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader) -> tuple[list[Page], str]:
+def means(
+    loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader
+) -> tuple[list[Page], str]:
     """One page for all sentences, and what the title says of them."""
     from fusetk.plotting.corpus import Means
     from fusetk.plotting.fusion import fusions
@@ -210,19 +293,25 @@ def means(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader:
     while chunk := list(islice(sentences, CHUNK)):
         found.add([(one.source_ids, one.target_ids) for one in translated(loaded, chunk, reader)])
     if not found.sentences:
-        raise DataError(f"{asked.source_file} has no sentence to draw: every line is blank or too long")
+        raise DataError(
+            f"{asked.source_file} has no sentence to draw: every line is blank or too long"
+        )
     count = f"{found.sentences:,} sentence{'s' if found.sentences > 1 else ''}"
     return [Page(found.panels("all" if asked.head is None else asked.head))], f", mean over {count}"
 
 
-def each(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader) -> tuple[list[Page], str]:
+def each(
+    loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader
+) -> tuple[list[Page], str]:
     """A page for each sentence."""
     from fusetk.plotting.attention import Words
 
     panels = painter(loaded, asked)
     chosen = list(islice(sentences, 2))
     if not chosen:
-        raise DataError(f"{asked.source_file} has no sentence to draw: every line is blank or too long")
+        raise DataError(
+            f"{asked.source_file} has no sentence to draw: every line is blank or too long"
+        )
     check_one(len(chosen), asked.output)  # before all are read
     pages = []
     for one in translated(loaded, [*chosen, *sentences], reader):
@@ -230,8 +319,17 @@ def each(loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: 
         try:
             shown = panels(one, words)
         except DataError as error:
-            raise DataError(f"line {one.number}: {error}" if asked.source_file else str(error)) from None
-        pages.append(Page(shown, one.number, loaded.pipeline.join(words.source), loaded.pipeline.join(words.target)))
+            raise DataError(
+                f"line {one.number}: {error}" if asked.source_file else str(error)
+            ) from None
+        pages.append(
+            Page(
+                shown,
+                one.number,
+                loaded.pipeline.join(words.source),
+                loaded.pipeline.join(words.target),
+            )
+        )
         if asked.sources and not asked.targets:
             click.echo(f"found: {pages[-1].target}", err=True)
     return pages, ""
@@ -245,10 +343,17 @@ def painter(loaded: "Loaded", asked: Asked) -> "Callable[[Sentence, Words], list
     if asked.what in FUSION:
         chosen = fusion.fusions(model, asked.what)
         hop = "all" if asked.head is None else asked.head
-        return lambda one, words: fusion.panels(fusion.fused(model, [(one.source_ids, one.target_ids)], chosen), words, hop)
+        return lambda one, words: fusion.panels(
+            fusion.fused(model, [(one.source_ids, one.target_ids)], chosen), words, hop
+        )
     head = "mean" if asked.head is None else asked.head
     return lambda one, words: attention.panels(
-        attention.record(model, one.source_ids, one.target_ids), words, asked.what, asked.layer, head, asked.step
+        attention.record(model, one.source_ids, one.target_ids),
+        words,
+        asked.what,
+        asked.layer,
+        head,
+        asked.step,
     )
 
 
@@ -261,7 +366,9 @@ def columns(asked: Asked, panels: Sequence[Panel]) -> Sequence[int] | int | None
     return attention.columns(panels) if asked.head == "all" and asked.step is None else None
 
 
-def translated(loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader) -> Iterable[Sentence]:
+def translated(
+    loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader
+) -> Iterable[Sentence]:
     """The sentences with the translations that the run's own search finds, where they have none."""
     if all(one.target is not None for one in sentences):
         return sentences
@@ -271,4 +378,7 @@ def translated(loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader) 
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     best = translator.translate_ids([[*one.source_ids, EOS] for one in sentences])
     decode = loaded.pipeline.target_vocab.decode
-    return [reader.found(one, decode(hypotheses[0].ids)) for one, hypotheses in zip(sentences, best, strict=True)]
+    return [
+        reader.found(one, decode(hypotheses[0].ids))
+        for one, hypotheses in zip(sentences, best, strict=True)
+    ]

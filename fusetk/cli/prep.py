@@ -12,9 +12,18 @@ from fusetk.data.prepare import DataConfig, Manifest, prepare
 @click.command("prep")
 @config_argument
 @set_option
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), metavar="N", help="Processes to work in.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes to work in.",
+)
 @click.option("--force", is_flag=True, help="Make everything again, changed or not.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was counted as JSON on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print what was counted as JSON on standard output."
+)
 def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
     """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
 
@@ -34,12 +43,22 @@ def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None
         click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
     show(manifest)
     if manifest.made:
-        done = [counts for name, counts in manifest.splits.items() if f"words.{name}" in manifest.made]
+        done = [
+            counts for name, counts in manifest.splits.items() if f"words.{name}" in manifest.made
+        ]
         words = sum(counts[side]["words"] for counts in done for side in ("source", "target"))
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
-        click.echo(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}", err=True)
+        click.echo(
+            f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}",
+            err=True,
+        )
     if as_json:
-        click.echo(json.dumps({key: manifest.data[key] for key in ("fingerprint", "splits", "vocabulary", "bpe")}, indent=2))
+        click.echo(
+            json.dumps(
+                {key: manifest.data[key] for key in ("fingerprint", "splits", "vocabulary", "bpe")},
+                indent=2,
+            )
+        )
 
 
 def show(manifest: Manifest) -> None:
@@ -59,7 +78,12 @@ def show(manifest: Manifest) -> None:
         dropped = [f"{count:,} {reason}" for reason, count in counts["dropped"].items()]
         if counts.get("to_valid"):
             dropped.append(f"({counts['to_valid']:,} to valid)")
-        cells = [escape(name), f"{counts['pairs_in']:,}", f"{counts['pairs_out']:,}", ", ".join(dropped) or "none"]
+        cells = [
+            escape(name),
+            f"{counts['pairs_in']:,}",
+            f"{counts['pairs_out']:,}",
+            ", ".join(dropped) or "none",
+        ]
         for side in ("source", "target"):
             cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
         table.add_row(*cells)

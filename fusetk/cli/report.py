@@ -17,7 +17,9 @@ from fusetk.reporting.measured import Column, Mean, Run
 if TYPE_CHECKING:
     from fusetk.recipe import PaperConfig, Recipe
 
-EXAMPLE = "Example: fusetk report recipes/mlrf/iwslt14_deen --runs runs --checkpoint best --markdown"
+EXAMPLE = (
+    "Example: fusetk report recipes/mlrf/iwslt14_deen --runs runs --checkpoint best --markdown"
+)
 SECTIONS = ("data", "model", "training", "decoding")  # of a config, which decide a score
 FILES = ("train", "valid", "test")  # keys of the section data that name files
 MARKS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -79,25 +81,62 @@ class Table:
         """Test sets whose BLEU the paper prints; None stands for the one that needs no name."""
         sets: dict[str | None, None] = {}
         for row in self.rows:
-            sets.update(dict.fromkeys(row.paper.bleu if isinstance(row.paper.bleu, dict) else [None] if row.paper.bleu is not None else []))
+            sets.update(
+                dict.fromkeys(
+                    row.paper.bleu
+                    if isinstance(row.paper.bleu, dict)
+                    else [None]
+                    if row.paper.bleu is not None
+                    else []
+                )
+            )
         return list(sets)
 
 
 @click.command("report", epilog=EXAMPLE)
-@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @click.option(
-    "--runs", "folders", metavar="DIR", multiple=True, type=click.Path(path_type=Path),
+    "--runs",
+    "folders",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path),
     help="A run folder, or a folder to search for them; repeatable.",
-)  # fmt: skip
-@click.option("--set-name", "sets", metavar="NAME", multiple=True, help="Only scores of this test set; repeatable, as are the next two.")
-@click.option("--checkpoint", "checkpoints", metavar="LABEL", multiple=True, help="Only scores of this checkpoint, such as best.")
-@click.option("--metric", "metrics", metavar="NAME", multiple=True, help="Only scores by this metric, such as multi-bleu.")
+)
+@click.option(
+    "--set-name",
+    "sets",
+    metavar="NAME",
+    multiple=True,
+    help="Only scores of this test set; repeatable, as are the next two.",
+)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    metavar="LABEL",
+    multiple=True,
+    help="Only scores of this checkpoint, such as best.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME",
+    multiple=True,
+    help="Only scores by this metric, such as multi-bleu.",
+)
 @click.option("--markdown", is_flag=True, help="Print a table in Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    recipes: tuple[Path, ...], folders: tuple[Path, ...], sets: tuple[str, ...], checkpoints: tuple[str, ...],
-    metrics: tuple[str, ...], markdown: bool, as_json: bool,
-) -> None:  # fmt: skip
+    recipes: tuple[Path, ...],
+    folders: tuple[Path, ...],
+    sets: tuple[str, ...],
+    checkpoints: tuple[str, ...],
+    metrics: tuple[str, ...],
+    markdown: bool,
+    as_json: bool,
+) -> None:
     """Print the table of the paper that the RECIPEs stand for, with what runs measured beside it.
 
     RECIPE is a config, or a folder with configs; those without a row of a table (`paper.row`) are passed over. A run belongs
@@ -115,12 +154,18 @@ def command(
     strangers = _assign(rows, folders, doubts)
     for row in rows:
         row.count = _parameters(row)
-    tables = [Table(title, members, _columns(members)) for title, members in _by_table(rows).items()]
+    tables = [
+        Table(title, members, _columns(members)) for title, members in _by_table(rows).items()
+    ]
     _choose(tables, {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics})
     for doubt in doubts:
         click.echo(f"warning: {doubt}", err=True)
     if as_json:
-        document = {"tables": [_plain_values(table) for table in tables], "strangers": strangers, "warnings": doubts}
+        document = {
+            "tables": [_plain_values(table) for table in tables],
+            "strangers": strangers,
+            "warnings": doubts,
+        }
         click.echo(json.dumps(document, ensure_ascii=False, indent=1))
         return
     for i, table in enumerate(tables):
@@ -128,7 +173,10 @@ def command(
             click.echo()
         show(table.title, *_cells(table), _lines(table), markdown)
     for folder, number in strangers.items():
-        click.echo(f"{number} run{'s' * (number > 1)} in {folder} belong{'s' * (number == 1)} to no row here", err=True)
+        click.echo(
+            f"{number} run{'s' * (number > 1)} in {folder} belong{'s' * (number == 1)} to no row here",
+            err=True,
+        )
 
 
 # Rows and runs -------------------------------------------------------------------------------------------------------
@@ -148,18 +196,28 @@ def _rows(paths: Iterable[Path]) -> list[Row]:
         assert one.paper is not None
         row = Row(path, one, one.paper)
         if row.key in found:
-            raise ConfigError(f"{found[row.key].path} and {path} both stand for the row {row.key[1]!r} of {row.key[0]}: give one of them")
+            raise ConfigError(
+                f"{found[row.key].path} and {path} both stand for the row {row.key[1]!r} of {row.key[0]}: give one of them"
+            )
         found[row.key] = row
     if not found:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no config here has a paper.row, so there is no row to report")
-    return sorted(found.values(), key=lambda row: (row.paper.line is None, row.paper.line or 0))  # otherwise as given
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: no config here has a paper.row, so there is no row to report"
+        )
+    return sorted(
+        found.values(), key=lambda row: (row.paper.line is None, row.paper.line or 0)
+    )  # otherwise as given
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
     """Config files as they are given, and those in folders, each once."""
     found: dict[Path, Path] = {}
     for path in paths:
-        below = sorted(p for ending in ("yaml", "yml") for p in path.rglob(f"*.{ending}")) if path.is_dir() else [path]
+        below = (
+            sorted(p for ending in ("yaml", "yml") for p in path.rglob(f"*.{ending}"))
+            if path.is_dir()
+            else [path]
+        )
         for file in below:
             found.setdefault(file.resolve(), file)
     return list(found.values())
@@ -179,7 +237,10 @@ def _assign(rows: Sequence[Row], folders: Iterable[Path], doubts: list[str]) -> 
     strangers: dict[str, int] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise CheckpointError(f"{folder} is no folder of runs: " + ("it is a file" if folder.exists() else "there is no such folder"))
+            raise CheckpointError(
+                f"{folder} is no folder of runs: "
+                + ("it is a file" if folder.exists() else "there is no such folder")
+            )
         runs = measured.collect(folder, doubts)
         if not runs:
             doubts.append(f"there is no run folder in {folder}")
@@ -204,9 +265,15 @@ def _parameters(row: Row) -> Count | None:
         whose, sizes = "paper", row.paper.vocabulary
     else:
         try:
-            text = next((run.folder / "text" for run in row.runs if (run.folder / "text").is_dir()), None)
+            text = next(
+                (run.folder / "text" for run in row.runs if (run.folder / "text").is_dir()), None
+            )
             pipeline = Pipeline.load(text) if text else None
-            sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab)) if pipeline else vocabulary_sizes(row.recipe)
+            sizes = (
+                (len(pipeline.source_vocab), len(pipeline.target_vocab))
+                if pipeline
+                else vocabulary_sizes(row.recipe)
+            )
             whose = "runs" if pipeline else "data"
         except FusetkError:
             return None
@@ -225,9 +292,13 @@ def _choose(tables: Iterable[Table], wanted: Mapping[str, Sequence[str]]) -> Non
         known = dict.fromkeys(column[place] for table in tables for column in table.columns)
         unknown = [name for name in names if name not in known]
         if unknown and known:
-            raise DataError(f"{option} {unknown[0]}: no run here has such a score; noted are {', '.join(known)}")
+            raise DataError(
+                f"{option} {unknown[0]}: no run here has such a score; noted are {', '.join(known)}"
+            )
         for table in tables:
-            table.columns = [column for column in table.columns if not names or column[place] in names]
+            table.columns = [
+                column for column in table.columns if not names or column[place] in names
+            ]
 
 
 # What is shown -------------------------------------------------------------------------------------------------------
@@ -236,8 +307,17 @@ def _choose(tables: Iterable[Table], wanted: Mapping[str, Sequence[str]]) -> Non
 def _heads(table: Table) -> tuple[list[str], str]:
     """What tells each measured column from the others, and what is the same for all."""
     differing = [len({column[place] for column in table.columns}) > 1 for place in range(3)]
-    heads = [" ".join(["measured", *(part for part, shown in zip(column, differing, strict=True) if shown)]) for column in table.columns]
-    common = [part for part, shown in zip(table.columns[0], differing, strict=True) if not shown] if table.columns else []
+    heads = [
+        " ".join(
+            ["measured", *(part for part, shown in zip(column, differing, strict=True) if shown)]
+        )
+        for column in table.columns
+    ]
+    common = (
+        [part for part, shown in zip(table.columns[0], differing, strict=True) if not shown]
+        if table.columns
+        else []
+    )
     return heads, ", ".join(common)
 
 
@@ -250,18 +330,28 @@ def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
     for head, column in zip(_heads(table)[0], table.columns, strict=True):
         heads += [head, "Δ"]
         means = [measured.mean(row.runs, column) for row in table.rows]
-        columns += [[str(mean) if mean else NONE for mean in means], _differences([mean and mean.value for mean in means], 2)]
+        columns += [
+            [str(mean) if mean else NONE for mean in means],
+            _differences([mean and mean.value for mean in means], 2),
+        ]
     trained = {measured.updates(run) for run in table.runs}
     if len(trained) > 1:
         heads.append("updates")
-        columns.append([" / ".join(dict.fromkeys(measured.updates(run) or "?" for run in row.runs)) or NONE for row in table.rows])
+        columns.append(
+            [
+                " / ".join(dict.fromkeys(measured.updates(run) or "?" for run in row.runs)) or NONE
+                for row in table.rows
+            ]
+        )
     return heads, [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def _names(table: Table) -> list[str]:
     """The rows, with the mark of a footnote where one has it."""
     marked = _marked(table)
-    return [row.key[1] + (_mark(marked.index(row) + 1) if row in marked else "") for row in table.rows]
+    return [
+        row.key[1] + (_mark(marked.index(row) + 1) if row in marked else "") for row in table.rows
+    ]
 
 
 def _marked(table: Table) -> list[Row]:
@@ -281,14 +371,26 @@ def _parameter_cells(table: Table) -> list[list[str]]:
 
 def _printed_cells(values: Sequence[float | None]) -> list[list[str]]:
     """BLEU with as many digits as the paper has, and the differences."""
-    digits = max((len(repr(float(value)).partition(".")[2]) for value in values if value is not None), default=0)
-    return [[f"{value:.{digits}f}" if value is not None else NONE for value in values], _differences(values, digits)]
+    digits = max(
+        (len(repr(float(value)).partition(".")[2]) for value in values if value is not None),
+        default=0,
+    )
+    return [
+        [f"{value:.{digits}f}" if value is not None else NONE for value in values],
+        _differences(values, digits),
+    ]
 
 
 def _differences(values: Sequence[float | None], digits: int) -> list[str]:
     """To the first value, which has none."""
     first, *others = values
-    return ["", *(f"{value - first:+.{digits}f}" if value is not None and first is not None else NONE for value in others)]
+    return [
+        "",
+        *(
+            f"{value - first:+.{digits}f}" if value is not None and first is not None else NONE
+            for value in others
+        ),
+    ]
 
 
 def _lines(table: Table) -> list[str]:
@@ -296,8 +398,14 @@ def _lines(table: Table) -> list[str]:
     found = []
     for number, row in enumerate(_marked(table), 1):
         count = f"{row.count.total:,}" if row.count else NONE
-        wrong = [f"{row.paper.parameters} is printed, the system that is described counts {count}"] if row.adds_up is False else []
-        found.append(f"{_mark(number)} " + "; ".join([*wrong, *([row.paper.note] if row.paper.note else [])]))
+        wrong = (
+            [f"{row.paper.parameters} is printed, the system that is described counts {count}"]
+            if row.adds_up is False
+            else []
+        )
+        found.append(
+            f"{_mark(number)} " + "; ".join([*wrong, *([row.paper.note] if row.paper.note else [])])
+        )
     found += _vocabularies(table)
     if table.columns:
         common = _heads(table)[1]
@@ -309,19 +417,32 @@ def _lines(table: Table) -> list[str]:
 def _vocabularies(table: Table) -> list[str]:
     """At which vocabularies parameters are counted."""
     groups: dict[str, list[Row]] = {}
-    names = {"paper": "the paper's vocabulary", "runs": "the runs' vocabulary", "data": "the prepared data's vocabulary"}
+    names = {
+        "paper": "the paper's vocabulary",
+        "runs": "the runs' vocabulary",
+        "data": "the prepared data's vocabulary",
+    }
     for row in table.rows:
         if row.count:
             source, target = row.count.sizes
-            groups.setdefault(f"at {names[row.count.whose]} of {source:,} and {target:,}", []).append(row)
+            groups.setdefault(
+                f"at {names[row.count.whose]} of {source:,} and {target:,}", []
+            ).append(row)
     if len(groups) == 1:
         return [f"ours: parameters counted {next(iter(groups))}"]
-    return [f"ours: parameters counted {how}: {', '.join(row.key[1] for row in rows)}" for how, rows in groups.items()]
+    return [
+        f"ours: parameters counted {how}: {', '.join(row.key[1] for row in rows)}"
+        for how, rows in groups.items()
+    ]
 
 
 def _remarks(table: Table) -> list[str]:
     """Where runs are not alike, not like their recipes, or have no score."""
-    unscored = [run for run in table.runs if not any(measured.note_of(run, column) for column in table.columns)]
+    unscored = [
+        run
+        for run in table.runs
+        if not any(measured.note_of(run, column) for column in table.columns)
+    ]
     without = [f"without a score here: {measured.named(unscored)}"] if unscored else []
     return [*measured.remarks(table.runs, table.columns), *_departures(table), *without]
 
@@ -340,7 +461,10 @@ def _departures(table: Table) -> list[str]:
             told = [f"{place} {change}" for place, change in changes if not free.fullmatch(place)]
             if told:
                 groups.setdefault(", ".join(told), []).append(run)
-    return [f"not as in their recipes: {measured.named(runs)}: {changes}" for changes, runs in groups.items()]
+    return [
+        f"not as in their recipes: {measured.named(runs)}: {changes}"
+        for changes, runs in groups.items()
+    ]
 
 
 def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -383,7 +507,11 @@ def _changes(mine: Any, theirs: Any, place: str) -> list[tuple[str, str]]:
     ):
         if len(mine) != len(theirs):
             return [(place, f"has {len(mine)} entries, not {len(theirs)}")]
-        return [change for i, pair in enumerate(zip(mine, theirs, strict=True)) for change in _changes(*pair, f"{place}.{i}")]
+        return [
+            change
+            for i, pair in enumerate(zip(mine, theirs, strict=True))
+            for change in _changes(*pair, f"{place}.{i}")
+        ]
     return [] if mine == theirs else [(place, f"{json.dumps(mine)}, not {json.dumps(theirs)}")]
 
 
@@ -395,7 +523,10 @@ def _plain_values(table: Table) -> dict[str, Any]:
     baseline = table.rows[0]
     rows = []
     for row in table.rows:
-        scores = [_score(column, measured.mean(row.runs, column), measured.mean(baseline.runs, column)) for column in table.columns]
+        scores = [
+            _score(column, measured.mean(row.runs, column), measured.mean(baseline.runs, column))
+            for column in table.columns
+        ]
         rows.append(
             {
                 "row": row.paper.row,
@@ -425,6 +556,15 @@ def _score(column: Column, mean: Mean | None, first: Mean | None) -> dict[str, A
 
 
 def _run_values(run: Run) -> dict[str, Any]:
-    setting = {"seed": run.setting("training", "seed"), "precision": run.setting("training", "precision")}
+    setting = {
+        "seed": run.setting("training", "seed"),
+        "precision": run.setting("training", "precision"),
+    }
     scores = [note._asdict() for note in run.notes]
-    return {"folder": str(run.folder), **setting, "updates": run.updates, "data": run.data, "scores": scores}
+    return {
+        "folder": str(run.folder),
+        **setting,
+        "updates": run.updates,
+        "data": run.data,
+        "scores": scores,
+    }

@@ -40,7 +40,11 @@ class Input(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        return [name for name in (*self.files, self.tsv, self.n_best, self.json_lines) if name is not None]
+        return [
+            name
+            for name in (*self.files, self.tsv, self.n_best, self.json_lines)
+            if name is not None
+        ]
 
     def checked(self) -> "Input":
         """The same, with standard input where nothing is named; raises UsageError for what is not one input."""
@@ -65,13 +69,18 @@ class Row(NamedTuple):
     pairs: "list[Pair | None]"
 
 
-def rows(asked: Input, rescorer: "Rescorer", tokenized: bool, feature: str) -> tuple[Iterator[Row], Callable[[], bool]]:
+def rows(
+    asked: Input, rescorer: "Rescorer", tokenized: bool, feature: str
+) -> tuple[Iterator[Row], Callable[[], bool]]:
     """Line after line, and whether another is there without waiting for it long.
 
     ``feature`` is what is to be added to lists and objects. Raises DataError, with the line, after the lines before.
     """
     read = [lines_of(name) for name in asked.names]
-    ready = next((ready for name, (_, ready) in zip(asked.names, read, strict=True) if name == "-"), lambda: True)
+    ready = next(
+        (ready for name, (_, ready) in zip(asked.names, read, strict=True) if name == "-"),
+        lambda: True,
+    )
     names, texts = list(map(known_as, asked.names)), [text for text, _ in read]
     encode = partial(rescorer.translator.encode, tokenized=tokenized)
     if asked.json_lines is not None:
@@ -91,7 +100,9 @@ def _at(name: str, number: int) -> Iterator[None]:
         raise DataError(f"{name}, line {number}: {error}") from None
 
 
-def _pairs(name: str, pairs: Iterator[Sequence[str]], encode: Encode, rescorer: "Rescorer") -> Iterator[Row]:
+def _pairs(
+    name: str, pairs: Iterator[Sequence[str]], encode: Encode, rescorer: "Rescorer"
+) -> Iterator[Row]:
     for number, (source, target) in enumerate(pairs, 1):
         with _at(name, number):
             pair = rescorer.pair(encode("source", source), encode("target", target))
@@ -103,7 +114,9 @@ def _split(name: str, lines: Iterator[str]) -> Iterator[Sequence[str]]:
     for number, line in enumerate(lines, 1):
         fields = line.split("\t")
         if len(fields) != 2 and line.strip():
-            raise DataError(f"{name}, line {number}: there are {len(fields) - 1} tabs; give a source, one tab and a target")
+            raise DataError(
+                f"{name}, line {number}: there are {len(fields) - 1} tabs; give a source, one tab and a target"
+            )
         yield fields if len(fields) == 2 else ("", "")
 
 
@@ -115,8 +128,12 @@ def _in_step(names: Sequence[str], texts: Sequence[Iterator[str]]) -> Iterator[S
 
 
 def _n_best(
-    names: Sequence[str], texts: Sequence[Iterator[str]], encode: Encode, rescorer: "Rescorer", feature: str
-) -> Iterator[Row]:  # fmt: skip
+    names: Sequence[str],
+    texts: Sequence[Iterator[str]],
+    encode: Encode,
+    rescorer: "Rescorer",
+    feature: str,
+) -> Iterator[Row]:
     """A Moses n-best list, the second text. Of its source, the first, a line is read when its first translation comes."""
     (source, name), (lines, entries) = names, texts
     read, ids = 0, list[int]()
@@ -128,16 +145,22 @@ def _n_best(
                 raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
             wanted = int(match[1]) + 1
             if wanted < read:
-                raise DataError(f"ID {wanted - 1} stands behind ID {read - 1}; put the list in the order of its IDs")
+                raise DataError(
+                    f"ID {wanted - 1} stands behind ID {read - 1}; put the list in the order of its IDs"
+                )
             if wanted > read:
                 skipped = list(islice(lines, wanted - read))
                 read += len(skipped)
                 if read < wanted:
-                    raise DataError(f"there is no line for ID {wanted - 1}, counted from 0, in {source}, which has {read} lines")
+                    raise DataError(
+                        f"there is no line for ID {wanted - 1}, counted from 0, in {source}, which has {read} lines"
+                    )
                 ids = rescorer.translator.cut([*encode("source", skipped[-1]), EOS], read)[:-1]
             pair = rescorer.pair(ids, encode("target", fields[1].strip()))
             if pair is None:
-                raise DataError(f"line {read} of {source}, its source, is blank, so that there is no score")
+                raise DataError(
+                    f"line {read} of {source}, its source, is blank, so that there is no score"
+                )
             if f"{feature}=" in fields[2].split():
                 raise _taken(feature)
         yield Row(fields, [pair])
@@ -151,10 +174,15 @@ def _objects(name: str, lines: Iterator[str], rescorer: "Rescorer", feature: str
             try:
                 found = json.loads(line)
                 source = pipeline.source_vocab.encode(_tokens(found["source_tokens"]))[:longest]
-                targets = [pipeline.target_vocab.encode(_tokens(one["tokens"])) for one in found["translations"]]
+                targets = [
+                    pipeline.target_vocab.encode(_tokens(one["tokens"]))
+                    for one in found["translations"]
+                ]
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-                raise DataError(f"this is not what `fusetk decode --json` prints ({reason})") from None
+                raise DataError(
+                    f"this is not what `fusetk decode --json` prints ({reason})"
+                ) from None
             if any(feature in one for one in found["translations"]):
                 raise _taken(feature)
             pairs = [rescorer.pair(source, target) for target in targets]

@@ -31,55 +31,130 @@ EXAMPLE = (
 @click.command("score", epilog=EXAMPLE)
 @click.argument("hypothesis", metavar="HYP")
 @click.argument("more", metavar="[REF]...", nargs=-1)
-@click.option("-r", "--reference", "references", metavar="REF", multiple=True, help="A reference; again for each further one.")
 @click.option(
-    "--metric", "metrics", metavar="NAME", multiple=True, type=click.Choice([*METRICS, "all"]),
+    "-r",
+    "--reference",
+    "references",
+    metavar="REF",
+    multiple=True,
+    help="A reference; again for each further one.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice([*METRICS, "all"]),
     help=f"One of {', '.join(METRICS)}, or all; repeatable. Without it: {', '.join(DEFAULT)}; with --by-length {BY_LENGTH}.",
 )
-@click.option("--lowercase", is_flag=True, help="Ignore case in every metric (multi-bleu-lc, mteval-v13a and TER always do).")
-@click.option("--tokenize", metavar="NAME", help="sacreBLEU's tokeniser: 13a (the default), intl, zh, char, none, ...")
 @click.option(
-    "--compound-split", is_flag=True,
+    "--lowercase",
+    is_flag=True,
+    help="Ignore case in every metric (multi-bleu-lc, mteval-v13a and TER always do).",
+)
+@click.option(
+    "--tokenize",
+    metavar="NAME",
+    help="sacreBLEU's tokeniser: 13a (the default), intl, zh, char, none, ...",
+)
+@click.option(
+    "--compound-split",
+    is_flag=True,
     help="In multi-bleu, split words at hyphens first, as is usual for WMT English-German: rich-text is rich ##AT##-##AT## text.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--system", "systems", type=System(), multiple=True, help="Another translation beside HYP, in a table; repeatable.")
-@click.option("--name", metavar="NAME", help="What HYP is called in a table. Without it, the file's name without its ending.")
 @click.option(
-    "--significance", type=click.Choice([*SAMPLES]),
+    "--system",
+    "systems",
+    type=System(),
+    multiple=True,
+    help="Another translation beside HYP, in a table; repeatable.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="What HYP is called in a table. Without it, the file's name without its ending.",
+)
+@click.option(
+    "--significance",
+    type=click.Choice([*SAMPLES]),
     help="Test whether each --system differs from HYP by more than chance: paired bootstrap, or approximate randomisation.",
 )
 @click.option(
-    "--samples", type=click.IntRange(1), metavar="N",
+    "--samples",
+    type=click.IntRange(1),
+    metavar="N",
     help=f"With --significance: samples to draw. Without it: {', '.join(f'{n} ({kind})' for kind, n in SAMPLES.items())}, as in sacreBLEU.",
 )
-@click.option("--seed", type=click.IntRange(1), metavar="N", help=f"With --significance: the seed. Without it: {SEED}, as in sacreBLEU.")
 @click.option(
-    "--run", metavar="RUN", type=click.Path(path_type=Path),
+    "--seed",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"With --significance: the seed. Without it: {SEED}, as in sacreBLEU.",
+)
+@click.option(
+    "--run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
     help="Note the scores in scores.json of this run folder, or of the one that this checkpoint lies in; `fusetk report` reads them.",
 )
 @click.option("--set-name", metavar="NAME", help="With --run: the test set.")
-@click.option("--checkpoint", metavar="LABEL", help="With --run: what was decoded, such as average-5. Without it: RUN's name, or best.")
 @click.option(
-    "--source", metavar="FILE",
+    "--checkpoint",
+    metavar="LABEL",
+    help="With --run: what was decoded, such as average-5. Without it: RUN's name, or best.",
+)
+@click.option(
+    "--source",
+    metavar="FILE",
     help="The source, to warn of lines that were not translated. With --by-length its words are counted, and without it those of the first"
     " reference.",
 )
-@click.option("--by-length", is_flag=True, help="Print a table of one metric on the sentences of each range of lengths.")
-@click.option("--longer-than", is_flag=True, help="With --by-length: a row for all sentences longer than each bound.")
 @click.option(
-    "--bounds", type=Bounds(), help=f"With --by-length: rising lengths that part the rows. Without it: {','.join(map(str, BOUNDS))}.",
+    "--by-length",
+    is_flag=True,
+    help="Print a table of one metric on the sentences of each range of lengths.",
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="PICTURE", help="With --by-length: draw it, too, as .png, .pdf or .svg.",
+    "--longer-than",
+    is_flag=True,
+    help="With --by-length: a row for all sentences longer than each bound.",
+)
+@click.option(
+    "--bounds",
+    type=Bounds(),
+    help=f"With --by-length: rising lengths that part the rows. Without it: {','.join(map(str, BOUNDS))}.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="PICTURE",
+    help="With --by-length: draw it, too, as .png, .pdf or .svg.",
 )
 def command(
-    hypothesis: str, more: tuple[str, ...], references: tuple[str, ...], metrics: tuple[str, ...],
-    lowercase: bool, tokenize: str | None, compound_split: bool, as_json: bool,
-    systems: tuple[tuple[str, str], ...], name: str | None, significance: str | None, samples: int | None, seed: int | None,
-    run: Path | None, set_name: str | None, checkpoint: str | None,
-    source: str | None, by_length: bool, longer_than: bool, bounds: tuple[int, ...] | None, output: Path | None,
-) -> None:  # fmt: skip
+    hypothesis: str,
+    more: tuple[str, ...],
+    references: tuple[str, ...],
+    metrics: tuple[str, ...],
+    lowercase: bool,
+    tokenize: str | None,
+    compound_split: bool,
+    as_json: bool,
+    systems: tuple[tuple[str, str], ...],
+    name: str | None,
+    significance: str | None,
+    samples: int | None,
+    seed: int | None,
+    run: Path | None,
+    set_name: str | None,
+    checkpoint: str | None,
+    source: str | None,
+    by_length: bool,
+    longer_than: bool,
+    bounds: tuple[int, ...] | None,
+    output: Path | None,
+) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
     HYP or a REF may be -, standard input, and may be packed as .gz. Each result is printed with its signature, so that
@@ -110,7 +185,9 @@ def command(
     sampling = _sampling(significance, samples, seed, bool(systems) and not by_length)
     if (systems or by_length) and any(value is not None for value in (run, set_name, checkpoint)):
         one = "--by-length" if by_length else "--system"
-        raise click.UsageError(f"--run, --set-name and --checkpoint note the scores of HYP on a whole test set: note them without {one}")
+        raise click.UsageError(
+            f"--run, --set-name and --checkpoint note the scores of HYP on a whole test set: note them without {one}"
+        )
     if by_length:
         score_length.run(asked, hypothesis, names, metrics, options, as_json)
         return
@@ -121,12 +198,18 @@ def command(
     texts = read(asked.files(hypothesis), names, source)
     made = make([text.lines for text in texts.references], chosen, options)
     columns = [score_systems.score(metric, texts.systems, sampling) for metric in made]
-    remarks += warnings(texts, [metric.name for metric in made], [] if "all" in metrics else metrics, options)
+    remarks += warnings(
+        texts, [metric.name for metric in made], [] if "all" in metrics else metrics, options
+    )
     remarks += score_systems.too_few(columns)
     for remark in remarks:
         click.echo(f"warning: {remark}", err=True)
     if as_json:
-        document = score_systems.document(columns, texts, sampling) if systems else _document(columns, texts)
+        document = (
+            score_systems.document(columns, texts, sampling)
+            if systems
+            else _document(columns, texts)
+        )
         click.echo(json.dumps({**document, "warnings": remarks}, ensure_ascii=False, indent=2))
     elif systems:
         score_systems.show_all(columns, texts, sampling)
@@ -136,14 +219,18 @@ def command(
         click.echo(f"noted in {_note(place, columns, texts)}", err=True)
 
 
-def _sampling(kind: str | None, samples: int | None, seed: int | None, several: bool) -> Sampling | None:
+def _sampling(
+    kind: str | None, samples: int | None, seed: int | None, several: bool
+) -> Sampling | None:
     """How systems are tested; raises UsageError for options that need others."""
     if kind is None:
         if samples is not None or seed is not None:
             raise click.UsageError("--samples and --seed are for a test: give --significance, too")
         return None
     if not several:
-        raise click.UsageError("--significance tests systems against HYP on the whole text: give --system NAME=FILE, and no --by-length")
+        raise click.UsageError(
+            "--significance tests systems against HYP on the whole text: give --system NAME=FILE, and no --by-length"
+        )
     return Sampling(kind, samples or SAMPLES[kind], seed or SEED)
 
 
@@ -159,14 +246,18 @@ def _place(run: Path | None, set_name: str | None, checkpoint: str | None) -> Pl
     """Where to note the scores; raises what is wrong with it before anything is scored."""
     if run is None:
         if set_name is not None or checkpoint is not None:
-            raise click.UsageError("--set-name and --checkpoint say what a score is of where it is noted: give --run, too")
+            raise click.UsageError(
+                "--set-name and --checkpoint say what a score is of where it is noted: give --run, too"
+            )
         return None
     if not set_name:
         raise click.UsageError("--run notes the scores of a test set: give its name by --set-name")
     folder, name = runs.find(run)
     score_log.read(folder)
     if not (checkpoint or name):
-        raise CheckpointError(f"{run} has no checkpoints/best or checkpoints/last: say what was decoded by --checkpoint")
+        raise CheckpointError(
+            f"{run} has no checkpoints/best or checkpoints/last: say what was decoded by --checkpoint"
+        )
     return Place(folder, set_name, checkpoint or name)
 
 
@@ -177,7 +268,9 @@ def _note(place: Place, columns: Sequence[Column], texts: Texts) -> Path:
 
     def note(one: Score) -> score_log.Note:
         key = place.set_name, place.checkpoint, one.metric
-        return score_log.Note(*key, one.value, one.signature, one.details, one.sentences, references, updates, data)
+        return score_log.Note(
+            *key, one.value, one.signature, one.details, one.sentences, references, updates, data
+        )
 
     return score_log.write(place.run, [note(column.first) for column in columns])
 
@@ -204,8 +297,12 @@ def _print(columns: Sequence[Column], texts: Texts) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("metric", Column("value", justify="right"), Column("how", overflow="fold"), box=box.SIMPLE)
+    table = Table(
+        "metric", Column("value", justify="right"), Column("how", overflow="fold"), box=box.SIMPLE
+    )
     for result in found:
-        how = Text(result.details + "\n" if result.details else "").append(result.signature, style="dim")
+        how = Text(result.details + "\n" if result.details else "").append(
+            result.signature, style="dim"
+        )
         table.add_row(result.metric, Text(f"{result.value:.2f}", style="bold"), how)
     Console().print(table)

@@ -11,7 +11,16 @@ import click
 from fusetk.cli.scored import Text, Texts, against, known_as, read, unheeded, warnings
 from fusetk.cli.tables import NONE, show
 from fusetk.errors import DataError
-from fusetk.evaluation.length import BOUNDS, DEFAULT, Row, bins, count_words, grouped, longer, score_groups
+from fusetk.evaluation.length import (
+    BOUNDS,
+    DEFAULT,
+    Row,
+    bins,
+    count_words,
+    grouped,
+    longer,
+    score_groups,
+)
 from fusetk.evaluation.metrics import Options, make
 
 
@@ -20,14 +29,20 @@ class Bounds(click.ParamType):
 
     name = "N,..."
 
-    def convert(self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value, re.ASCII):
             found = tuple(map(int, value.split(",")))
             if list(found) == sorted(set(found)):
                 return found
-        self.fail(f"{value!r} are not rising numbers of words with commas between, such as 0,10,20", param, ctx)
+        self.fail(
+            f"{value!r} are not rising numbers of words with commas between, such as 0,10,20",
+            param,
+            ctx,
+        )
 
 
 class System(click.ParamType):
@@ -35,7 +50,9 @@ class System(click.ParamType):
 
     name = "NAME=FILE"
 
-    def convert(self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(
+        self, value: str | tuple[str, str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         if isinstance(value, tuple):
             return value
         name, _, file = value.partition("=")
@@ -56,17 +73,27 @@ class Asked(NamedTuple):
 
     def refuse(self) -> None:
         """Raise UsageError for those that are of no use without it."""
-        given = [("--longer-than", self.longer_than), ("--bounds", self.bounds is not None), ("--output", self.output is not None)]
+        given = [
+            ("--longer-than", self.longer_than),
+            ("--bounds", self.bounds is not None),
+            ("--output", self.output is not None),
+        ]
         if names := [name for name, there in given if there]:
-            raise click.UsageError(f"{', '.join(names)}: of no use without --by-length; give it, too, or leave them out")
+            raise click.UsageError(
+                f"{', '.join(names)}: of no use without --by-length; give it, too, or leave them out"
+            )
         if self.name is not None and not self.systems:
-            raise click.UsageError("--name: of no use without --system or --by-length; give one, too, or leave it out")
+            raise click.UsageError(
+                "--name: of no use without --system or --by-length; give one, too, or leave it out"
+            )
 
     def check(self, metrics: Sequence[str], options: Options) -> str:
         """The metric; raises what is wrong with the options before anything is scored."""
         chosen = list(dict.fromkeys(metrics)) or [DEFAULT]
         if len(chosen) > 1 or chosen == ["all"]:
-            raise click.UsageError(f"--by-length shows one metric, not {', '.join(chosen)}: give one --metric, or none for {DEFAULT}")
+            raise click.UsageError(
+                f"--by-length shows one metric, not {', '.join(chosen)}: give one --metric, or none for {DEFAULT}"
+            )
         unheeded(chosen, options)
         if self.output is not None:
             from fusetk.plotting.figure import check_output
@@ -81,7 +108,9 @@ class Asked(NamedTuple):
         names = [name for name, _ in pairs]
         for name in names:
             if names.count(name) > 1:
-                raise click.UsageError(f"two systems are called {name!r}; tell them apart by --name for HYP and --system NAME=FILE")
+                raise click.UsageError(
+                    f"two systems are called {name!r}; tell them apart by --name for HYP and --system NAME=FILE"
+                )
         return dict(pairs)
 
 
@@ -102,7 +131,14 @@ class Table(NamedTuple):
         return self.texts.source or self.texts.references[0]
 
 
-def run(asked: Asked, hypothesis: str, names: Sequence[str], metrics: Sequence[str], options: Options, as_json: bool) -> None:
+def run(
+    asked: Asked,
+    hypothesis: str,
+    names: Sequence[str],
+    metrics: Sequence[str],
+    options: Options,
+    as_json: bool,
+) -> None:
     """Score HYP and the systems beside it against the references ``names``; print a table or JSON, and draw what was asked for."""
     chosen = asked.check(metrics, options)
     texts = read(asked.files(hypothesis), names, asked.source)
@@ -111,18 +147,26 @@ def run(asked: Asked, hypothesis: str, names: Sequence[str], metrics: Sequence[s
     groups = grouped(rows, lengths)
     if asked.output is not None and not any(groups):
         least = rows[0].fewest - 1
-        raise DataError(f"{asked.output}: there is nothing to draw, for no line has more than {least} words; give lower --bounds")
+        raise DataError(
+            f"{asked.output}: there is nothing to draw, for no line has more than {least} words; give lower --bounds"
+        )
     [metric] = make([text.lines for text in texts.references], [chosen], options)
     found = {name: score_groups(metric, text.lines, groups) for name, text in texts.systems.items()}
     one = next((score for column in found.values() for score in column if score), None)
-    scores = {name: [score.value if score else None for score in column] for name, column in found.items()}
+    scores = {
+        name: [score.value if score else None for score in column] for name, column in found.items()
+    }
     sizes = [len(group) for group in groups]
-    table = Table(metric.name, one.signature if one else None, texts, rows, sizes, scores, lengths.count(0))
+    table = Table(
+        metric.name, one.signature if one else None, texts, rows, sizes, scores, lengths.count(0)
+    )
     doubts = warnings(texts, [metric.name], metrics, options)
     for doubt in doubts:
         click.echo(f"warning: {doubt}", err=True)
     if as_json:
-        click.echo(json.dumps({**_document(table), "warnings": doubts}, ensure_ascii=False, indent=2))
+        click.echo(
+            json.dumps({**_document(table), "warnings": doubts}, ensure_ascii=False, indent=2)
+        )
     else:
         _print(table)
     if asked.output is not None:
@@ -137,11 +181,19 @@ def _document(table: Table) -> dict[str, Any]:
         "metric": table.metric,
         "signature": table.signature,
         "sentences": len(table.counted.lines),
-        "lengths": {"of": "source" if table.texts.source else "reference", **table.counted.about(), "blank": table.blank},
+        "lengths": {
+            "of": "source" if table.texts.source else "reference",
+            **table.counted.about(),
+            "blank": table.blank,
+        },
         "systems": [{"name": name, **text.about()} for name, text in table.texts.systems.items()],
         "references": [text.about() for text in table.texts.references],
         "rows": [
-            {**row._asdict(), "sentences": table.sentences[i], "scores": {name: column[i] for name, column in table.scores.items()}}
+            {
+                **row._asdict(),
+                "sentences": table.sentences[i],
+                "scores": {name: column[i] for name, column in table.scores.items()},
+            }
             for i, row in enumerate(table.rows)
         ],
     }
@@ -149,13 +201,22 @@ def _document(table: Table) -> dict[str, Any]:
 
 def _print(table: Table) -> None:
     heads = ["words", "sentences", *table.scores]
-    columns = [map(str, table.rows), map(str, table.sentences), *(map(_cell, column) for column in table.scores.values())]
-    lines = [f"{name}: {against(text, table.texts.references)}" for name, text in table.texts.systems.items()]
+    columns = [
+        map(str, table.rows),
+        map(str, table.sentences),
+        *(map(_cell, column) for column in table.scores.values()),
+    ]
+    lines = [
+        f"{name}: {against(text, table.texts.references)}"
+        for name, text in table.texts.systems.items()
+    ]
     why = "" if table.texts.source else ", the first reference, for there is no --source"
     lines.append(f"lengths: words between white space in {table.counted.file}{why}")
     if table.blank:
         first = table.rows[0]
-        lines.append(f"blank: {table.blank} of these lines, in {f'the row {first}' if first.has(0) else 'no row'}")
+        lines.append(
+            f"blank: {table.blank} of these lines, in {f'the row {first}' if first.has(0) else 'no row'}"
+        )
     if table.signature:
         lines.append(f"signature: {table.signature}")
     title = f"{table.metric} by the length of the {'source' if table.texts.source else 'first reference'}"
@@ -170,4 +231,7 @@ def _draw(table: Table, output: Path) -> None:
     from fusetk.plotting.length import Chart, plot
 
     x = f"words of the {'source sentence' if table.texts.source else 'first reference'}"
-    plot(Chart([str(row) for row in table.rows], table.sentences, table.scores, x, table.metric), output)
+    plot(
+        Chart([str(row) for row in table.rows], table.sentences, table.scores, x, table.metric),
+        output,
+    )

@@ -53,7 +53,11 @@ def document(columns: Sequence[Column], texts: Texts, sampling: Sampling | None)
     """For JSON."""
 
     def entry(column: Column, name: str) -> dict[str, Any]:
-        tested = {"difference": column.difference(name), **column.tests[name]._asdict()} if column.tests else None
+        tested = (
+            {"difference": column.difference(name), **column.tests[name]._asdict()}
+            if column.tests
+            else None
+        )
         return {**asdict(column.scores[name]), "test": tested}
 
     return {
@@ -61,7 +65,8 @@ def document(columns: Sequence[Column], texts: Texts, sampling: Sampling | None)
         "references": [text.about() for text in texts.references],
         "test": {**sampling._asdict(), "sacrebleu": version("sacrebleu")} if sampling else None,
         "systems": [
-            {"name": name, **text.about(), "scores": [entry(column, name) for column in columns]} for name, text in texts.systems.items()
+            {"name": name, **text.about(), "scores": [entry(column, name) for column in columns]}
+            for name, text in texts.systems.items()
         ],
     }
 
@@ -71,7 +76,10 @@ def show_all(columns: Sequence[Column], texts: Texts, sampling: Sampling | None)
     lines = [f"{name}: {against(text, texts.references)}" for name, text in texts.systems.items()]
     if sampling is None:
         heads = ["system", *(column.first.metric for column in columns)]
-        rows = [[name, *(f"{column.scores[name].value:.2f}" for column in columns)] for name in texts.systems]
+        rows = [
+            [name, *(f"{column.scores[name].value:.2f}" for column in columns)]
+            for name in texts.systems
+        ]
         lines += [f"{column.first.metric}: {column.first.signature}" for column in columns]
         show(f"{len(texts.systems)} systems", heads, rows, lines)
         return
@@ -83,7 +91,13 @@ def show_all(columns: Sequence[Column], texts: Texts, sampling: Sampling | None)
 
 
 def _row(column: Column, name: str, found: Found) -> list[str]:
-    shown = [name, f"{column.scores[name].value:.2f}", f"{column.difference(name):+.2f}", f"{found.mean:.2f}", f"±{found.interval:.2f}"]
+    shown = [
+        name,
+        f"{column.scores[name].value:.2f}",
+        f"{column.difference(name):+.2f}",
+        f"{found.mean:.2f}",
+        f"±{found.interval:.2f}",
+    ]
     if found.p is None:
         shown[2] = NONE
     return [*shown, NONE if found.p is None else f"{found.p:.4f}"]

@@ -53,7 +53,11 @@ def read(systems: Mapping[str, str], references: Sequence[str], source: str | No
         if len(text.lines) != first:
             raise _unequal(names[0], name, first, len(text.lines))
     told = [found[name] for name in references]
-    return Texts({name: found[file] for name, file in systems.items()}, told, None if source is None else found[source])
+    return Texts(
+        {name: found[file] for name, file in systems.items()},
+        told,
+        None if source is None else found[source],
+    )
 
 
 def known_as(name: str) -> str:
@@ -77,13 +81,19 @@ def unheeded(metrics: Sequence[str], options: Options) -> list[str]:
         others = [metric for metric in metrics if metric not in heed]
         if len(others) == len(metrics):
             advice = f"give --metric {' or '.join(heed)}, or leave it out"
-            raise click.UsageError(f"{flag} is for {' and '.join(heed)}, not for {', '.join(others)}: {advice}")
+            raise click.UsageError(
+                f"{flag} is for {' and '.join(heed)}, not for {', '.join(others)}: {advice}"
+            )
         if others:
-            found.append(f"{flag} is for {' and '.join(heed)}; it changes nothing in {', '.join(others)}")
+            found.append(
+                f"{flag} is for {' and '.join(heed)}; it changes nothing in {', '.join(others)}"
+            )
     return found
 
 
-def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options: Options) -> list[str]:
+def warnings(
+    texts: Texts, metrics: Sequence[str], asked: Sequence[str], options: Options
+) -> list[str]:
     """Why scores by ``metrics`` may mislead; ``asked`` are the metrics that the user named.
 
     Metrics of words are checked for raw text in any case. Metrics that tokenise are checked for
@@ -98,7 +108,9 @@ def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options
     for name, text in texts.systems.items():
         about = doubts(text.lines, told, blind, source=source, metrics=checked)
         found += [f"{name}: {doubt}" if len(texts.systems) > 1 else doubt for doubt in about]
-    everything = (line for text in (*texts.systems.values(), *texts.references) for line in text.lines)
+    everything = (
+        line for text in (*texts.systems.values(), *texts.references) for line in text.lines
+    )
     if options.compound_split and all(split_compounds(line) == line for line in everything):
         found.append("no word has a hyphen inside, so --compound-split changes nothing")
     return found
@@ -106,5 +118,7 @@ def warnings(texts: Texts, metrics: Sequence[str], asked: Sequence[str], options
 
 def _unequal(first: str, second: str, mine: int, theirs: int) -> DataError:
     if "-" in (first, second):
-        return DataError(f"{known_as(first)} has {mine} lines and {known_as(second)} has {theirs}; each line needs its counterpart")
+        return DataError(
+            f"{known_as(first)} has {mine} lines and {known_as(second)} has {theirs}; each line needs its counterpart"
+        )
     return unequal(Pair(Path(first), Path(second)), mine, theirs)

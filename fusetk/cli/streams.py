@@ -43,7 +43,9 @@ def _occupy() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # gets the lowest number that is free
 
 
 class _Closed(io.TextIOBase):
@@ -82,4 +84,6 @@ def _unbreakable(stream: TextIO) -> TextIO:
     except (OSError, AttributeError):
         return stream  # not of the operating system
     file = io.BufferedWriter(_Discarding(number, "w", closefd=False))
-    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    return io.TextIOWrapper(
+        file, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+    )

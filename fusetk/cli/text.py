@@ -26,13 +26,30 @@ def command() -> None:
 
 def pipe(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options -i and -o."""
-    function = click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here instead of to standard output.")(function)
-    return click.option("-i", "--input", type=click.Path(path_type=Path), help="Read this instead of standard input.")(function)
+    function = click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        help="Write here instead of to standard output.",
+    )(function)
+    return click.option(
+        "-i",
+        "--input",
+        type=click.Path(path_type=Path),
+        help="Read this instead of standard input.",
+    )(function)
 
 
 def language(function: Callable[..., Any]) -> Callable[..., Any]:
     """The option -l."""
-    return click.option("-l", "--language", default="en", show_default=True, metavar="LANG", help="Language of the text.")(function)
+    return click.option(
+        "-l",
+        "--language",
+        default="en",
+        show_default=True,
+        metavar="LANG",
+        help="Language of the text.",
+    )(function)
 
 
 def lines_of(path: OptionalPath) -> Iterator[str]:
@@ -50,7 +67,9 @@ def output_to(path: OptionalPath, *inputs: OptionalPath) -> Iterator[IO[str]]:
         return
     sys.stdout.flush()
     if _is_real(sys.stdout):
-        with open(sys.stdout.fileno(), "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False) as out:
+        with open(
+            sys.stdout.fileno(), "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False
+        ) as out:
             yield out
     else:
         yield sys.stdout
@@ -106,9 +125,21 @@ def watched(lines: Iterator[str]) -> Iterator[str]:
 @command.command()
 @pipe
 @language
-@click.option("--no-escape", is_flag=True, help="Leave & | < > ' \" [ ] as they are instead of writing entities.")
-@click.option("-a", "--aggressive-hyphens", is_flag=True, help="Split words at hyphens, marked @-@.")
-def tokenize(input: OptionalPath, output: OptionalPath, language: str, no_escape: bool, aggressive_hyphens: bool) -> None:
+@click.option(
+    "--no-escape",
+    is_flag=True,
+    help="Leave & | < > ' \" [ ] as they are instead of writing entities.",
+)
+@click.option(
+    "-a", "--aggressive-hyphens", is_flag=True, help="Split words at hyphens, marked @-@."
+)
+def tokenize(
+    input: OptionalPath,
+    output: OptionalPath,
+    language: str,
+    no_escape: bool,
+    aggressive_hyphens: bool,
+) -> None:
     """Split punctuation from words as Moses' tokeniser does."""
     from fusetk.data.languages import without_tokenizer_rules
     from fusetk.data.tokenize import Tokenizer
@@ -144,11 +175,38 @@ def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: boo
 
 
 @command.command("learn-bpe")
-@click.option("-i", "--input", "inputs", multiple=True, type=click.Path(path_type=Path), help="Read this; several files count together.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the codes here instead of to standard output.")
-@click.option("-s", "--merges", default=10000, show_default=True, type=click.IntRange(1), help="How many merges to learn.")
-@click.option("--min-frequency", default=2, show_default=True, type=click.IntRange(1), help="Stop when no pair stands so often.")
-def learn_bpe(inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_frequency: int) -> None:
+@click.option(
+    "-i",
+    "--input",
+    "inputs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Read this; several files count together.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the codes here instead of to standard output.",
+)
+@click.option(
+    "-s",
+    "--merges",
+    default=10000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many merges to learn.",
+)
+@click.option(
+    "--min-frequency",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Stop when no pair stands so often.",
+)
+def learn_bpe(
+    inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_frequency: int
+) -> None:
     """Learn byte pair encoding from tokenised text."""
     from fusetk.data.bpe import learn
 
@@ -161,17 +219,38 @@ def learn_bpe(inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_f
         raise DataError(f"{inputs[0] if inputs else 'standard input'} has no words to learn from")
     codes = learn(counts, merges, min_frequency)
     if len(codes) - 1 < merges:
-        click.echo(f"no pair stands {min_frequency} times any more after {len(codes) - 1} of {merges} merges", err=True)
+        click.echo(
+            f"no pair stands {min_frequency} times any more after {len(codes) - 1} of {merges} merges",
+            err=True,
+        )
     with output_to(output, *inputs) as out:
         out.writelines(f"{line}\n" for line in codes)
 
 
 @command.command("apply-bpe")
 @pipe
-@click.option("-c", "--codes", required=True, type=click.Path(path_type=Path), help="Codes that learn-bpe wrote.")
-@click.option("--vocabulary", type=click.Path(path_type=Path), help="Subwords and counts; split those that are not in it.")
-@click.option("--threshold", default=1, show_default=True, type=click.IntRange(1), help="Fewest times that one stands in the vocabulary.")
-def apply_bpe(input: OptionalPath, output: OptionalPath, codes: Path, vocabulary: OptionalPath, threshold: int) -> None:
+@click.option(
+    "-c",
+    "--codes",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Codes that learn-bpe wrote.",
+)
+@click.option(
+    "--vocabulary",
+    type=click.Path(path_type=Path),
+    help="Subwords and counts; split those that are not in it.",
+)
+@click.option(
+    "--threshold",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Fewest times that one stands in the vocabulary.",
+)
+def apply_bpe(
+    input: OptionalPath, output: OptionalPath, codes: Path, vocabulary: OptionalPath, threshold: int
+) -> None:
     """Split words into subwords, joined by `@@ `."""
     from fusetk.data.bpe import BPE, read_vocabulary
 
@@ -199,22 +278,47 @@ def remove_bpe(input: OptionalPath, output: OptionalPath) -> None:
 @command.command("filter")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, metavar="PREFIX", help="Write PREFIX and the endings of SOURCE and TARGET.")
-@click.option("--min-length", default=1, show_default=True, type=click.IntRange(0), help="Fewest tokens on either side.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="PREFIX",
+    help="Write PREFIX and the endings of SOURCE and TARGET.",
+)
+@click.option(
+    "--min-length",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Fewest tokens on either side.",
+)
 @click.option("--max-length", type=click.IntRange(1), help="Most tokens on either side.")
-@click.option("--max-ratio", type=click.FloatRange(1), help="Greatest ratio of the lengths, either way.")
+@click.option(
+    "--max-ratio", type=click.FloatRange(1), help="Greatest ratio of the lengths, either way."
+)
 @click.option("--deduplicate", is_flag=True, help="Drop pairs that stood before.")
 def filter_pairs(
-    source: Path, target: Path, output: str, min_length: int, max_length: int | None, max_ratio: float | None, deduplicate: bool
+    source: Path,
+    target: Path,
+    output: str,
+    min_length: int,
+    max_length: int | None,
+    max_ratio: float | None,
+    deduplicate: bool,
 ) -> None:
     """Drop pairs of lines of SOURCE and TARGET by length; what was dropped and why goes to standard error."""
     from fusetk.data.config import Filter
     from fusetk.data.filter import DUPLICATE, digest, drop_reason, length
 
     step = Filter(step="filter", min_length=min_length, max_length=max_length, max_ratio=max_ratio)
-    outputs = [Path(output + path.with_suffix("").suffix if path.suffix == ".gz" else output + path.suffix) for path in (source, target)]
+    outputs = [
+        Path(output + path.with_suffix("").suffix if path.suffix == ".gz" else output + path.suffix)
+        for path in (source, target)
+    ]
     if outputs[0] == outputs[1] or {*outputs} & {source, target}:
-        raise DataError(f"-o {output} would write {outputs[0]} and {outputs[1]}, made from the endings of the inputs; give another prefix")
+        raise DataError(
+            f"-o {output} would write {outputs[0]} and {outputs[1]}, made from the endings of the inputs; give another prefix"
+        )
     for path in outputs:
         readable((source, target), path)
     dropped: Counter[str] = Counter()
@@ -233,7 +337,9 @@ def filter_pairs(
                 kept += 1
                 first.write(left + "\n")
                 second.write(right + "\n")
-    click.echo(f"{kept + sum(dropped.values())} pairs in, {kept} out{_reasons(dropped.items())}", err=True)
+    click.echo(
+        f"{kept + sum(dropped.values())} pairs in, {kept} out{_reasons(dropped.items())}", err=True
+    )
 
 
 def _reasons(dropped: Iterable[tuple[str, int]]) -> str:

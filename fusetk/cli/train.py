@@ -5,14 +5,33 @@ from pathlib import Path
 
 import click
 
-from fusetk.cli.options import config_argument, device_option, quiet_option, set_option, threads_option
+from fusetk.cli.options import (
+    config_argument,
+    device_option,
+    quiet_option,
+    set_option,
+    threads_option,
+)
 
 
-@click.command("train", epilog="Example: fusetk train recipes/demo/demo.yaml --run runs/demo --set training.seed=2")
+@click.command(
+    "train",
+    epilog="Example: fusetk train recipes/demo/demo.yaml --run runs/demo --set training.seed=2",
+)
 @config_argument
-@click.option("-r", "--run", type=click.Path(file_okay=False), help="Run folder; runs/<name of the config> by default.")
+@click.option(
+    "-r",
+    "--run",
+    type=click.Path(file_okay=False),
+    help="Run folder; runs/<name of the config> by default.",
+)
 @set_option
-@click.option("--prep", "prepares", is_flag=True, help="Run fusetk prep first, which does nothing if the data are up to date.")
+@click.option(
+    "--prep",
+    "prepares",
+    is_flag=True,
+    help="Run fusetk prep first, which does nothing if the data are up to date.",
+)
 @device_option
 @threads_option
 @quiet_option
@@ -51,5 +70,5 @@ def command(
     if prepares:
         prep.run(resolved.data, threads or 1, force=False)
     default = Path("runs") / Path(config).stem
-    folder = Path(run).expanduser() if run else default  # a shell does not expand --run=~/x
+    folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x
     train.train(resolved, folder, device, quiet)

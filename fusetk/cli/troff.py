@@ -28,9 +28,15 @@ def prose(text: str) -> str:
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         kept = paragraph.startswith("\b")
-        lines = [line.strip() if not kept else line for line in paragraph.lstrip("\b\n").splitlines()]
+        lines = [
+            line.strip() if not kept else line for line in paragraph.lstrip("\b\n").splitlines()
+        ]
         pieces = re.split(r"(`+)(.+?)\1", "\n".join(lines) if kept else " ".join(lines))
-        shown = "".join(bold(piece) if i % 3 == 2 else escape(piece) for i, piece in enumerate(pieces) if i % 3 != 1)
+        shown = "".join(
+            bold(piece) if i % 3 == 2 else escape(piece)
+            for i, piece in enumerate(pieces)
+            if i % 3 != 1
+        )
         paragraphs.append(f".nf\n{shown}\n.fi" if kept else shown)
     return "\n.PP\n".join(paragraphs)
 
@@ -38,4 +44,16 @@ def prose(text: str) -> str:
 def page(name: str, section: int, summary: str, body: list[str]) -> str:
     """A manual page; ``body`` follows its NAME."""
     head = f'.TH "{escape(name.upper())}" "{section}" "" "fusetk {escape(fusetk.__version__)}" "fusetk"'
-    return "\n".join([head, ".ad l", ".nh", ".SH NAME", f"{escape(name)} \\- {escape(summary.rstrip('.'))}", *body]) + "\n"
+    return (
+        "\n".join(
+            [
+                head,
+                ".ad l",
+                ".nh",
+                ".SH NAME",
+                f"{escape(name)} \\- {escape(summary.rstrip('.'))}",
+                *body,
+            ]
+        )
+        + "\n"
+    )

@@ -35,7 +35,9 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def gather(sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None) -> tuple[Tensor, Tensor]:
+def gather(
+    sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go.
 
     The longest is padded to a multiple of so many tokens, where that does not pass ``limit``. Raises DataError for an id that the
@@ -50,14 +52,20 @@ def gather(sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, 
     ids = np.full(mask.shape, PAD, dtype=np.int64)
     found = sentences.ids[(starts[:, None] + columns)[mask]]
     if sentences.entries is not None and (largest := int(found.max())) >= sentences.entries:
-        raise DataError(f"{sentences.name} has the id {largest} and the vocabulary {sentences.entries} entries; run fusetk prep again")
+        raise DataError(
+            f"{sentences.name} has the id {largest} and the vocabulary {sentences.entries} entries; run fusetk prep again"
+        )
     ids[mask] = found
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def collate(corpus: Corpus, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None) -> Batch:
+def collate(
+    corpus: Corpus, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
+) -> Batch:
     """The pairs ``indices`` of a corpus as a batch; ``multiple`` and ``limit`` as in ``gather``."""
     src, src_mask = gather(corpus.source, indices, multiple, limit)
     tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
-    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(~tgt_mask, PAD)
+    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(
+        ~tgt_mask, PAD
+    )
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])

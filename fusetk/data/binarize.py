@@ -25,14 +25,27 @@ from fusetk.errors import DataError
 # BPE and vocabularies ------------------------------------------------------------------------------------------------
 
 
-def train_counts(build: Build, config: DataConfig, longest: int | None = None, codes: dict[str, BPE] | None = None) -> list[Counter[str]]:
+def train_counts(
+    build: Build,
+    config: DataConfig,
+    longest: int | None = None,
+    codes: dict[str, BPE] | None = None,
+) -> list[Counter[str]]:
     """Counts of words on both sides of the training text, of pairs with at most `longest` subwords a side."""
     if "counts" in build.shared and longest is None:
         shared: list[Counter[str]] = build.shared["counts"]
         return shared
     counts: list[Counter[str]] = [Counter(), Counter()]
-    for pair in read_pairs(Pair(*(build.find(f"words/train.{language}") for language in languages(config)))):
-        if longest is not None and codes and any(len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True)):
+    for pair in read_pairs(
+        Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
+    ):
+        if (
+            longest is not None
+            and codes
+            and any(
+                len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True)
+            )
+        ):
             continue
         for side in (0, 1):
             counts[side].update(pair[side].split(" "))
@@ -52,13 +65,20 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
     else:
         codes = [bpe.learn(count, options.merges, options.min_frequency) for count in counts]
     for language, lines in zip(languages(config), codes, strict=True):
-        with writer(build.new("words/bpe.codes" if options.joint else f"words/bpe.codes.{language}")) as file:
+        with writer(
+            build.new("words/bpe.codes" if options.joint else f"words/bpe.codes.{language}")
+        ) as file:
             file.writelines(f"{line}\n" for line in lines)
     for language, lines, count in zip(languages(config), codes, counts, strict=True):
         if options.threshold:
             subwords = bpe.count_subwords(count, BPE(lines))
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
-                file.writelines(f"{token} {n}\n" for token, n in sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0])))
+                file.writelines(
+                    f"{token} {n}\n"
+                    for token, n in sorted(
+                        subwords.items(), key=lambda entry: (-entry[1], entry[0])
+                    )
+                )
     return {"merges": len(codes[0]) - 1 if options.joint else [len(lines) - 1 for lines in codes]}
 
 
@@ -67,7 +87,9 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
     if config.bpe is None:
         return {}
     names = dict(zip(SIDES, languages(config), strict=True))
-    return load_bpe(lambda name: build.find(f"words/{name}"), names, config.bpe.joint, config.bpe.threshold)
+    return load_bpe(
+        lambda name: build.find(f"words/{name}"), names, config.bpe.joint, config.bpe.threshold
+    )
 
 
 def make_vocabularies(build: Build, config: DataConfig) -> Results:
@@ -76,12 +98,19 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     counts = train_counts(build, config, config.bpe.max_subwords if config.bpe else None, codes)
     tokens: list[dict[str, int]] = [dict(count) for count in counts]
     if codes:
-        tokens = [bpe.count_subwords(count, codes[side]) for side, count in zip(SIDES, counts, strict=True)]
+        tokens = [
+            bpe.count_subwords(count, codes[side])
+            for side, count in zip(SIDES, counts, strict=True)
+        ]
     if options.joint:
-        joint = Vocabulary.from_counts(Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size)
+        joint = Vocabulary.from_counts(
+            Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size
+        )
         vocabularies = joint, joint
     else:
-        source, target = (Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens)
+        source, target = (
+            Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens
+        )
         vocabularies = source, target
     text = Text(config.steps, *languages(config), load_truecasers(build, config))
     Pipeline(text, codes, vocabularies).save(build.new("text/pipeline.json").parent)
@@ -133,7 +162,10 @@ class Encoder:
         words, gone = [0, 0], []
         for place, pair in enumerate(chunk):
             split = [line.split(" ") if line else [] for line in pair]
-            ids = [[i for word in line for i in known[word]] for line, known in zip(split, self.sides, strict=True)]
+            ids = [
+                [i for word in line for i in known[word]]
+                for line, known in zip(split, self.sides, strict=True)
+            ]
             if self.longest is not None and max(map(len, ids)) > self.longest:
                 gone.append(place)
                 continue
@@ -148,10 +180,15 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     text = build.find("text/pipeline.json").parent
     sizes = build.stages["vocabulary"]["results"]
     train = split == "train"
-    names = [f"words/train.{language}" if train else f"{split}.{language}.txt" for language in languages(config)]
+    names = [
+        f"words/train.{language}" if train else f"{split}.{language}.txt"
+        for language in languages(config)
+    ]
     longest = config.bpe.max_subwords if config.bpe and train else None
     pairs = read_words(Pair(*(build.find(name) for name in names)))
-    corpora = build.stages["words.train"]["results"].get("corpora") if train else None  # not noted by earlier versions
+    corpora = (
+        build.stages["words.train"]["results"].get("corpora") if train else None
+    )  # not noted by earlier versions
     left, ends = np.array(corpora or [], np.int64), np.cumsum(corpora or [])
     dropped = read = 0
     build.new(f"{split}.ids")
@@ -161,13 +198,17 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         )
         for sides, gone in ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs):
             if len(left) and gone:
-                left -= np.bincount(np.searchsorted(ends, read + np.array(gone), side="right"), minlength=len(left))
+                left -= np.bincount(
+                    np.searchsorted(ends, read + np.array(gone), side="right"), minlength=len(left)
+                )
             dropped += len(gone)
             read += len(gone) + len(sides[0][1])
             for out, (ids, lengths, words) in zip(writers, sides, strict=True):
                 out.write(ids, lengths, words)
     if not writers[0].sentences:
-        raise DataError(f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; raise it")
+        raise DataError(
+            f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; raise it"
+        )
     return {
         "dropped": {SUBWORDS: dropped} if dropped else {},
         **({"corpora": left.tolist()} if corpora else {}),

@@ -23,7 +23,9 @@ Merges = dict[tuple[str, str], int]
 
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
     """The lines of a file of codes, learned by subword-nmt from words and their counts; fewer when pairs run out."""
-    entries = [f"{word} {count}" for word, count in counts.items() if word and "\r" not in word]  # its file format has no CR
+    entries = [
+        f"{word} {count}" for word, count in counts.items() if word and "\r" not in word
+    ]  # its file format has no CR
     from subword_nmt.learn_bpe import learn_bpe  # applying needs none of it
 
     codes = io.StringIO()
@@ -57,7 +59,9 @@ class BPE:
     Raises DataError for codes that are none.
     """
 
-    def __init__(self, codes: Sequence[str], vocabulary: Mapping[str, int] | None = None, name: str = "codes"):
+    def __init__(
+        self, codes: Sequence[str], vocabulary: Mapping[str, int] | None = None, name: str = "codes"
+    ):
         self.version, pairs = _parse(codes, name)
         self.codes = codes
         self.merges: Merges = {}
@@ -85,14 +89,20 @@ class BPE:
         if len(word) == 1:
             return word
         symbols = [*word[:-1], word[-1] + "</w>"] if self.version == "0.2" else [*word, "</w>"]
-        symbols = merge_short(symbols, self.merges) if len(symbols) <= SHORT else merge_long(symbols, self.merges)
+        symbols = (
+            merge_short(symbols, self.merges)
+            if len(symbols) <= SHORT
+            else merge_long(symbols, self.merges)
+        )
         if symbols[-1] == "</w>":
             symbols.pop()
         else:
             symbols[-1] = symbols[-1].removesuffix("</w>")
         if self.vocabulary is not None:
             last = symbols.pop()
-            symbols = [part for symbol in symbols for part in self._known(symbol, False)] + self._known(last, True)
+            symbols = [
+                part for symbol in symbols for part in self._known(symbol, False)
+            ] + self._known(last, True)
         return (JOINER + " ").join(symbols)
 
     def _known(self, symbol: str, final: bool) -> list[str]:
@@ -104,7 +114,9 @@ class BPE:
         if parts is None:
             return [symbol]
         left, right = parts
-        return self._known(left, False) + self._known(right.removesuffix("</w>") if final else right, final)
+        return self._known(left, False) + self._known(
+            right.removesuffix("</w>") if final else right, final
+        )
 
 
 def join(line: str) -> str:
@@ -175,7 +187,9 @@ def merge_long(symbols: list[str], merges: Merges) -> list[str]:
     return [symbol for symbol in symbols if symbol]
 
 
-def _push(heap: list[tuple[int, int]], merges: Merges, symbols: list[str], left: int, right: int) -> None:
+def _push(
+    heap: list[tuple[int, int]], merges: Merges, symbols: list[str], left: int, right: int
+) -> None:
     if left >= 0 and right < len(symbols):
         rank = merges.get((symbols[left], symbols[right]))
         if rank is not None:
@@ -188,13 +202,17 @@ def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
     for number, line in enumerate(read_lines(path, bom=False), 1):
         token, _, count = line.rpartition("\t" if "\t" in line else " ")
         if not token or not count.isdecimal():
-            raise DataError(f"{path}, line {number}: {line[:40]!r} is not a token, a space and its count")
+            raise DataError(
+                f"{path}, line {number}: {line[:40]!r} is not a token, a space and its count"
+            )
         if int(count) >= threshold:
             tokens[token] = int(count)
     return tokens
 
 
-def count_subwords(counts: Mapping[str, int], split: Callable[[str], Iterable[str]]) -> dict[str, int]:
+def count_subwords(
+    counts: Mapping[str, int], split: Callable[[str], Iterable[str]]
+) -> dict[str, int]:
     """Counts of subwords from counts of words."""
     total: dict[str, int] = {}
     for word, count in counts.items():
@@ -209,11 +227,15 @@ def _parse(codes: Sequence[str], name: str) -> tuple[str, list[tuple[str, str]]]
     if codes and codes[0].startswith("#version:"):
         version, first = re.sub(r"(\.0+)*$", "", codes[0].split()[-1]), 1
     if version not in ("0.1", "0.2"):
-        raise DataError(f"{name}, line 1: BPE codes of version {version} are not known; 0.1 and 0.2 are")
+        raise DataError(
+            f"{name}, line 1: BPE codes of version {version} are not known; 0.1 and 0.2 are"
+        )
     pairs = []
     for number, line in enumerate(codes[first:], first + 1):
         parts = line.strip("\r\n ").split(" ")
         if len(parts) != 2:
-            raise DataError(f"{name}, line {number}: {line[:40]!r} is not a merge of two symbols; give a file that learn-bpe wrote")
+            raise DataError(
+                f"{name}, line {number}: {line[:40]!r} is not a merge of two symbols; give a file that learn-bpe wrote"
+            )
         pairs.append((parts[0], parts[1]))
     return version, pairs

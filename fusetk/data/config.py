@@ -79,7 +79,8 @@ class Deduplicate(Config):
 
 
 Step = Annotated[
-    NFC | NormalizePunctuation | Tokenize | Lowercase | Truecase | Filter | Deduplicate, Field(discriminator="step")
+    NFC | NormalizePunctuation | Tokenize | Lowercase | Truecase | Filter | Deduplicate,
+    Field(discriminator="step"),
 ]
 
 

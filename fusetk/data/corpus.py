@@ -23,7 +23,13 @@ class Sentences:
     known, and `name` is the file's.
     """
 
-    def __init__(self, ids: NDArray[Any], offsets: NDArray[np.int64], entries: int | None = None, name: str = "ids"):
+    def __init__(
+        self,
+        ids: NDArray[Any],
+        offsets: NDArray[np.int64],
+        entries: int | None = None,
+        name: str = "ids",
+    ):
         self.ids = ids
         self.offsets = offsets
         self.entries = entries
@@ -62,12 +68,23 @@ class Corpus:
         folder = Path(folder)
         manifest = read(folder)
         if split not in manifest["splits"]:
-            raise DataError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
+            raise DataError(
+                f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}"
+            )
         found = manifest["splits"][split]
-        source, target = (_open(folder, split, found[side], manifest["vocabulary"][side]) for side in ("source", "target"))
+        source, target = (
+            _open(folder, split, found[side], manifest["vocabulary"][side])
+            for side in ("source", "target")
+        )
         if len(source) != len(target):
-            raise DataError(f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; run fusetk prep again")
-        return cls(source, target, [Part(part["prefix"], part["pairs"]) for part in found.get("corpora", [])])
+            raise DataError(
+                f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; run fusetk prep again"
+            )
+        return cls(
+            source,
+            target,
+            [Part(part["prefix"], part["pairs"]) for part in found.get("corpora", [])],
+        )
 
 
 def _open(folder: Path, split: str, side: dict[str, Any], entries: int) -> Sentences:
@@ -90,7 +107,9 @@ def _map(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; run fusetk prep again") from None
     if found != size * dtype.itemsize:
-        raise DataError(f"{path} has {found} bytes instead of {size * dtype.itemsize}; run fusetk prep again")
+        raise DataError(
+            f"{path} has {found} bytes instead of {size * dtype.itemsize}; run fusetk prep again"
+        )
     return np.memmap(path, dtype, "r", shape=(size,)) if size else np.zeros(0, dtype)
 
 
@@ -153,10 +172,15 @@ def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArra
     return np.array(ids, np.uint32), np.diff(ends)
 
 
-def write_sentences(folder: Path, split: str, languages: tuple[str, str], sizes: tuple[int, int], stack: ExitStack) -> list[SentenceWriter]:
+def write_sentences(
+    folder: Path, split: str, languages: tuple[str, str], sizes: tuple[int, int], stack: ExitStack
+) -> list[SentenceWriter]:
     """Open the files of both sides of a split."""
     writers = []
     for language, size in zip(languages, sizes, strict=True):
-        files = [stack.enter_context((folder / f"{split}.{language}.{kind}").open("wb", 1 << 20)) for kind in ("ids", "offsets")]
+        files = [
+            stack.enter_context((folder / f"{split}.{language}.{kind}").open("wb", 1 << 20))
+            for kind in ("ids", "offsets")
+        ]
         writers.append(SentenceWriter(files[0], files[1], language, size))
     return writers

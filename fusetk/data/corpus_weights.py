@@ -41,12 +41,21 @@ def shares(parts: Sequence[Part], weights: Mapping[str, float] | None) -> list[S
             if part.prefix == prefix:
                 found[i] = weight
     if not any(weight and part.pairs for part, weight in zip(parts, found, strict=True)):
-        counts = ", ".join(f"{part.prefix}: {weight:g} x {part.pairs:,} pairs" for part, weight in zip(parts, found, strict=True))
-        raise ConfigError(f"training.stages.N.weights leave no pair to train on ({counts}): give one a weight above 0")
+        counts = ", ".join(
+            f"{part.prefix}: {weight:g} x {part.pairs:,} pairs"
+            for part, weight in zip(parts, found, strict=True)
+        )
+        raise ConfigError(
+            f"training.stages.N.weights leave no pair to train on ({counts}): give one a weight above 0"
+        )
     if all(weight == 1 for weight in found):
         return []
     starts = [sum(part.pairs for part in parts[:i]) for i in range(len(parts))]
-    return [Share(start, start + part.pairs, weight) for start, part, weight in zip(starts, parts, found, strict=True) if weight]
+    return [
+        Share(start, start + part.pairs, weight)
+        for start, part, weight in zip(starts, parts, found, strict=True)
+        if weight
+    ]
 
 
 def find(name: str, prefixes: Sequence[str]) -> str:
@@ -57,10 +66,18 @@ def find(name: str, prefixes: Sequence[str]) -> str:
     if name in prefixes:
         return name
     parts = tuple(part for part in PurePath(name).parts if part != "..")
-    near = [prefix for prefix in dict.fromkeys(prefixes) if parts and PurePath(prefix).parts[-len(parts) :] == parts]
+    near = [
+        prefix
+        for prefix in dict.fromkeys(prefixes)
+        if parts and PurePath(prefix).parts[-len(parts) :] == parts
+    ]
     if len(near) == 1:
         return near[0]
     if near:
-        raise ConfigError(f"training.stages.N.weights: {name!r} may be {' or '.join(near)}: write more of its path")
+        raise ConfigError(
+            f"training.stages.N.weights: {name!r} may be {' or '.join(near)}: write more of its path"
+        )
     known = ", ".join(dict.fromkeys(prefixes))
-    raise ConfigError(f"training.stages.N.weights: no training corpus is called {name!r}; data.train has {known}")
+    raise ConfigError(
+        f"training.stages.N.weights: no training corpus is called {name!r}; data.train has {known}"
+    )

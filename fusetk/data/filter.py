@@ -7,7 +7,14 @@ from typing import NamedTuple
 from fusetk.data.config import Deduplicate, Filter, Step
 from fusetk.data.steps import Change, change_of, concerns, one_space
 
-EMPTY, SHORT, LONG, RATIO, DUPLICATE, SUBWORDS = "empty", "too short", "too long", "length ratio", "duplicate", "too many subwords"
+EMPTY, SHORT, LONG, RATIO, DUPLICATE, SUBWORDS = (
+    "empty",
+    "too short",
+    "too long",
+    "length ratio",
+    "duplicate",
+    "too many subwords",
+)
 
 
 class Outcome(NamedTuple):
@@ -35,8 +42,16 @@ class PairSteps:
     def __init__(self, recipe: Recipe):
         self.steps: list[tuple[Step, Change | None, Change | None]] = []
         for step in recipe.steps:
-            source = change_of(step, recipe.source, recipe.truecasers[0]) if concerns(step, "source") else None
-            target = change_of(step, recipe.target, recipe.truecasers[1]) if concerns(step, "target") else None
+            source = (
+                change_of(step, recipe.source, recipe.truecasers[0])
+                if concerns(step, "source")
+                else None
+            )
+            target = (
+                change_of(step, recipe.target, recipe.truecasers[1])
+                if concerns(step, "target")
+                else None
+            )
             self.steps.append((step, source, target))
         self.drop_empty = recipe.drop_empty
 
@@ -77,7 +92,11 @@ def drop_reason(step: Filter, source: int, target: int) -> str:
 
 def length(line: str) -> int:
     """Tokens of a line: what stands between ASCII spaces."""
-    return len(line.split(" ")) if line and "  " not in line and line[0] != " " != line[-1] else sum(map(bool, line.split(" ")))
+    return (
+        len(line.split(" "))
+        if line and "  " not in line and line[0] != " " != line[-1]
+        else sum(map(bool, line.split(" ")))
+    )
 
 
 def digest(source: str, target: str) -> bytes:

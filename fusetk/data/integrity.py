@@ -28,7 +28,9 @@ def check_settings(config: DataConfig, noted: Mapping[str, Any]) -> None:
     before = DataConfig.model_validate({**noted["settings"], "folder": config.folder})
     changes = list(manifest.differences(_settings(before), _settings(config), "data"))
     if changes:
-        raise DataError(f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {PREPARE}")
+        raise DataError(
+            f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {PREPARE}"
+        )
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
@@ -53,7 +55,11 @@ def changed_text(config: DataConfig, noted: Mapping[str, Any]) -> list[Path]:
         if len(paths) != len(records):
             changed += paths
             continue
-        changed += [path for path, record in zip(paths, records, strict=True) if not manifest.same(path, record)]
+        changed += [
+            path
+            for path, record in zip(paths, records, strict=True)
+            if not manifest.same(path, record)
+        ]
     return changed
 
 
@@ -72,7 +78,9 @@ def _check_file(path: Path, record: Mapping[str, Any]) -> None:
     try:
         stat = path.stat()
         if stat.st_size != record["size"]:
-            raise DataError(f"{path} has {stat.st_size} bytes and fusetk prep wrote {record['size']}; {AGAIN}")
+            raise DataError(
+                f"{path} has {stat.st_size} bytes and fusetk prep wrote {record['size']}; {AGAIN}"
+            )
         if "sample" in record:
             found, wanted = manifest.sample(path), record["sample"]
         elif stat.st_size <= manifest.SMALL or stat.st_mtime_ns != record["mtime_ns"]:
@@ -88,19 +96,25 @@ def _check_file(path: Path, record: Mapping[str, Any]) -> None:
         )
 
 
-def check_ids(folder: Path, noted: Mapping[str, Any], sizes: tuple[int, int], corpora: Mapping[str, Corpus]) -> None:
+def check_ids(
+    folder: Path, noted: Mapping[str, Any], sizes: tuple[int, int], corpora: Mapping[str, Corpus]
+) -> None:
     """Raise DataError where the vocabularies, of so many entries, are not those of the ids in the corpora of these splits."""
     for side, size in zip(SIDES, sizes, strict=True):
         wanted = noted["vocabulary"][side]
         if size != wanted:
-            raise DataError(f"the {side} vocabulary in {folder / 'text'} has {size} entries and the ids are of one with {wanted}; {AGAIN}")
+            raise DataError(
+                f"the {side} vocabulary in {folder / 'text'} has {size} entries and the ids are of one with {wanted}; {AGAIN}"
+            )
         for split, corpus in corpora.items():
             sentences: Sentences = getattr(corpus, side)
             largest = noted["splits"][split][side].get("largest")
             if largest is None:  # in folders of earlier versions
                 largest = largest_id(sentences)
             if largest >= size:
-                raise DataError(f"{sentences.name} has the id {largest} and the vocabulary {size} entries; {AGAIN}")
+                raise DataError(
+                    f"{sentences.name} has the id {largest} and the vocabulary {size} entries; {AGAIN}"
+                )
 
 
 def largest_id(sentences: Sentences) -> int:

@@ -58,7 +58,9 @@ class Script(NamedTuple):
 SCRIPTS = (
     Script(
         "Chinese or Japanese",
-        re.compile("[\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"),
+        re.compile(
+            "[\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
+        ),
         3,
     ),
     Script("Thai", re.compile("[\u0e01-\u0e4f]+"), 10),
@@ -92,7 +94,9 @@ def without_spaces(lines: Iterable[str]) -> str | None:
 # Preparation ---------------------------------------------------------------------------------------------------------
 
 
-def doubts(languages: Mapping[str, str], steps: Sequence[Step], texts: Iterable[Pair]) -> Iterator[str]:
+def doubts(
+    languages: Mapping[str, str], steps: Sequence[Step], texts: Iterable[Pair]
+) -> Iterator[str]:
     """Sentences on what the steps are not made for; ``languages`` by side."""
     for i, (side, language) in enumerate(languages.items()):
         mine = [step for step in steps if concerns(step, side)]
@@ -106,5 +110,9 @@ def doubts(languages: Mapping[str, str], steps: Sequence[Step], texts: Iterable[
                 )
         for path in dict.fromkeys(pair[i] for pair in texts):
             if doubt := without_spaces(read_lines(path)):
-                leave = " and leave it out of the step tokenize" if any(isinstance(step, Tokenize) for step in mine) else ""
+                leave = (
+                    " and leave it out of the step tokenize"
+                    if any(isinstance(step, Tokenize) for step in mine)
+                    else ""
+                )
                 yield f"{path}: {doubt}; segment this side with a tool for the language before prep{leave}"

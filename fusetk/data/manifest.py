@@ -26,7 +26,9 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{folder} has no {NAME}: it is not prepared, or prep was interrupted; run fusetk prep") from None
+        raise DataError(
+            f"{folder} has no {NAME}: it is not prepared, or prep was interrupted; run fusetk prep"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
@@ -142,7 +144,11 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
 
 def training_fingerprint(manifest: Mapping[str, Any]) -> str:
     """A checksum of all that training reads: ids and vocabularies, but no test set and no path."""
-    outputs = {name: record["sha256"] for stage in manifest["stages"].values() for name, record in stage["outputs"].items()}
+    outputs = {
+        name: record["sha256"]
+        for stage in manifest["stages"].values()
+        for name, record in stage["outputs"].items()
+    }
     return digest({name: found for name, found in outputs.items() if name.startswith(READ)})
 
 
@@ -152,7 +158,9 @@ def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
-            yield from differences(old.get(key), new.get(key), f"{place}.{key}" if place else str(key))
+            yield from differences(
+                old.get(key), new.get(key), f"{place}.{key}" if place else str(key)
+            )
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for i, (first, second) in enumerate(zip(old, new, strict=True)):
             yield from differences(first, second, f"{place}.{i}")

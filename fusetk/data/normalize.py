@@ -17,7 +17,9 @@ class Normalizer:
 
     def __init__(self, language: str):
         rules = MosesPunctNormalizer(lang=language).substitutions
-        self.rules = [(needed(pattern), *compiled(pattern, replacement)) for pattern, replacement in rules]
+        self.rules = [
+            (needed(pattern), *compiled(pattern, replacement)) for pattern, replacement in rules
+        ]
 
     def __call__(self, line: str) -> str:
         for literal, pattern, replacement in self.rules:
@@ -32,10 +34,14 @@ def has_rules(language: str) -> bool:
     return bool(rules != general)
 
 
-def compiled(pattern: str, replacement: str) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
+def compiled(
+    pattern: str, replacement: str
+) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
     """A substitution that takes time linear in the line."""
     if pattern == PERIODS_QUOTE:
-        return re.compile(ANY_PERIODS), lambda match: match[0] if match[2] is None else f'"{match[1]}{match[2]}'
+        return re.compile(
+            ANY_PERIODS
+        ), lambda match: match[0] if match[2] is None else f'"{match[1]}{match[2]}'
     return re.compile(pattern), replacement
 
 

@@ -15,7 +15,9 @@ R = TypeVar("R")
 _function: Callable[[Any], Any] | None = None  # of a worker process
 
 
-def ordered(make: Callable[..., Callable[[T], R]], arguments: tuple[Any, ...], items: Iterable[T], jobs: int) -> Iterator[R]:
+def ordered(
+    make: Callable[..., Callable[[T], R]], arguments: tuple[Any, ...], items: Iterable[T], jobs: int
+) -> Iterator[R]:
     """``make(*arguments)`` applied to each item, results in the order of the items.
 
     With more than one job each process makes the function once; `make` must stand at the top of a module.

@@ -25,7 +25,13 @@ FILE = "pipeline.json"
 class Text:
     """Raw lines to words: the steps before subwords, without vocabularies."""
 
-    def __init__(self, steps: Sequence[Step], source: str, target: str, truecasers: dict[str, Truecaser] | None = None):
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        source: str,
+        target: str,
+        truecasers: dict[str, Truecaser] | None = None,
+    ):
         self.steps = [step for step in steps if not isinstance(step, Filter | Deduplicate)]
         self.source_language, self.target_language = source, target
         self.truecasers = truecasers or {}
@@ -37,7 +43,9 @@ class Text:
     def words(self, side: str, line: str) -> str:
         """A raw line to words separated by one space."""
         if side not in self._changes:
-            self._changes[side] = changes(self.steps, side, self.language(side), self.truecasers.get(side))
+            self._changes[side] = changes(
+                self.steps, side, self.language(side), self.truecasers.get(side)
+            )
         for change in self._changes[side]:
             line = change(line)
         return one_space(line)
@@ -61,7 +69,9 @@ class Text:
 class Pipeline(Text):
     """Raw text to tokens and back: steps, BPE and vocabularies of both sides."""
 
-    def __init__(self, text: Text, codes: dict[str, BPE], vocabularies: tuple[Vocabulary, Vocabulary]):
+    def __init__(
+        self, text: Text, codes: dict[str, BPE], vocabularies: tuple[Vocabulary, Vocabulary]
+    ):
         super().__init__(text.steps, text.source_language, text.target_language, text.truecasers)
         self.bpe = codes  # by side; none when words are the tokens
         self.source_vocab, self.target_vocab = vocabularies
@@ -86,7 +96,12 @@ class Pipeline(Text):
             "source": self.source_language,
             "target": self.target_language,
             "steps": [settings(step) for step in self.steps],
-            "bpe": {"joint": joint_bpe, "vocabulary": any(one.vocabulary is not None for one in self.bpe.values())} if self.bpe else None,
+            "bpe": {
+                "joint": joint_bpe,
+                "vocabulary": any(one.vocabulary is not None for one in self.bpe.values()),
+            }
+            if self.bpe
+            else None,
             "vocabulary": {"joint": joint},
         }
         written: list[Path] = []
@@ -113,7 +128,9 @@ class Pipeline(Text):
         if any(one.vocabulary is not None for one in self.bpe.values()):
             written.append(folder / f"bpe.vocab.{language}")
             with writer(written[1]) as file:  # may be empty, which is none
-                file.writelines(f"{token} {count}\n" for token, count in (codes.vocabulary or {}).items())
+                file.writelines(
+                    f"{token} {count}\n" for token, count in (codes.vocabulary or {}).items()
+                )
         return written
 
     @classmethod
@@ -127,10 +144,15 @@ class Pipeline(Text):
             source, target = (known[side] + "" for side in SIDES)
             joint = bool(known["vocabulary"]["joint"])
             sums = dict(known.get("sha256", {}))  # older folders have none
-            segmented = known["bpe"] and (bool(known["bpe"]["joint"]), int(known["bpe"]["vocabulary"]))
+            segmented = known["bpe"] and (
+                bool(known["bpe"]["joint"]),
+                int(known["bpe"]["vocabulary"]),
+            )
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".replace("\n", " ")
-            raise DataError(f"{path} does not describe a text pipeline ({reason}); copy it again from where it was made") from None
+            raise DataError(
+                f"{path} does not describe a text pipeline ({reason}); copy it again from where it was made"
+            ) from None
         languages = {"source": source, "target": target}
         cased = {
             side: Truecaser.load(folder / f"truecase.{languages[side]}")
@@ -142,11 +164,15 @@ class Pipeline(Text):
         second = first if joint else Vocabulary.load(folder / f"vocab.{target}")
         for name, wanted in sums.items():
             if checksum(folder / name) != wanted:
-                raise DataError(f"{folder / name} is damaged, it is not as it was written; copy it again from where it was made")
+                raise DataError(
+                    f"{folder / name} is damaged, it is not as it was written; copy it again from where it was made"
+                )
         return cls(Text(steps, source, target, cased), codes, (first, second))
 
 
-def load_bpe(find: Callable[[str], Path], languages: Mapping[str, str], joint: bool, threshold: int) -> dict[str, BPE]:
+def load_bpe(
+    find: Callable[[str], Path], languages: Mapping[str, str], joint: bool, threshold: int
+) -> dict[str, BPE]:
     """BPE of both sides, one list of codes when joint; a threshold above 0 reads the counts of subwords."""
     loaded: dict[str, BPE] = {}
     lines: list[str] = []
@@ -154,6 +180,10 @@ def load_bpe(find: Callable[[str], Path], languages: Mapping[str, str], joint: b
         path = find("bpe.codes" if joint else f"bpe.codes.{languages[side]}")
         if not (joint and lines):
             lines = list(read_lines(path, bom=False))
-        known = bpe.read_vocabulary(find(f"bpe.vocab.{languages[side]}"), threshold) if threshold else None
+        known = (
+            bpe.read_vocabulary(find(f"bpe.vocab.{languages[side]}"), threshold)
+            if threshold
+            else None
+        )
         loaded[side] = BPE(lines, known, str(path))
     return loaded

@@ -61,7 +61,12 @@ class Manifest(NamedTuple):
         return splits
 
 
-def prepare(config: DataConfig, jobs: int = 1, force: bool = False, report: Callable[[str], None] = lambda line: None) -> Manifest:
+def prepare(
+    config: DataConfig,
+    jobs: int = 1,
+    force: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Manifest:
     """Make `config.folder`, or what of it is out of date; with `force` all of it.
 
     `report` is given one line for each change that was found, for each stage that is made, and for
@@ -70,13 +75,20 @@ def prepare(config: DataConfig, jobs: int = 1, force: bool = False, report: Call
     """
     folder = Path(config.folder)
     if config.source == config.target:
-        raise ConfigError(f"data.source and data.target are both {config.source!r}: the files of the two sides would have one name")
-    texts = {name: [_pair(config, prefix) for prefix in prefixes] for name, prefixes in _prefixes(config).items()}
+        raise ConfigError(
+            f"data.source and data.target are both {config.source!r}: the files of the two sides would have one name"
+        )
+    texts = {
+        name: [_pair(config, prefix) for prefix in prefixes]
+        for name, prefixes in _prefixes(config).items()
+    }
     with opened(folder):
         old = _known(folder, report)
         inputs = _inspect(texts, old.get("inputs", {}))
         for doubt in languages.doubts(
-            {"source": config.source, "target": config.target}, config.steps, [pair for pairs in texts.values() for pair in pairs]
+            {"source": config.source, "target": config.target},
+            config.steps,
+            [pair for pairs in texts.values() for pair in pairs],
         ):
             report(f"warning: {doubt}")
         build = Build(folder, jobs, report)
@@ -102,7 +114,9 @@ def _known(folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
         return {}
 
 
-def _inspect(texts: Mapping[str, list[Pair]], known: Mapping[str, manifest.Record]) -> dict[str, manifest.Record]:
+def _inspect(
+    texts: Mapping[str, list[Pair]], known: Mapping[str, manifest.Record]
+) -> dict[str, manifest.Record]:
     """Look at all inputs before any work: readable, UTF-8, equally many lines on both sides."""
     inputs: dict[str, manifest.Record] = {}
     for pairs in texts.values():
@@ -117,11 +131,15 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
     found = {"train": config.train}
     if isinstance(config.valid, list):
         if not config.valid:
-            raise ConfigError("data.valid is an empty list; give file prefixes, `every: 23`, or `sample: 2000`")
+            raise ConfigError(
+                "data.valid is an empty list; give file prefixes, `every: 23`, or `sample: 2000`"
+            )
         found["valid"] = config.valid
     for name, prefixes in config.test.items():
         if not prefixes or not name or any(character in "/\\\0\n" for character in name):
-            raise ConfigError(f"data.test.{name}: a test set has a plain name and a list of at least one file prefix")
+            raise ConfigError(
+                f"data.test.{name}: a test set has a plain name and a list of at least one file prefix"
+            )
         found[f"test.{name}"] = prefixes
     return found
 
@@ -147,26 +165,65 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
     tools = {"sacremoses": versions["sacremoses"]} if with_moses else {}
     split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
     settings = {**sides, "steps": steps, "valid": split, **tools}
-    found = [Stage("words.train", settings, texts["train"], [], lambda build: preprocess.train_words(build, config, texts["train"]))]
+    found = [
+        Stage(
+            "words.train",
+            settings,
+            texts["train"],
+            [],
+            lambda build: preprocess.train_words(build, config, texts["train"]),
+        )
+    ]
     options = config.bpe
     if options:
-        learned = {**options.model_dump(mode="json", exclude={"max_subwords"}), "subword-nmt": versions["subword-nmt"]}
-        found.append(Stage("bpe", {"bpe": learned}, [], ["words.train"], lambda build: binarize.learn_bpe(build, config, options)))
+        learned = {
+            **options.model_dump(mode="json", exclude={"max_subwords"}),
+            "subword-nmt": versions["subword-nmt"],
+        }
+        found.append(
+            Stage(
+                "bpe",
+                {"bpe": learned},
+                [],
+                ["words.train"],
+                lambda build: binarize.learn_bpe(build, config, options),
+            )
+        )
     limit = {"bpe": {"max_subwords": options.max_subwords}} if options else {}
     chosen = {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")}
     found.append(
-        Stage("vocabulary", chosen, [], ["bpe" if options else "words.train"], lambda build: binarize.make_vocabularies(build, config))
+        Stage(
+            "vocabulary",
+            chosen,
+            [],
+            ["bpe" if options else "words.train"],
+            lambda build: binarize.make_vocabularies(build, config),
+        )
     )
-    found.append(Stage("ids.train", {}, [], ["vocabulary"], partial(_ids, config=config, split="train")))
+    found.append(
+        Stage("ids.train", {}, [], ["vocabulary"], partial(_ids, config=config, split="train"))
+    )
     cased = ["words.train"] if any(isinstance(step, Truecase) for step in config.steps) else []
     inference = [step for step in steps if step["step"] not in ("filter", "deduplicate")]
     for name, pairs in texts.items():
         if name != "train":
             run = partial(_held_out, config=config, split=name, pairs=pairs)
-            found.append(Stage(f"words.{name}", {**sides, "steps": inference, **tools}, pairs, cased, run))
-            found.append(Stage(f"ids.{name}", {}, [], [f"words.{name}", "vocabulary"], partial(_ids, config=config, split=name)))
+            found.append(
+                Stage(f"words.{name}", {**sides, "steps": inference, **tools}, pairs, cased, run)
+            )
+            found.append(
+                Stage(
+                    f"ids.{name}",
+                    {},
+                    [],
+                    [f"words.{name}", "vocabulary"],
+                    partial(_ids, config=config, split=name),
+                )
+            )
     if "valid" not in texts:
-        found.append(Stage("ids.valid", {}, [], ["vocabulary"], partial(_ids, config=config, split="valid")))
+        found.append(
+            Stage("ids.valid", {}, [], ["vocabulary"], partial(_ids, config=config, split="valid"))
+        )
     return found
 
 
@@ -178,11 +235,17 @@ def _held_out(build: Build, config: DataConfig, split: str, pairs: list[Pair]) -
     return preprocess.held_out_words(build, config, split, pairs)
 
 
-def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: Build) -> dict[str, Any]:
+def describe(
+    config: DataConfig, inputs: Mapping[str, manifest.Record], build: Build
+) -> dict[str, Any]:
     """The contents of `manifest.json`."""
     results = {name: stage["results"] for name, stage in build.stages.items()}
     splits = {}
-    order = ["train", "valid", *(name.removeprefix("ids.") for name in results if name.startswith("ids.test."))]
+    order = [
+        "train",
+        "valid",
+        *(name.removeprefix("ids.") for name in results if name.startswith("ids.test.")),
+    ]
     for split in order:
         ids = results[f"ids.{split}"]
         read = results.get(f"words.{split}", {"dropped": {}})
@@ -197,9 +260,17 @@ def describe(config: DataConfig, inputs: Mapping[str, manifest.Record], build: B
             "target": ids["target"],
         }
     for split, counts in splits.items():
-        assert counts["pairs_in"] == counts["pairs_out"] + sum(counts["dropped"].values()) + counts.get("to_valid", 0), split
-    assert sum(part["pairs"] for part in splits["train"]["corpora"]) in (0, splits["train"]["pairs_out"])
-    made = [[name, stage["key"], {file: out["sha256"] for file, out in stage["outputs"].items()}] for name, stage in build.stages.items()]
+        assert counts["pairs_in"] == counts["pairs_out"] + sum(
+            counts["dropped"].values()
+        ) + counts.get("to_valid", 0), split
+    assert sum(part["pairs"] for part in splits["train"]["corpora"]) in (
+        0,
+        splits["train"]["pairs_out"],
+    )
+    made = [
+        [name, stage["key"], {file: out["sha256"] for file, out in stage["outputs"].items()}]
+        for name, stage in build.stages.items()
+    ]
     return {
         "format": manifest.FORMAT,
         "fingerprint": digest(made),
@@ -219,4 +290,7 @@ def _corpora(config: DataConfig, ids: Mapping[str, Any]) -> list[dict[str, Any]]
     counts = ids.get("corpora") or ([ids["source"]["sentences"]] if len(config.train) == 1 else [])
     if not counts:
         return []
-    return [{"prefix": prefix, "pairs": pairs} for prefix, pairs in zip(config.train, counts, strict=True)]
+    return [
+        {"prefix": prefix, "pairs": pairs}
+        for prefix, pairs in zip(config.train, counts, strict=True)
+    ]

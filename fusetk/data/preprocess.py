@@ -60,7 +60,12 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
         if i:
             truecasers |= _learn_cases(build, config, steps[0], i - 1)
         last = i + 1 == len(passes)
-        recipe = Recipe(steps, *languages(config), (truecasers.get("source"), truecasers.get("target")), last and not keeps_empty)
+        recipe = Recipe(
+            steps,
+            *languages(config),
+            (truecasers.get("source"), truecasers.get("target")),
+            last and not keeps_empty,
+        )
         kept, dropped = _run_pass(build, recipe, lines(), numbers, i)
         if not i:
             total = kept + sum(dropped.values())
@@ -69,18 +74,30 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
         lines, numbers = (lambda pair=previous: read_pairs(pair)), build.aside / f"pass{i}.lines"  # type: ignore[misc]
     if not kept:
         reasons = ", ".join(f"{n} {reason}" for reason, n in counts.most_common())
-        raise DataError(f"all {total} training pairs were dropped ({reasons}); loosen the filter, or check that the files belong together")
+        raise DataError(
+            f"all {total} training pairs were dropped ({reasons}); loosen the filter, or check that the files belong together"
+        )
     for side, truecaser in truecasers.items():
-        truecaser.save(build.new(f"words/truecase.{config.source if side == 'source' else config.target}"))
+        truecaser.save(
+            build.new(f"words/truecase.{config.source if side == 'source' else config.target}")
+        )
     chosen = _split(build, config, pairs, kept, len(passes) - 1)
     origin = _lines_of(build.aside / f"pass{len(passes) - 1}.lines")
-    corpora = np.diff(np.searchsorted(origin, [0, *ends])) - np.diff(np.searchsorted(origin[chosen], [0, *ends]))
+    corpora = np.diff(np.searchsorted(origin, [0, *ends])) - np.diff(
+        np.searchsorted(origin[chosen], [0, *ends])
+    )
     valid = len(chosen)
     for i in range(len(passes)):
         for suffix in (*languages(config), "lines"):
             (build.aside / f"pass{i}.{suffix}").unlink(missing_ok=True)
     dropped_by_reason = dict(sorted(counts.items()))
-    return {"pairs_in": total, "pairs_out": kept - valid, "to_valid": valid, "dropped": dropped_by_reason, "corpora": corpora.tolist()}
+    return {
+        "pairs_in": total,
+        "pairs_out": kept - valid,
+        "to_valid": valid,
+        "dropped": dropped_by_reason,
+        "corpora": corpora.tolist(),
+    }
 
 
 def _passes(steps: Sequence[Step]) -> list[list[Step]]:
@@ -106,7 +123,9 @@ def _learn_cases(build: Build, config: DataConfig, step: Step, done: int) -> dic
     }
 
 
-def _run_pass(build: Build, recipe: Recipe, lines: Iterator[Lines], numbers: Path | None, i: int) -> tuple[int, Counter[str]]:
+def _run_pass(
+    build: Build, recipe: Recipe, lines: Iterator[Lines], numbers: Path | None, i: int
+) -> tuple[int, Counter[str]]:
     """Write the pairs that stay, and the number (from 0) that each had in the corpus; returns how many, and why others went."""
     seen = Seen(recipe.steps)
     dropped: Counter[str] = Counter()
@@ -125,7 +144,9 @@ def _run_pass(build: Build, recipe: Recipe, lines: Iterator[Lines], numbers: Pat
                 else:
                     source.write(outcome.source + "\n")
                     target.write(outcome.target + "\n")
-                    positions.write((read if origin is None else int(origin[read])).to_bytes(8, "little"))
+                    positions.write(
+                        (read if origin is None else int(origin[read])).to_bytes(8, "little")
+                    )
                     kept += 1
                 read += 1
     assert read == kept + sum(dropped.values())
@@ -136,7 +157,9 @@ def _lines_of(path: Path) -> NDArray[np.int64]:
     return np.memmap(path, LINE, "r") if path.stat().st_size else np.zeros(0, LINE)
 
 
-def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int) -> NDArray[np.int64]:
+def _split(
+    build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int
+) -> NDArray[np.int64]:
     """Part validation from training pairs if the config says so; returns which of those that are left went to validation."""
     names = [build.aside / f"pass{last}.{language}" for language in languages(config)]
     if isinstance(config.valid, list):
@@ -150,12 +173,17 @@ def _split(build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, l
             "give more text or a smaller number"
         )
     for language, name in zip(languages(config), names, strict=True):
-        with writer(build.new(f"words/train.{language}")) as train, writer(build.new(f"valid.{language}.txt")) as valid:
+        with (
+            writer(build.new(f"words/train.{language}")) as train,
+            writer(build.new(f"valid.{language}.txt")) as valid,
+        ):
             _deal(read_lines(name, bom=False), chosen, valid.write, train.write)
     raw = np.asarray(_lines_of(build.aside / f"pass{last}.lines")[chosen])
     for side, language in enumerate(languages(config)):
         with writer(build.new(f"valid.{language}.raw")) as valid:
-            _deal((line for pair in pairs for line in read_lines(pair[side])), raw, valid.write, None)
+            _deal(
+                (line for pair in pairs for line in read_lines(pair[side])), raw, valid.write, None
+            )
     return chosen
 
 
@@ -168,7 +196,12 @@ def _choose(split: Any, kept: int) -> NDArray[np.int64]:
     return np.array(sorted(Random(split.seed).sample(range(kept), split.sample)))
 
 
-def _deal(lines: Iterator[str], chosen: NDArray[np.int64], yes: Callable[[str], Any], no: Callable[[str], Any] | None) -> None:
+def _deal(
+    lines: Iterator[str],
+    chosen: NDArray[np.int64],
+    yes: Callable[[str], Any],
+    no: Callable[[str], Any] | None,
+) -> None:
     """Hand the lines whose numbers were chosen to one, all others to the other."""
     following = iter(chosen.tolist())
     wanted = next(following, -1)
@@ -187,12 +220,17 @@ def _deal(lines: Iterator[str], chosen: NDArray[np.int64], yes: Callable[[str], 
 class BothSides:
     """All steps on pairs that are never dropped."""
 
-    def __init__(self, steps: Sequence[Step], source: str, target: str, truecasers: dict[str, Truecaser]):
+    def __init__(
+        self, steps: Sequence[Step], source: str, target: str, truecasers: dict[str, Truecaser]
+    ):
         self.text = Text(steps, source, target, truecasers)
 
     def __call__(self, chunk: list[Lines]) -> list[tuple[Lines, Lines]]:
         words = self.text.words
-        return [((source, target), (words("source", source), words("target", target))) for source, target in chunk]
+        return [
+            ((source, target), (words("source", source), words("target", target)))
+            for source, target in chunk
+        ]
 
 
 def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence[Pair]) -> Results:
@@ -201,7 +239,10 @@ def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence
     read = 0
     with ExitStack() as stack:
         raw, txt = (
-            [stack.enter_context(writer(build.new(f"{split}.{language}.{kind}"))) for language in languages(config)]
+            [
+                stack.enter_context(writer(build.new(f"{split}.{language}.{kind}")))
+                for language in languages(config)
+            ]
             for kind in ("raw", "txt")
         )
         for chunk in ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of), build.jobs):

@@ -68,7 +68,14 @@ class Groups(Sequence[Sequence[Indices]]):
         return list(self.found[start : start + self.accumulate])
 
 
-def batches(source: Lengths, target: Lengths, config: BatchConfig, seed: int, epoch: int, shares: Sequence[Share] = ()) -> Batches:
+def batches(
+    source: Lengths,
+    target: Lengths,
+    config: BatchConfig,
+    seed: int,
+    epoch: int,
+    shares: Sequence[Share] = (),
+) -> Batches:
     """The batches of an epoch in the order in which they are read, each an array of pair indices.
 
     Pairs are shuffled, then sorted by target and source length, cut, and the batches shuffled: pairs of one length meet
@@ -78,7 +85,9 @@ def batches(source: Lengths, target: Lengths, config: BatchConfig, seed: int, ep
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = _pool(len(target), shares, random)
     if not len(order) and shares:
-        raise DataError(f"epoch {epoch + 1} has no pair, so small are the weights: raise training.stages.N.weights")
+        raise DataError(
+            f"epoch {epoch + 1} has no pair, so small are the weights: raise training.stages.N.weights"
+        )
     random.shuffle(order)
     order = _sorted(order, source, target)
     cuts = cut(target[order], config)
@@ -114,7 +123,9 @@ def _sorted(order: Order, source: Lengths, target: Lengths) -> Order:
     for start in range(0, len(order), BLOCK):
         part = order[start : start + BLOCK]
         s, t = source[part].astype(np.int64), target[part].astype(np.int64)
-        keys[start : start + BLOCK] = t * width + np.where(t % 2, s, width - 1 - s) << 32 | np.arange(start, start + len(part))
+        keys[start : start + BLOCK] = t * width + np.where(
+            t % 2, s, width - 1 - s
+        ) << 32 | np.arange(start, start + len(part))
     keys.sort()
     keys &= (1 << 32) - 1
     return order[keys]

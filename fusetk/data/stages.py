@@ -36,7 +36,9 @@ class Build:
         self.aside = folder / BUILDING
         self.jobs = jobs
         self.report = report
-        self.stages: dict[str, dict[str, Any]] = {}  # name -> key, settings, inputs, outputs, results
+        self.stages: dict[
+            str, dict[str, Any]
+        ] = {}  # name -> key, settings, inputs, outputs, results
         self.made: list[str] = []  # names of stages made in this build
         self.shared: dict[str, Any] = {}  # what stages of one build hand on in memory
 
@@ -51,7 +53,9 @@ class Build:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def run(self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None) -> None:
+    def run(
+        self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None
+    ) -> None:
         """Keep the stage when nothing that it depends on changed and its outputs are there, else make it again."""
         state = describe(stage, inputs, self.stages)
         reasons = stale(self.folder, state, old, self.made)
@@ -62,12 +66,20 @@ class Build:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())
         results = stage.run(self)
-        outputs = {name: manifest.written(self.aside / name) for name in self._written() if name not in before}
+        outputs = {
+            name: manifest.written(self.aside / name)
+            for name in self._written()
+            if name not in before
+        }
         self.stages[stage.name] = {**state, "outputs": outputs, "results": results}
         self.made.append(stage.name)
 
     def _written(self) -> list[str]:
-        return sorted(path.relative_to(self.aside).as_posix() for path in self.aside.rglob("*") if path.is_file())
+        return sorted(
+            path.relative_to(self.aside).as_posix()
+            for path in self.aside.rglob("*")
+            if path.is_file()
+        )
 
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Put the new files in place: first the old manifest goes, and last the new one comes."""
@@ -86,7 +98,9 @@ class Build:
         manifest.write(self.folder, description)
 
 
-def describe(stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def describe(
+    stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """What a stage depends on, and one key for all of it."""
     files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
     sums = [inputs[str(path)]["sha256"] for pair in stage.pairs for path in pair]
@@ -94,19 +108,31 @@ def describe(stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Ma
     return {"key": key, "settings": dict(stage.settings), "inputs": files, "needs": stage.needs}
 
 
-def stale(folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]) -> list[str]:
+def stale(
+    folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]
+) -> list[str]:
     """Why a stage must be made again, given those that were `made` just now; nothing when it need not, or never was."""
     if old is None:
         return []
     if old["key"] == state["key"]:
-        return [f"{name} is missing or changed" for name, record in old["outputs"].items() if not same(folder / name, record)]
+        return [
+            f"{name} is missing or changed"
+            for name, record in old["outputs"].items()
+            if not same(folder / name, record)
+        ]
     reasons = list(differences(old["settings"], state["settings"]))
     before, now = old["inputs"], state["inputs"]
     reasons += [f"{path} is new" for path in now if path not in before]
     reasons += [f"{path} is no longer read" for path in before if path not in now]
-    reasons += [f"{path} changed" for path in now if path in before and now[path]["sha256"] != before[path]["sha256"]]
+    reasons += [
+        f"{path} changed"
+        for path in now
+        if path in before and now[path]["sha256"] != before[path]["sha256"]
+    ]
     sources = [name for name in state["needs"] if name in made]
-    return reasons or [f"follows from {' and '.join(sources)}" if sources else "what it is made from changed"]
+    return reasons or [
+        f"follows from {' and '.join(sources)}" if sources else "what it is made from changed"
+    ]
 
 
 @contextmanager
@@ -119,7 +145,9 @@ def opened(folder: Path) -> Iterator[None]:
         raise cannot_write(folder, error) from None
     with file:
         if not lock(file):
-            raise DataError(f"another fusetk prep is at work in {folder}; wait for it, or give another folder")
+            raise DataError(
+                f"another fusetk prep is at work in {folder}; wait for it, or give another folder"
+            )
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
             (folder / BUILDING).mkdir()

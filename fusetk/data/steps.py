@@ -5,7 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusetk.config import Config
-from fusetk.data.config import NFC, Deduplicate, Filter, Lowercase, NormalizePunctuation, Step, Tokenize, Truecase
+from fusetk.data.config import (
+    NFC,
+    Deduplicate,
+    Filter,
+    Lowercase,
+    NormalizePunctuation,
+    Step,
+    Tokenize,
+    Truecase,
+)
 from fusetk.errors import ConfigError
 
 Change = Callable[[str], str]
@@ -19,7 +28,9 @@ def change_of(step: Step, language: str, truecaser: Change | None) -> Change | N
     try:
         handler = HANDLERS[type(step)]
     except KeyError:
-        raise TypeError(f"the step {type(step).__name__} has no handler: add one to fusetk.data.steps.HANDLERS") from None
+        raise TypeError(
+            f"the step {type(step).__name__} has no handler: add one to fusetk.data.steps.HANDLERS"
+        ) from None
     return handler(step, language, truecaser)
 
 
@@ -27,7 +38,9 @@ def _nfc(step: NFC, language: str, truecaser: Change | None) -> Change:
     return nfc
 
 
-def _normalize_punctuation(step: NormalizePunctuation, language: str, truecaser: Change | None) -> Change:
+def _normalize_punctuation(
+    step: NormalizePunctuation, language: str, truecaser: Change | None
+) -> Change:
     from fusetk.data.normalize import Normalizer  # sacremoses takes a while to import
 
     return Normalizer(language)
@@ -75,7 +88,9 @@ def concerns(step: Step, side: str) -> bool:
     return getattr(step, "side", "both") in ("both", side)
 
 
-def changes(steps: Sequence[Step], side: str, language: str, truecaser: Change | None) -> list[Change]:
+def changes(
+    steps: Sequence[Step], side: str, language: str, truecaser: Change | None
+) -> list[Change]:
     """What the steps do to a line of one side, in their order."""
     found = [change_of(step, language, truecaser) for step in steps if concerns(step, side)]
     return [change for change in found if change is not None]
@@ -83,7 +98,11 @@ def changes(steps: Sequence[Step], side: str, language: str, truecaser: Change |
 
 def one_space(line: str) -> str:
     """Words separated by one ASCII space; no other character counts as white space."""
-    return " ".join(word for word in line.split(" ") if word) if "  " in line or line[:1] == " " or line[-1:] == " " else line
+    return (
+        " ".join(word for word in line.split(" ") if word)
+        if "  " in line or line[:1] == " " or line[-1:] == " "
+        else line
+    )
 
 
 def settings(step: Step) -> Mapping[str, Any]:

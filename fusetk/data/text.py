@@ -47,7 +47,9 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
     except UnicodeDecodeError as error:
         raise _not_utf8(name, number, error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: the compressed data are damaged after line {number} ({error}); copy or download the file again") from None
+        raise DataError(
+            f"{name}: the compressed data are damaged after line {number} ({error}); copy or download the file again"
+        ) from None
     except OSError as error:
         raise DataError(f"{name}: reading failed after line {number}: {error.strerror}") from None
 
@@ -55,7 +57,11 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
 def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> DataError:
     byte = error.object[error.start]
     packed = number == 1 and error.object[:2] == b"\x1f\x8b"
-    advice = "this looks like gzip, so name the file .gz" if packed else "convert the file to UTF-8, or repair the line"
+    advice = (
+        "this looks like gzip, so name the file .gz"
+        if packed
+        else "convert the file to UTF-8, or repair the line"
+    )
     where = f"{name}, line {number}: byte 0x{byte:02x} at offset {error.start} of the line"
     return DataError(f"{where} is not UTF-8 ({error.reason}); {advice}")
 
@@ -95,7 +101,9 @@ def locate(prefix: str, language: str) -> Path:
     except OSError as error:
         raise DataError(f"{plain} cannot be read: {error.strerror}") from None
     if all(there):
-        raise DataError(f"both {plain} and {packed.name} exist, and it is not known which is meant; remove or rename one of them")
+        raise DataError(
+            f"both {plain} and {packed.name} exist, and it is not known which is meant; remove or rename one of them"
+        )
     found = packed if there[1] else plain
     if not any(there):
         raise DataError(f"neither {plain} nor {packed.name} exists{_near(plain)}")
@@ -131,7 +139,9 @@ def readable(inputs: Iterable[Path], output: Path) -> None:
 
 def cannot_write(path: Path | str, error: OSError) -> DataError:
     """The error for a path that the system did not let us write."""
-    return DataError(f"{path} cannot be written: {error.strerror}; choose another place or free this one")
+    return DataError(
+        f"{path} cannot be written: {error.strerror}; choose another place or free this one"
+    )
 
 
 def standard_input() -> Iterator[str]:
@@ -160,7 +170,10 @@ def read_pairs(pair: Pair) -> Iterator[tuple[str, str]]:
         count += 1
         yield left, right
     if left is not None or right is not None:
-        lines = [count + (first is not None) + sum(1 for _ in rest) for first, rest in ((left, source), (right, target))]
+        lines = [
+            count + (first is not None) + sum(1 for _ in rest)
+            for first, rest in ((left, source), (right, target))
+        ]
         raise unequal(pair, lines[0], lines[1])
 
 
@@ -172,7 +185,11 @@ def unequal(pair: Pair, source: int, target: int) -> DataError:
         return DataError(f"{counts}; repair them, nothing is cut")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
-    where = f"{shorter.name} seems to end early, after line {end}" if line > end else f"they seem to be out of step from line {line} on"
+    where = (
+        f"{shorter.name} seems to end early, after line {end}"
+        if line > end
+        else f"they seem to be out of step from line {line} on"
+    )
     return DataError(f"{counts}: {where}; repair the files, nothing is cut")
 
 

@@ -78,7 +78,11 @@ class Tokenizer:
             made: list[str | Open] = [self._word(word, "", "") for word in words]
         else:
             middle = self.middle
-            made = [self.first[words[0]], *[middle[word] for word in words[1:-1]], self.last[words[-1]]]
+            made = [
+                self.first[words[0]],
+                *[middle[word] for word in words[1:-1]],
+                self.last[words[-1]],
+            ]
         try:
             return " ".join(made)  # type: ignore[arg-type]
         except TypeError:  # an open word, in few lines
@@ -87,7 +91,10 @@ class Tokenizer:
     def _close(self, words: list[str], made: list["str | Open"]) -> str:
         """Choose the form of the open words by the word that follows; its first character is never moved or dropped."""
         following = [*(self._begins(word) for word in words[1:]), END]
-        return " ".join(item.forms[what] if isinstance(item, Open) else item for item, what in zip(made, following, strict=True))
+        return " ".join(
+            item.forms[what] if isinstance(item, Open) else item
+            for item, what in zip(made, following, strict=True)
+        )
 
     def _begins(self, text: str) -> int:
         if text[0] in self.lower:
@@ -102,8 +109,13 @@ class Tokenizer:
         else:
             tokens = self._tokens(before + word + after)
         final = tokens.pop()
-        forms = {what: self._period(final, what) for what in ((END, LOWER, DIGIT, OTHER) if after else (END,))}
-        finished = {form: self._finish([*tokens, form], last=not after) for form in set(forms.values())}
+        forms = {
+            what: self._period(final, what)
+            for what in ((END, LOWER, DIGIT, OTHER) if after else (END,))
+        }
+        finished = {
+            form: self._finish([*tokens, form], last=not after) for form in set(forms.values())
+        }
         if len(finished) == 1:
             return finished.popitem()[1]
         return Open(tuple(finished[forms[what]] for what in (END, LOWER, DIGIT, OTHER)))
@@ -129,7 +141,11 @@ class Tokenizer:
         prefix = token[:-1]
         if not prefix or token[-1] != ".":
             return token
-        if ("." in prefix and not self.alpha.isdisjoint(prefix)) or prefix in self.prefixes or following == LOWER:
+        if (
+            ("." in prefix and not self.alpha.isdisjoint(prefix))
+            or prefix in self.prefixes
+            or following == LOWER
+        ):
             return token
         if prefix in self.numeric_prefixes and following == DIGIT:
             return token
@@ -168,7 +184,11 @@ def _sub(rule: tuple[re.Pattern[str], str], text: str) -> str:
 def _apostrophes(moses: MosesTokenizer) -> Sequence[tuple[re.Pattern[str], str]]:
     if moses.lang == "en":
         return moses.ENGLISH_SPECIFIC_APOSTROPHE
-    return moses.FR_IT_SPECIFIC_APOSTROPHE if moses.lang in ("fr", "it") else [moses.NON_SPECIFIC_APOSTROPHE]
+    return (
+        moses.FR_IT_SPECIFIC_APOSTROPHE
+        if moses.lang in ("fr", "it")
+        else [moses.NON_SPECIFIC_APOSTROPHE]
+    )
 
 
 def _glue(words: list[str]) -> list[str]:

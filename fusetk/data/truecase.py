@@ -61,7 +61,15 @@ class Truecaser:
             for forms in self.cases.values():
                 total = sum(forms.values())
                 first, *others = forms.items()
-                file.write(" ".join([f"{first[0]} ({first[1]}/{total})", *(f"{form} ({n})" for form, n in others)]) + "\n")
+                file.write(
+                    " ".join(
+                        [
+                            f"{first[0]} ({first[1]}/{total})",
+                            *(f"{form} ({n})" for form, n in others),
+                        ]
+                    )
+                    + "\n"
+                )
 
     @classmethod
     def load(cls, path: Path) -> "Truecaser":
@@ -73,7 +81,9 @@ class Truecaser:
                 counts = [int(float(part.strip("()").split("/")[0])) for part in parts[1::2]]
                 cases[parts[0].lower()] = dict(zip(parts[::2], counts, strict=True))
             except ValueError:
-                raise DataError(f"{path}, line {number}: not a line of a truecasing model (`Word (12/14) word (2)`)") from None
+                raise DataError(
+                    f"{path}, line {number}: not a line of a truecasing model (`Word (12/14) word (2)`)"
+                ) from None
         return cls(cases)
 
 

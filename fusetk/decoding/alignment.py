@@ -43,18 +43,30 @@ def parse(text: str) -> Which:
     return Which(layer, head)
 
 
-def attention(found: Mapping[str, Sequence[Tensor]], which: Which, rows: int, positions: int) -> Tensor:
+def attention(
+    found: Mapping[str, Sequence[Tensor]], which: Which, rows: int, positions: int
+) -> Tensor:
     """What one call of a model's ``decode`` recorded under ``PATTERN`` -> (rows, T, positions), float32, each (r, t) summing to 1.
 
     ``rows`` are the hypotheses that it read, B * K, those of a sentence together; ``positions`` those of the source, S. Attention to
     source and target in one softmax counts by what it gives to the source, so a head that looks at the target says little. Raises
     ConfigError for a layer or head that the model does not have.
     """
-    layers = {int(match[1]): values[-1] for name, values in found.items() if (match := _NAME.fullmatch(name))}
+    layers = {
+        int(match[1]): values[-1]
+        for name, values in found.items()
+        if (match := _NAME.fullmatch(name))
+    }
     if not layers:
-        raise ConfigError("this model has no attention to the source, so nothing is known of alignments")
-    numbers = sorted(layers) if which.layer is None else [_number(which.layer, sorted(layers), "layer")]
-    mean = torch.stack([_heads(layers[number], which.head, positions) for number in numbers]).mean(0)  # (B, K * T, S)
+        raise ConfigError(
+            "this model has no attention to the source, so nothing is known of alignments"
+        )
+    numbers = (
+        sorted(layers) if which.layer is None else [_number(which.layer, sorted(layers), "layer")]
+    )
+    mean = torch.stack([_heads(layers[number], which.head, positions) for number in numbers]).mean(
+        0
+    )  # (B, K * T, S)
     mean = mean.view(rows, -1, positions)
     return mean / mean.sum(-1, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
 
@@ -73,8 +85,14 @@ def _number(asked: int, there: Sequence[int], what: str) -> int:
         return asked
     if -len(there) <= asked < 0:
         return there[asked]
-    known = f"{there[0]} to {there[-1]}" if len(there) == there[-1] - there[0] + 1 > 1 else ", ".join(map(str, there))
-    raise ConfigError(f"there is no {what} {asked} of attention to the source; the model has {known}")
+    known = (
+        f"{there[0]} to {there[-1]}"
+        if len(there) == there[-1] - there[0] + 1 > 1
+        else ", ".join(map(str, there))
+    )
+    raise ConfigError(
+        f"there is no {what} {asked} of attention to the source; the model has {known}"
+    )
 
 
 def hard(weights: np.ndarray) -> list[tuple[int, int]]:

@@ -71,8 +71,12 @@ class Hypothesis(NamedTuple):
 
 @torch.inference_mode()
 def search(
-    models: Sequence[Seq2Seq], src: Tensor, src_mask: Tensor, config: SearchConfig, demands: Sequence[Demand] | None = None
-) -> list[list[Hypothesis]]:  # fmt: skip
+    models: Sequence[Seq2Seq],
+    src: Tensor,
+    src_mask: Tensor,
+    config: SearchConfig,
+    demands: Sequence[Demand] | None = None,
+) -> list[list[Hypothesis]]:
     """The n best translations of each sentence, best first; fewer if the vocabulary, the maximum length or what is asked allow fewer.
 
     ``models`` in evaluation mode, more than one are an ensemble; ids and mask (B, S), every row with its end mark; ``demands`` for
@@ -84,15 +88,22 @@ def search(
     scorer = Scorer(models, config.ensemble, Which() if config.coverage_penalty else None)
     states = scorer.start(src, src_mask)
     if groups > 1:
-        states = scorer.select(states, torch.arange(len(src), device=src.device).repeat_interleave(groups), None)
+        states = scorer.select(
+            states, torch.arange(len(src), device=src.device).repeat_interleave(groups), None
+        )
     finished = _Finished(rules, config)
-    live, broken = _begin(src, src_mask, rules, config), torch.zeros((), dtype=torch.bool, device=src.device)
+    live, broken = (
+        _begin(src, src_mask, rules, config),
+        torch.zeros((), dtype=torch.bool, device=src.device),
+    )
     for length in range(1, rules.longest + 1):
         step = scorer.step(live.prefix[:, :, -1].flatten(), states)
         rules.apply(step.values, live.unit, live.prefix, length, live.met)
         if live.coverage is not None and step.attention is not None:
             live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
-        best = (_extend if groups == 1 else _extend_groups)(live, step.values, step.normaliser, config, rules)
+        best = (_extend if groups == 1 else _extend_groups)(
+            live, step.values, step.normaliser, config, rules
+        )
         broken = broken | best.score.isnan().any()
         finished.add(live, best, length)
         live, parent = _go_on(live, best)
@@ -115,7 +126,9 @@ class _Live(NamedTuple):
     prefix: Tensor  # (A, W, t), the begin mark first
     score: Tensor  # (A, W); DEAD where there are fewer than W
     met: Tensor | None  # (A, W) tokens of the phrases that must be there
-    coverage: Tensor | None  # (A, W, S) attention that source tokens got; 1 where it does not matter
+    coverage: (
+        Tensor | None
+    )  # (A, W, S) attention that source tokens got; 1 where it does not matter
 
 
 class _Best(NamedTuple):
@@ -138,10 +151,18 @@ def _begin(src: Tensor, src_mask: Tensor, rules: Rules, config: SearchConfig) ->
         matters = src_mask & src_mask.roll(-1, 1)  # source tokens without the end mark
         matters[:, -1] = False
         coverage = (~matters).float()[:, None].repeat_interleave(config.groups, 0)
-    return _Live(unit, src.new_full((len(unit), 1, 1), BOS), torch.zeros(len(unit), 1, device=src.device), met, coverage)
+    return _Live(
+        unit,
+        src.new_full((len(unit), 1, 1), BOS),
+        torch.zeros(len(unit), 1, device=src.device),
+        met,
+        coverage,
+    )
 
 
-def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules) -> _Best:
+def _extend(
+    live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules
+) -> _Best:
     """The candidates that steps 1 and 2 of the definition need, from values (A * W, V) and normalisers (A * W, 1).
 
     One hypothesis has at most one candidate with the end mark, so its K + 1 best tokens hold all that matters of it, and
@@ -170,8 +191,15 @@ def _extend(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfi
     token = token.view(searches, -1).gather(1, order)
     ended = token == EOS
     if live.met is not None and constraints is not None:
-        met = constraints.advance(live.unit, live.met.gather(1, parent), token, inside.gather(1, parent))
-        return _by_banks(_Best(score, parent, token, ended, ended, met), constraints.left(live.unit, met), constraints.banks, beam)
+        met = constraints.advance(
+            live.unit, live.met.gather(1, parent), token, inside.gather(1, parent)
+        )
+        return _by_banks(
+            _Best(score, parent, token, ended, ended, met),
+            constraints.left(live.unit, met),
+            constraints.banks,
+            beam,
+        )
     chosen = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
     ends = ended.clone()
     ends[:, beam:] = False
@@ -189,7 +217,9 @@ def _by_banks(best: _Best, left: Tensor, banks: int, beam: int) -> _Best:
     return best._replace(ends=ends, chosen=turn.sort(dim=1, stable=True).indices[:, :beam])
 
 
-def _extend_groups(live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules) -> _Best:
+def _extend_groups(
+    live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules
+) -> _Best:
     """The same for groups, one after the other, each less the cost of what those before it chose."""
     groups, width = config.groups, live.score.shape[1]
     values = (values - normaliser).view(-1, groups, width, values.shape[1])
@@ -198,12 +228,17 @@ def _extend_groups(live: _Live, values: Tensor, normaliser: Tensor, config: Sear
     found = []
     for group in range(groups):
         mine = map_tensors(itemgetter(slice(group, None, groups)), live)
-        best = _extend(mine, (values[:, group] - cost[:, None]).flatten(0, 1), nothing, config, rules)
+        best = _extend(
+            mine, (values[:, group] - cost[:, None]).flatten(0, 1), nothing, config, rules
+        )
         best = best._replace(score=best.score + cost.gather(1, best.token))
         found.append(best)
         going = best.score.masked_fill(best.token == EOS, DEAD).gather(1, best.chosen) > DEAD
         cost.scatter_add_(1, best.token.gather(1, best.chosen), going * config.diversity)
-    together: Any = (None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1) for parts in zip(*found, strict=True))
+    together: Any = (
+        None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
+        for parts in zip(*found, strict=True)
+    )
     return _Best(*together)
 
 
@@ -213,14 +248,19 @@ def _go_on(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
     chosen = best.chosen
     score = best.score.masked_fill(best.token == EOS, DEAD).gather(1, chosen)
     token = best.token.gather(1, chosen)
-    rows = best.parent.gather(1, chosen) + torch.arange(0, searches * width, width, device=chosen.device)[:, None]
+    rows = (
+        best.parent.gather(1, chosen)
+        + torch.arange(0, searches * width, width, device=chosen.device)[:, None]
+    )
     prefix = torch.cat((live.prefix.flatten(0, 1)[rows], token[:, :, None]), dim=2)
     met = None if best.met is None else best.met.gather(1, chosen)
     coverage = None if live.coverage is None else live.coverage.flatten(0, 1)[rows]
     return _Live(live.unit, prefix, score, met, coverage), rows
 
 
-def _leave(live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer, states: list) -> tuple[_Live, list]:
+def _leave(
+    live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer, states: list
+) -> tuple[_Live, list]:
     """Bring the states into the order of the live hypotheses; let sentences whose searches are done (A,) leave if it pays."""
     over = done if groups == 1 else done.view(-1, groups).all(1)
     flags = over.tolist()  # the one wait for the device in a step
@@ -233,7 +273,11 @@ def _leave(live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer,
         unmoved = rows.shape[1] == 1  # greedy search
         return live, scorer.select(states, None if unmoved else rows.flatten(), None)
     stay = torch.tensor([i for i, flag in enumerate(flags) if not flag], device=done.device)
-    units = stay if groups == 1 else (stay[:, None] * groups + torch.arange(groups, device=stay.device)).flatten()
+    units = (
+        stay
+        if groups == 1
+        else (stay[:, None] * groups + torch.arange(groups, device=stay.device)).flatten()
+    )
     states = scorer.select(states, rows[units].flatten(), stay)
     return select(live, units), states
 
@@ -270,18 +314,25 @@ class _Finished:
         score = score.gather(1, order)
         rows = best.parent.gather(1, order)[:, :, None].expand(-1, -1, length)
         prefix = F.pad(live.prefix.gather(1, rows)[:, :, 1:], (0, self.ids.shape[2] - length + 1))
-        normalized, order = torch.cat((self.normalized[here], new), dim=1).sort(dim=1, descending=True, stable=True)
+        normalized, order = torch.cat((self.normalized[here], new), dim=1).sort(
+            dim=1, descending=True, stable=True
+        )
         order = order[:, :n]
         self.normalized[here] = normalized[:, :n]
         self.score[here] = torch.cat((self.score[here], score), dim=1).gather(1, order)
-        self.length[here] = F.pad(self.length[here], (0, score.shape[1]), value=length).gather(1, order)
+        self.length[here] = F.pad(self.length[here], (0, score.shape[1]), value=length).gather(
+            1, order
+        )
         ids = torch.cat((self.ids[here], prefix), dim=1)
         self.ids[here] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
 
     def done(self, live: _Live, length: int) -> Tensor:
         """Which of the searches that go on are done (A,) after tokens number ``length``."""
         here = live.unit
-        done = bound(live.score.amax(1), length, self.limit[here], self.longest, self.config) <= self.normalized[here, -1]
+        done = (
+            bound(live.score.amax(1), length, self.limit[here], self.longest, self.config)
+            <= self.normalized[here, -1]
+        )
         if self.config.stop == "first" or self.beam == 1:
             done |= self.count[here] >= self.n_best
         elif self.config.stop == "beam":
@@ -290,11 +341,23 @@ class _Finished:
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """What was found for each sentence, best first."""
-        rows = zip(self.ids.tolist(), self.length.tolist(), self.score.tolist(), self.normalized.tolist(), strict=True)
-        found = [[Hypothesis(i[: n - 1], s, v) for i, n, s, v in zip(*row, strict=True) if s > DEAD] for row in rows]
+        rows = zip(
+            self.ids.tolist(),
+            self.length.tolist(),
+            self.score.tolist(),
+            self.normalized.tolist(),
+            strict=True,
+        )
+        found = [
+            [Hypothesis(i[: n - 1], s, v) for i, n, s, v in zip(*row, strict=True) if s > DEAD]
+            for row in rows
+        ]
         if self.config.groups == 1:
             return found
-        return [_merged(found[i : i + self.config.groups], self.config.n_best) for i in range(0, len(found), self.config.groups)]
+        return [
+            _merged(found[i : i + self.config.groups], self.config.n_best)
+            for i in range(0, len(found), self.config.groups)
+        ]
 
 
 def _merged(groups: Sequence[Sequence[Hypothesis]], most: int) -> list[Hypothesis]:

@@ -74,15 +74,23 @@ class SearchConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> "SearchConfig":
-        given = {key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default}
+        given = {
+            key
+            for key, field in type(self).model_fields.items()
+            if getattr(self, key) != field.default
+        }
         if self.sample:
             if useless := given & {"groups", "diversity", "coverage_penalty"}:
-                raise ValueError(f"{min(useless)} is of the search and does nothing to samples: leave out that, or sample")
+                raise ValueError(
+                    f"{min(useless)} is of the search and does nothing to samples: leave out that, or sample"
+                )
             return self
         if self.n_best > self.beam:
             raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
         if self.beam % self.groups:
-            raise ValueError(f"beam {self.beam} cannot be parted into {self.groups} groups of one size")
+            raise ValueError(
+                f"beam {self.beam} cannot be parted into {self.groups} groups of one size"
+            )
         if "diversity" in given and self.groups == 1:
             raise ValueError("diversity is of groups: set groups, too")
         if useless := given & {"temperature", "top_k", "top_p", "seed"}:

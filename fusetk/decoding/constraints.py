@@ -23,13 +23,20 @@ Phrases = Sequence[Sequence[int]]
 class Constraints:
     """Of U searches; ``unit`` (A,) below says which of them are asked about, ``met`` (A, W) how many tokens their hypotheses have met."""
 
-    def __init__(self, wanted: Sequence[Phrases], inside: Container[int], groups: int, device: torch.device):
+    def __init__(
+        self, wanted: Sequence[Phrases], inside: Container[int], groups: int, device: torch.device
+    ):
         """``wanted`` in each sentence; ``groups`` searches stand together for one. Behind tokens ``inside`` a word goes on."""
         most = max((sum(map(len, phrases)) for phrases in wanted), default=0)
         kinds = max((len(_tokens(phrases)) for phrases in wanted), default=0)
-        total, tokens = torch.zeros(len(wanted), dtype=torch.long), torch.full((len(wanted), most + 1), PAD)
+        total, tokens = (
+            torch.zeros(len(wanted), dtype=torch.long),
+            torch.full((len(wanted), most + 1), PAD),
+        )
         begun, seen = torch.zeros_like(tokens), torch.full((len(wanted), kinds), -1)
-        after = torch.zeros(len(wanted), most + 1, kinds + 1, dtype=torch.long)  # the last column: any other token
+        after = torch.zeros(
+            len(wanted), most + 1, kinds + 1, dtype=torch.long
+        )  # the last column: any other token
         for unit, phrases in enumerate(wanted):
             distinct = _tokens(phrases)
             seen[unit, : len(distinct)] = torch.tensor(distinct, dtype=torch.long)
@@ -37,11 +44,18 @@ class Constraints:
             for phrase in phrases:
                 for met, token in enumerate(phrase):
                     tokens[unit, start + met], begun[unit, start + met] = token, start
-                    row = [start + _kept([*phrase[:met], other], phrase, inside) for other in distinct]
-                    after[unit, start + met] = torch.tensor([*row, *[start] * (kinds + 1 - len(row))])
+                    row = [
+                        start + _kept([*phrase[:met], other], phrase, inside) for other in distinct
+                    ]
+                    after[unit, start + met] = torch.tensor(
+                        [*row, *[start] * (kinds + 1 - len(row))]
+                    )
                 start += len(phrase)
             total[unit], begun[unit, start], after[unit, start] = start, start, start
-        found = (tensor.to(device).repeat_interleave(groups, 0) for tensor in (total, tokens, begun, seen, after))
+        found = (
+            tensor.to(device).repeat_interleave(groups, 0)
+            for tensor in (total, tokens, begun, seen, after)
+        )
         self.total, self.tokens, self.begun, self.seen, self.after = found
         self.banks = most + 1
 
@@ -77,4 +91,6 @@ def _tokens(phrases: Phrases) -> list[int]:
 def _kept(tokens: Sequence[int], phrase: Sequence[int], inside: Container[int]) -> int:
     """The length of the longest beginning of ``phrase`` that ``tokens``, the first of which begins a word, end in."""
     starts = (i for i in range(len(tokens)) if i == 0 or tokens[i - 1] not in inside)
-    return next((len(tokens) - i for i in starts if list(tokens[i:]) == list(phrase[: len(tokens) - i])), 0)
+    return next(
+        (len(tokens) - i for i in starts if list(tokens[i:]) == list(phrase[: len(tokens) - i])), 0
+    )

@@ -32,19 +32,31 @@ from fusetk.models.seq2seq import Seq2Seq
 
 @torch.inference_mode()
 def sample(
-    models: Sequence[Seq2Seq], src: Tensor, src_mask: Tensor, config: SearchConfig, demands: Sequence[Demand] | None = None
-) -> list[list[Hypothesis]]:  # fmt: skip
+    models: Sequence[Seq2Seq],
+    src: Tensor,
+    src_mask: Tensor,
+    config: SearchConfig,
+    demands: Sequence[Demand] | None = None,
+) -> list[list[Hypothesis]]:
     """``n_best`` samples of each sentence, the likeliest first. Arguments as of ``fusetk.decoding.beam.search``.
 
     Raises ConfigError where phrases must be there, Diverged if a model returns NaN.
     """
     demands = demands or [Demand()] * len(src)
     if any(demand.constraints for demand in demands):
-        raise ConfigError("phrases that a translation must contain can be searched for but not sampled: leave out sample, or the phrases")
+        raise ConfigError(
+            "phrases that a translation must contain can be searched for but not sampled: leave out sample, or the phrases"
+        )
     count, device, rules = config.n_best, src.device, Rules(models, src_mask, config, demands)
-    keys = torch.from_numpy(_keys(config.seed, [demand.line for demand in demands], count, rules.longest)).to(device)
+    keys = torch.from_numpy(
+        _keys(config.seed, [demand.line for demand in demands], count, rules.longest)
+    ).to(device)
     scorer = Scorer(models, config.ensemble)
-    states = scorer.select(scorer.start(src, src_mask), torch.arange(len(src), device=device).repeat_interleave(count), None)
+    states = scorer.select(
+        scorer.start(src, src_mask),
+        torch.arange(len(src), device=device).repeat_interleave(count),
+        None,
+    )
     ids = src.new_zeros(len(src), count, rules.longest)
     scores, lengths = torch.zeros(len(src), count, device=device), src.new_zeros(len(src), count)
     unit, prefix = torch.arange(len(src), device=device), src.new_full((len(src), count, 1), BOS)
@@ -53,7 +65,11 @@ def sample(
         plain = step.values.clone()
         rules.apply(step.values, unit, prefix, length, None)
         token = _draw(step.values, keys[unit, :, length - 1].flatten(), config)
-        gained = (plain.gather(1, token) - step.normaliser).masked_fill(step.values.gather(1, token) == DEAD, DEAD).view(len(unit), count)
+        gained = (
+            (plain.gather(1, token) - step.normaliser)
+            .masked_fill(step.values.gather(1, token) == DEAD, DEAD)
+            .view(len(unit), count)
+        )
         token, going = token.view(len(unit), count), lengths[unit] == 0
         scores[unit] += gained.masked_fill(~going, 0)
         ids[unit, :, length - 1] = token
@@ -69,7 +85,14 @@ def sample(
     if scores.isnan().any():
         raise Diverged()
     drawn = zip(ids.tolist(), lengths.tolist(), scores.tolist(), strict=True)
-    found = [[Hypothesis(i[: n - 1], s, value(s, n, config)) for i, n, s in zip(*one, strict=True) if s > DEAD] for one in drawn]
+    found = [
+        [
+            Hypothesis(i[: n - 1], s, value(s, n, config))
+            for i, n, s in zip(*one, strict=True)
+            if s > DEAD
+        ]
+        for one in drawn
+    ]
     return [sorted(several, key=lambda one: -one.normalized) for several in found]
 
 
@@ -78,13 +101,20 @@ def _keys(seed: int, lines: Sequence[int], count: int, length: int) -> np.ndarra
     found = np.empty((len(lines), count, length), np.int64)
     for i, line in enumerate(lines):
         for n in range(count):
-            found[i, n] = np.random.Philox(key=np.array([seed, line], np.uint64), counter=[0, 0, 0, n]).random_raw(length).view(np.int64)
+            found[i, n] = (
+                np.random.Philox(key=np.array([seed, line], np.uint64), counter=[0, 0, 0, n])
+                .random_raw(length)
+                .view(np.int64)
+            )
     return found
 
 
 def _draw(values: Tensor, keys: Tensor, config: SearchConfig) -> Tensor:
     """Tokens (R, 1) drawn by keys (R,) from unnormalised log-probabilities (R, V)."""
-    values, token = values / config.temperature, torch.arange(values.shape[1], device=values.device)[None]
+    values, token = (
+        values / config.temperature,
+        torch.arange(values.shape[1], device=values.device)[None],
+    )
     if config.top_k or config.top_p < 1:
         values, token = values.sort(dim=1, descending=True, stable=True)
         values, token = values[:, : config.top_k or None], token[:, : config.top_k or None]

@@ -30,7 +30,12 @@ class Scorer:
     ``attention`` that is wanted, if any.
     """
 
-    def __init__(self, models: Sequence[Seq2Seq], mean: str = "probability", attention: alignment.Which | None = None):
+    def __init__(
+        self,
+        models: Sequence[Seq2Seq],
+        mean: str = "probability",
+        attention: alignment.Which | None = None,
+    ):
         self.models = list(models)
         self.mean = mean
         self.attention = attention
@@ -44,21 +49,31 @@ class Scorer:
         """Read one token of each hypothesis (R,)."""
         values, grown, attention = [], [], []
         for model, state in zip(self.models, states, strict=True):
-            listening: AbstractContextManager[dict] = nullcontext({}) if self.attention is None else trace.listen(alignment.PATTERN)
+            listening: AbstractContextManager[dict] = (
+                nullcontext({}) if self.attention is None else trace.listen(alignment.PATTERN)
+            )
             with listening as found:
                 features, state = model.decode(tokens[:, None], state)
             values.append(model.output(features[:, 0]).float())
             grown.append(state)
             if self.attention is not None:
-                attention.append(alignment.attention(found, self.attention, len(tokens), self.positions)[:, 0])
+                attention.append(
+                    alignment.attention(found, self.attention, len(tokens), self.positions)[:, 0]
+                )
         attended = torch.stack(attention).mean(0) if attention else None
         if len(values) == 1:
             return Step(values[0], values[0].logsumexp(-1, keepdim=True), grown, attended)
         together = torch.stack([value.log_softmax(-1) for value in values])
-        mean = together.mean(0) if self.mean == "log" else together.logsumexp(0) - math.log(len(values))
+        mean = (
+            together.mean(0)
+            if self.mean == "log"
+            else together.logsumexp(0) - math.log(len(values))
+        )
         return Step(mean, mean.new_zeros(len(mean), 1), grown, attended)
 
-    def select(self, states: Sequence[State], hypotheses: Tensor | None, sentences: Tensor | None) -> list[State]:
+    def select(
+        self, states: Sequence[State], hypotheses: Tensor | None, sentences: Tensor | None
+    ) -> list[State]:
         """States with those rows of what moves with hypotheses, and those of what is fixed for a sentence; None keeps all."""
         return [
             State(

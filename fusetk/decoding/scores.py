@@ -41,7 +41,9 @@ LEAST = 1e-6  # attention that a source token has at least, so that one without 
 
 def value(score: Score, length: int, config: SearchConfig) -> Score:
     """Of finished hypotheses of one length, without coverage."""
-    return (score - config.word_penalty * length) / PENALTIES[config.penalty](float(length), config.normalize)
+    return (score - config.word_penalty * length) / PENALTIES[config.penalty](
+        float(length), config.normalize
+    )
 
 
 def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: SearchConfig) -> Tensor:
@@ -52,7 +54,9 @@ def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: Searc
     if not config.word_penalty:
         return score / penalty(limit.float(), config.normalize)
     lengths = torch.arange(length + 1, max(length + 1, longest) + 1, device=score.device)
-    values = (score[:, None] - config.word_penalty * lengths) / penalty(lengths.float(), config.normalize)
+    values = (score[:, None] - config.word_penalty * lengths) / penalty(
+        lengths.float(), config.normalize
+    )
     return values.masked_fill(lengths > limit[:, None], -torch.inf).amax(1)
 
 

@@ -50,7 +50,9 @@ class Arrivals:
             self.lines.append(b"".join(self.rest))
 
 
-def chunks(lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True, before: int = 0) -> Iterator[list[Item]]:
+def chunks(
+    lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True, before: int = 0
+) -> Iterator[list[Item]]:
     """At most ``most`` lines at a time, fewer when no more is ``ready``.
 
     Where so many lines are done ``before``, the first chunk ends where it would have ended without a break: chunks, and with them

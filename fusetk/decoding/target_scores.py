@@ -27,12 +27,18 @@ class Forced(NamedTuple):
     """What models make of a given translation of T tokens."""
 
     scores: list[float]  # natural-log probability of each token, then of the end mark
-    attention: np.ndarray | None  # (T + 1, S) float32, S source positions, the end mark counted; each row sums to 1
+    attention: (
+        np.ndarray | None
+    )  # (T + 1, S) float32, S source positions, the end mark counted; each row sums to 1
 
 
 @torch.inference_mode()
 def force(
-    models: Sequence[Seq2Seq], pairs: Pairs, ensemble: str = "probability", batch_tokens: int = BATCH_TOKENS, attention: Which | None = None
+    models: Sequence[Seq2Seq],
+    pairs: Pairs,
+    ensemble: str = "probability",
+    batch_tokens: int = BATCH_TOKENS,
+    attention: Which | None = None,
 ) -> list[Forced]:
     """Read each pair of source ids, the end mark last, and target ids without marks.
 
@@ -44,17 +50,23 @@ def force(
     check_length(models, pairs)
     device = next(models[0].parameters()).device
     found: dict[int, Forced] = {}
-    for indices in batches([(len(source), len(target) + 1) for source, target in pairs], batch_tokens):
+    for indices in batches(
+        [(len(source), len(target) + 1) for source, target in pairs], batch_tokens
+    ):
         batch = collate([pairs[i] for i in indices]).to(device)
         each, weights = zip(*(_read(model, batch, attention) for model in models), strict=True)
         scores = torch.stack(each)  # (models, N)
-        mean = (scores.mean(0) if ensemble == "log" else scores.logsumexp(0) - math.log(len(scores))).cpu()
+        mean = (
+            scores.mean(0) if ensemble == "log" else scores.logsumexp(0) - math.log(len(scores))
+        ).cpu()
         if mean.isnan().any():
             raise Diverged()
         attended = None if attention is None else torch.stack(weights).mean(0).cpu().numpy()
         lengths = [len(pairs[i][1]) + 1 for i in indices]
         for row, (i, mine) in enumerate(zip(indices, mean.split(lengths), strict=True)):
-            seen = None if attended is None else attended[row, : len(mine), : len(pairs[i][0])].copy()
+            seen = (
+                None if attended is None else attended[row, : len(mine), : len(pairs[i][0])].copy()
+            )
             found[i] = Forced(mine.tolist(), seen)
     return [found[i] for i in range(len(pairs))]
 
@@ -67,10 +79,14 @@ def _read(model: Seq2Seq, batch: Batch, which: Which | None) -> tuple[Tensor, Te
         with trace.listen(alignment.PATTERN) as found:
             features = model(batch.src, batch.src_mask, batch.tgt_in)
         weights = alignment.attention(found, which, *batch.src.shape)
-    return log_probabilities(model.output, features.flatten(0, 1)[batch.real], batch.tgt_out.flatten()[batch.real]), weights
+    return log_probabilities(
+        model.output, features.flatten(0, 1)[batch.real], batch.tgt_out.flatten()[batch.real]
+    ), weights
 
 
-def log_probabilities(output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor) -> Tensor:
+def log_probabilities(
+    output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor
+) -> Tensor:
     """Features (N, D) and the tokens (N,) that they are to predict -> natural-log probabilities (N,), float32."""
     rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // len(output.weight))
     found = []
@@ -107,8 +123,16 @@ def batches(lengths: Sequence[tuple[int, int]], most: int) -> Iterator[list[int]
 
 def check_length(models: Sequence[Seq2Seq], pairs: Pairs) -> None:
     """Raise DataError for pairs, as ``force`` reads them, of which one is longer than the models' positions."""
-    limit = min((limit for model in models if (limit := getattr(model, "max_positions", None)) is not None), default=math.inf)
-    longest = {"source": [len(source) - 1 for source, _ in pairs], "target": [len(target) for _, target in pairs]}
+    limit = min(
+        (limit for model in models if (limit := getattr(model, "max_positions", None)) is not None),
+        default=math.inf,
+    )
+    longest = {
+        "source": [len(source) - 1 for source, _ in pairs],
+        "target": [len(target) for _, target in pairs],
+    }
     for side, lengths in longest.items():
         if max(lengths, default=0) >= limit:
-            raise DataError(f"a {side} sentence of {max(lengths)} tokens is too long: with its mark the model has {limit} positions")
+            raise DataError(
+                f"a {side} sentence of {max(lengths)} tokens is too long: with its mark the model has {limit} positions"
+            )

@@ -20,15 +20,22 @@ class Demand(NamedTuple):
     prefix: Sequence[int] = ()  # what it begins with
     constraints: Phrases = ()  # what it contains, in this order
     line: int = 0  # the sentence's number, for samples
-    inside: frozenset[int] = frozenset()  # tokens that the next one continues: no phrase begins behind them
+    inside: frozenset[int] = (
+        frozenset()
+    )  # tokens that the next one continues: no phrase begins behind them
 
 
 class Rules:
     """Of U searches, each for a sentence; the R rows of ``values`` below are W hypotheses of each of those in ``unit`` (A,)."""
 
     def __init__(
-        self, models: Sequence[Seq2Seq], src_mask: Tensor, config: SearchConfig, demands: Sequence[Demand] | None, groups: int = 1
-    ):  # fmt: skip
+        self,
+        models: Sequence[Seq2Seq],
+        src_mask: Tensor,
+        config: SearchConfig,
+        demands: Sequence[Demand] | None,
+        groups: int = 1,
+    ):
         """``src_mask`` (B, S) with end marks; each sentence is searched for by ``groups`` units that stand together."""
         demands = demands or [Demand()] * len(src_mask)
         minima = length_minima(src_mask, config)
@@ -39,21 +46,33 @@ class Rules:
         self._last, self._least = {*limits}, max(minima, default=0)
 
         def of_units(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, device=src_mask.device, dtype=torch.long).repeat_interleave(groups)
+            return torch.tensor(values, device=src_mask.device, dtype=torch.long).repeat_interleave(
+                groups
+            )
 
-        self.limit, self.minimum = of_units(limits), of_units(minima)  # (U,), the end mark counted in the limit only
+        self.limit, self.minimum = (
+            of_units(limits),
+            of_units(minima),
+        )  # (U,), the end mark counted in the limit only
         self.prefix = None
         if any(demand.prefix for demand in demands):
             most = max(len(demand.prefix) for demand in demands)
-            rows = torch.tensor([[*demand.prefix, *[-1] * (most - len(demand.prefix))] for demand in demands], device=src_mask.device)
+            rows = torch.tensor(
+                [[*demand.prefix, *[-1] * (most - len(demand.prefix))] for demand in demands],
+                device=src_mask.device,
+            )
             self.prefix = rows.repeat_interleave(groups, 0)  # (U, P)
         self.constraints = None
         if any(demand.constraints for demand in demands):
             inside = frozenset().union(*(demand.inside for demand in demands))
-            self.constraints = Constraints([demand.constraints for demand in demands], inside, groups, src_mask.device)
+            self.constraints = Constraints(
+                [demand.constraints for demand in demands], inside, groups, src_mask.device
+            )
             self._inside = torch.tensor(sorted(inside), device=src_mask.device, dtype=torch.long)
 
-    def apply(self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None) -> None:
+    def apply(
+        self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None
+    ) -> None:
         """Forbid tokens of values (R, V), in place, for hypotheses (A, W, length) that begin with the begin mark and are to get their
         token number ``length``; what is forbidden keeps its probability. ``met`` (A, W) as in ``Constraints``. The next token of a
         phrase, and one that must come, are never forbidden.
@@ -75,7 +94,9 @@ class Rules:
         if length <= self.shortest:
             values[:, EOS] = DEAD
         elif length <= self._least:
-            values[:, EOS].masked_fill_((self.minimum[unit] >= length).repeat_interleave(width), DEAD)
+            values[:, EOS].masked_fill_(
+                (self.minimum[unit] >= length).repeat_interleave(width), DEAD
+            )
         if met is not None and self.constraints is not None:
             self._leave_room(values, unit, length, met)
         if self.ngram:
@@ -94,10 +115,14 @@ class Rules:
         assert self.constraints is not None
         rows = self.constraints.left(unit, met).flatten() > 0
         values[:, EOS].masked_fill_(rows, DEAD)
-        next_pressing = self.constraints.pressing(unit, met, self.limit[unit] - length - 1).flatten()
+        next_pressing = self.constraints.pressing(
+            unit, met, self.limit[unit] - length - 1
+        ).flatten()
         values[:, self._inside] = values[:, self._inside].masked_fill(next_pressing[:, None], DEAD)
 
-    def _forced(self, unit: Tensor, length: int, width: int, met: Tensor | None, asked: Tensor | None) -> Tensor | None:
+    def _forced(
+        self, unit: Tensor, length: int, width: int, met: Tensor | None, asked: Tensor | None
+    ) -> Tensor | None:
         """The one token (R,) that each of ``width`` hypotheses may get, -1 where it is free; None where all are. ``asked`` (A, W) are the
         next tokens of phrases.
         """
@@ -115,20 +140,33 @@ class Rules:
 
 def length_minima(src_mask: Tensor, config: SearchConfig) -> list[int]:
     """The fewest tokens of each sentence's translation, the end mark not counted; ``src_mask`` (B, S) with end marks."""
-    return [max(config.min_length, int(config.min_length_factor * length)) for length in (src_mask.sum(1) - 1).tolist()]
+    return [
+        max(config.min_length, int(config.min_length_factor * length))
+        for length in (src_mask.sum(1) - 1).tolist()
+    ]
 
 
 def length_limits(
-    models: Sequence[Seq2Seq], src_mask: Tensor, config: SearchConfig, demands: Sequence[Demand] | None = None
-) -> list[int]:  # fmt: skip
+    models: Sequence[Seq2Seq],
+    src_mask: Tensor,
+    config: SearchConfig,
+    demands: Sequence[Demand] | None = None,
+) -> list[int]:
     """The longest translation of each sentence, the end mark counted: as the settings say, but as long as the minimum or what is asked
     needs, and no longer than the models have positions.
     """
-    positions = [limit for model in models if (limit := getattr(model, "max_positions", None)) is not None]
+    positions = [
+        limit for model in models if (limit := getattr(model, "max_positions", None)) is not None
+    ]
     lengths = (src_mask.sum(1) - 1).tolist()
-    limits = [int(config.max_length_factor * length) + config.max_length_extra for length in lengths]
+    limits = [
+        int(config.max_length_factor * length) + config.max_length_extra for length in lengths
+    ]
     least = length_minima(src_mask, config)
-    asked = [len(demand.prefix) + sum(map(len, demand.constraints)) for demand in demands or [Demand()] * len(lengths)]
+    asked = [
+        len(demand.prefix) + sum(map(len, demand.constraints))
+        for demand in demands or [Demand()] * len(lengths)
+    ]
     limits = [max(several) + 1 for several in zip(limits, least, asked, strict=True)]
     return [min(limit, *positions) for limit in limits] if positions else limits
 

@@ -65,7 +65,13 @@ class Translator:
     between calls, so several threads may use one translator.
     """
 
-    def __init__(self, models: Sequence[Seq2Seq], pipeline: Pipeline, config: SearchConfig, extras: Extras | None = None):
+    def __init__(
+        self,
+        models: Sequence[Seq2Seq],
+        pipeline: Pipeline,
+        config: SearchConfig,
+        extras: Extras | None = None,
+    ):
         self.models = list(models)
         self.pipeline = pipeline
         self.config = config
@@ -75,7 +81,12 @@ class Translator:
         """The best translation of each line, in order; blank for a blank line. See ``n_best``."""
         return [best[0].text if best else "" for best in self.n_best(lines, tokenized)]
 
-    def n_best(self, lines: Sequence[str | Request], tokenized: bool = False, first: int | Sequence[int] = 1) -> list[list[Translation]]:
+    def n_best(
+        self,
+        lines: Sequence[str | Request],
+        tokenized: bool = False,
+        first: int | Sequence[int] = 1,
+    ) -> list[list[Translation]]:
         """The n best translations of each line, best first; none for a line without a word.
 
         ``tokenized`` lines are words as the pipeline makes them (subwords are made here), and so are the translations.
@@ -86,15 +97,22 @@ class Translator:
         numbers = range(first, first + len(lines)) if isinstance(first, int) else first
         tokens = [self.tokens("source", request.text, tokenized) for request in requests]
         sources = [[*self.pipeline.source_vocab.encode(line), EOS] for line in tokens]
-        demands = [self._demand(request, tokenized, number) for request, number in zip(requests, numbers, strict=True)]
+        demands = [
+            self._demand(request, tokenized, number)
+            for request, number in zip(requests, numbers, strict=True)
+        ]
         cut = [self.cut(source, number) for source, number in zip(sources, numbers, strict=True)]
         found = self._find(cut, demands)
         for number, source, several in zip(numbers, cut, found, strict=True):
             if not several and len(source) > 1:
-                log.warning("line %d has no translation: what is asked and forbidden leaves none of that length", number)
+                log.warning(
+                    "line %d has no translation: what is asked and forbidden leaves none of that length",
+                    number,
+                )
         extras = self._extras(cut, found)
         return [
-            [self._translation(line, one, next(extras), tokenized) for one in several] for line, several in zip(tokens, found, strict=True)
+            [self._translation(line, one, next(extras), tokenized) for one in several]
+            for line, several in zip(tokens, found, strict=True)
         ]
 
     def translate_ids(self, sources: Sequence[Ids], first: int = 1) -> list[list[Hypothesis]]:
@@ -115,22 +133,36 @@ class Translator:
     def longest(self) -> int:
         """The most tokens of a source that are read, the end mark not counted."""
         positions = self._positions()
-        return self.config.max_source_length if positions is None else min(self.config.max_source_length, positions - 1)
+        return (
+            self.config.max_source_length
+            if positions is None
+            else min(self.config.max_source_length, positions - 1)
+        )
 
-    def _find(self, sources: Sequence[list[int]], demands: Sequence[Demand]) -> list[list[Hypothesis]]:
+    def _find(
+        self, sources: Sequence[list[int]], demands: Sequence[Demand]
+    ) -> list[list[Hypothesis]]:
         found: list[list[Hypothesis]] = [[] for _ in sources]
         device = next(self.models[0].parameters()).device
         find = sample if self.config.sample else search
         for batch in batches([len(source) for source in sources], self.config):
             rows, mask = pad([sources[i] for i in batch])
             asked = [demands[i] for i in batch]
-            for i, hypotheses in zip(batch, find(self.models, rows.to(device), mask.to(device), self.config, asked), strict=True):
+            for i, hypotheses in zip(
+                batch,
+                find(self.models, rows.to(device), mask.to(device), self.config, asked),
+                strict=True,
+            ):
                 found[i] = hypotheses
         return found
 
     def _demand(self, request: Request, tokenized: bool, line: int) -> Demand:
         prefix = self.encode("target", request.prefix, tokenized)
-        constraints = [ids for phrase in request.constraints if (ids := self.encode("target", phrase, tokenized))]
+        constraints = [
+            ids
+            for phrase in request.constraints
+            if (ids := self.encode("target", phrase, tokenized))
+        ]
         size, most = len(prefix) + sum(map(len, constraints)), self._positions()
         if most is not None and size > most - 1:
             raise DataError(
@@ -138,7 +170,10 @@ class Translator:
                 "one of them for the end mark"
             )
         if UNK in prefix or any(UNK in phrase for phrase in constraints):
-            log.warning("line %d: what its translation must begin with or contain has words that the target vocabulary does not know", line)
+            log.warning(
+                "line %d: what its translation must begin with or contain has words that the target vocabulary does not know",
+                line,
+            )
         return Demand(prefix, constraints, line, self._inside)
 
     @cached_property
@@ -146,14 +181,29 @@ class Translator:
         """The target's tokens that the next one continues."""
         if not self.pipeline.bpe:
             return frozenset()
-        return frozenset(i for i, token in enumerate(self.pipeline.target_vocab.tokens) if token.endswith(JOINER))
+        return frozenset(
+            i for i, token in enumerate(self.pipeline.target_vocab.tokens) if token.endswith(JOINER)
+        )
 
     def _positions(self) -> int | None:
-        return min((most for model in self.models if (most := getattr(model, "max_positions", None)) is not None), default=None)
+        return min(
+            (
+                most
+                for model in self.models
+                if (most := getattr(model, "max_positions", None)) is not None
+            ),
+            default=None,
+        )
 
-    def _extras(self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]) -> Iterator[Forced | None]:
+    def _extras(
+        self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]
+    ) -> Iterator[Forced | None]:
         """What a forced pass says of each hypothesis, if anybody wants to know."""
-        pairs = [(source, one.ids) for source, several in zip(sources, found, strict=True) for one in several]
+        pairs = [
+            (source, one.ids)
+            for source, several in zip(sources, found, strict=True)
+            for one in several
+        ]
         which = self.extras.which
         if not pairs or not (self.extras.word_scores or which):
             return iter([None] * len(pairs))
@@ -165,20 +215,36 @@ class Translator:
         tokens = [int(token) for token in source]
         if len(tokens) <= most + 1:
             return tokens
-        reason = "decoding.max_source_length" if most == self.config.max_source_length else "the positions of the model"
-        log.warning("line %d has %d tokens: only the first %d are translated (%s); split the line", line, len(tokens) - 1, most, reason)
+        reason = (
+            "decoding.max_source_length"
+            if most == self.config.max_source_length
+            else "the positions of the model"
+        )
+        log.warning(
+            "line %d has %d tokens: only the first %d are translated (%s); split the line",
+            line,
+            len(tokens) - 1,
+            most,
+            reason,
+        )
         return [*tokens[:most], EOS]
 
-    def _translation(self, source: list[str], hypothesis: Hypothesis, forced: Forced | None, tokenized: bool) -> Translation:
+    def _translation(
+        self, source: list[str], hypothesis: Hypothesis, forced: Forced | None, tokenized: bool
+    ) -> Translation:
         tokens = self.pipeline.target_vocab.decode(hypothesis.ids)
         shown, attention = tokens, None if forced is None else forced.attention
         if self.extras.replace and attention is not None and UNK in hypothesis.ids:
             shown = self.extras.replace(source, tokens, hard(attention))
         words = self.pipeline.join(shown)
         return Translation(
-            words if tokenized else self.pipeline.raw(words), tokens, hypothesis.score, hypothesis.normalized,
-            forced.scores if forced and self.extras.word_scores else None, attention if self.extras.attention else None,
-        )  # fmt: skip
+            words if tokenized else self.pipeline.raw(words),
+            tokens,
+            hypothesis.score,
+            hypothesis.normalized,
+            forced.scores if forced and self.extras.word_scores else None,
+            attention if self.extras.attention else None,
+        )
 
 
 def batches(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
@@ -189,6 +255,10 @@ def batches(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
-        size = max(1, config.batch_tokens // ((config.n_best if config.sample else config.beam) * lengths[order[start]]))
+        size = max(
+            1,
+            config.batch_tokens
+            // ((config.n_best if config.sample else config.beam) * lengths[order[start]]),
+        )
         yield order[start : start + size]
         start += size

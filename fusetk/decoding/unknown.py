@@ -17,7 +17,9 @@ class Replacement:
         self.dictionary = dictionary or {}
         self.subwords = subwords
 
-    def __call__(self, source: Sequence[str], target: Sequence[str], pairs: Iterable[tuple[int, int]]) -> list[str]:
+    def __call__(
+        self, source: Sequence[str], target: Sequence[str], pairs: Iterable[tuple[int, int]]
+    ) -> list[str]:
         """Source and target tokens and which are aligned, (source, target) from 0 -> target tokens.
 
         A target word with an unknown token in it is replaced as a whole, by one token that is a word. Words in a row that are aligned
@@ -30,22 +32,34 @@ class Replacement:
         found: list[str] = []
         last: range | None = None  # the source word that was put in, if just now
         for word in self._words(target):
-            origin = next((aligned[i] for i in word if target[i] == SPECIAL[UNK] and i in aligned), None)
+            origin = next(
+                (aligned[i] for i in word if target[i] == SPECIAL[UNK] and i in aligned), None
+            )
             if origin is None:
                 found += target[word.start : word.stop]
                 last = None
                 continue
             here = next(place for place in words if origin in place)
             if here != last:
-                original = bpe.join(" ".join(source[here.start : here.stop])) if self.subwords else source[origin]
+                original = (
+                    bpe.join(" ".join(source[here.start : here.stop]))
+                    if self.subwords
+                    else source[origin]
+                )
                 found.append(self.dictionary.get(original, original))
             last = here
         return found
 
     def _words(self, tokens: Sequence[str]) -> list[range]:
         """The tokens of each word."""
-        starts = [i for i in range(len(tokens)) if not (i and self.subwords and tokens[i - 1].endswith(bpe.JOINER))]
-        return [range(start, end) for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+        starts = [
+            i
+            for i in range(len(tokens))
+            if not (i and self.subwords and tokens[i - 1].endswith(bpe.JOINER))
+        ]
+        return [
+            range(start, end) for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)
+        ]
 
 
 def read_dictionary(path: Path | str) -> dict[str, str]:
@@ -57,6 +71,8 @@ def read_dictionary(path: Path | str) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), 1):
         source, tab, target = line.partition("\t")
         if not tab or not target.strip() or "\t" in target or len(source.split()) != 1:
-            raise DataError(f"{path}, line {number}: {line[:40]!r} is not a source word, a tab and a target word")
+            raise DataError(
+                f"{path}, line {number}: {line[:40]!r} is not a source word, a tab and a target word"
+            )
         found.setdefault(source.strip(), target.strip())
     return found

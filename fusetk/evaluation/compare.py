@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
 
-_PIECES = re.compile(r"(\s*)(\w+(?:['’-]\w+)*|\S)")  # words, punctuation marks, and the space before them
+_PIECES = re.compile(
+    r"(\s*)(\w+(?:['’-]\w+)*|\S)"
+)  # words, punctuation marks, and the space before them
 
 
 class Case(NamedTuple):
@@ -39,15 +41,25 @@ class Span(NamedTuple):
 
 
 def cases(
-    sources: Sequence[str], first: Sequence[str], second: Sequence[str], references: Sequence[str] | None,
-    metric: str = "chrf", tokenized: bool = False,
-) -> list[Case]:  # fmt: skip
+    sources: Sequence[str],
+    first: Sequence[str],
+    second: Sequence[str],
+    references: Sequence[str] | None,
+    metric: str = "chrf",
+    tokenized: bool = False,
+) -> list[Case]:
     """All sentences in order, with their scores if there are references. ``tokenized`` text is not tokenised again for BLEU."""
     if references is None:
-        return [Case(n, source, None, a, b) for n, (source, a, b) in enumerate(zip(sources, first, second, strict=True), 1)]
+        return [
+            Case(n, source, None, a, b)
+            for n, (source, a, b) in enumerate(zip(sources, first, second, strict=True), 1)
+        ]
     score = _scorer(metric, tokenized)
     rows = zip(sources, references, first, second, strict=True)
-    return [Case(n, source, r, a, b, (score(a, r), score(b, r))) for n, (source, r, a, b) in enumerate(rows, 1)]
+    return [
+        Case(n, source, r, a, b, (score(a, r), score(b, r)))
+        for n, (source, r, a, b) in enumerate(rows, 1)
+    ]
 
 
 def _scorer(metric: str, tokenized: bool) -> Callable[[str, str], float]:
@@ -55,7 +67,9 @@ def _scorer(metric: str, tokenized: bool) -> Callable[[str, str], float]:
         from sacrebleu.metrics.chrf import CHRF
 
         chrf = CHRF()
-        return lambda hypothesis, reference: float(chrf.sentence_score(hypothesis, [reference]).score)
+        return lambda hypothesis, reference: float(
+            chrf.sentence_score(hypothesis, [reference]).score
+        )
     from sacrebleu.metrics.bleu import BLEU
 
     bleu = BLEU(effective_order=True, tokenize="none" if tokenized else None)

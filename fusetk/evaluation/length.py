@@ -47,7 +47,9 @@ def grouped(rows: Sequence[Row], lengths: Sequence[int]) -> list[list[int]]:
     return [[i for i, length in enumerate(lengths) if row.has(length)] for row in rows]
 
 
-def score_groups(metric: Metric, hypotheses: Sequence[str], groups: Sequence[Sequence[int]]) -> list[Score | None]:
+def score_groups(
+    metric: Metric, hypotheses: Sequence[str], groups: Sequence[Sequence[int]]
+) -> list[Score | None]:
     """The scores of the lines at the places of each group, None for a group without any."""
     rows = metric.count(hypotheses)
     return [metric.score([rows[i] for i in group]) if group else None for group in groups]

@@ -48,7 +48,9 @@ class Options(NamedTuple):
     """What the metrics may be told."""
 
     lowercase: bool = False  # lower-case both sides first; TER always ignores case
-    tokenize: str | None = None  # sacreBLEU's tokeniser; None is its default for the language-neutral case, 13a
+    tokenize: str | None = (
+        None  # sacreBLEU's tokeniser; None is its default for the language-neutral case, 13a
+    )
     compound_split: bool = False  # split words at hyphens first; multi-bleu alone
 
 
@@ -86,13 +88,20 @@ class Counts(NamedTuple):
 
     def precisions(self) -> list[float]:
         """Clipped n-gram precisions, 0 to 1; 0 where there are no n-grams at all."""
-        return [correct / total if total else 0.0 for correct, total in zip(self.correct, self.total, strict=True)]
+        return [
+            correct / total if total else 0.0
+            for correct, total in zip(self.correct, self.total, strict=True)
+        ]
 
     def brevity_penalty(self) -> float:
         """1 for a hypothesis at least as long as the reference; 0 for an empty one, where the script divides by zero."""
         if self.hypothesis_length >= self.reference_length:
             return 1.0
-        return math.exp(1 - self.reference_length / self.hypothesis_length) if self.hypothesis_length else 0.0
+        return (
+            math.exp(1 - self.reference_length / self.hypothesis_length)
+            if self.hypothesis_length
+            else 0.0
+        )
 
     def bleu(self) -> float:
         """BLEU, 0 to 100, without smoothing: 0 as soon as one precision is 0."""
@@ -113,7 +122,10 @@ def count(hypothesis: str, references: Sequence[str]) -> Counts:
     for ngram, times in _ngrams(words).items():
         total[len(ngram) - 1] += times
         correct[len(ngram) - 1] += min(times, allowed[ngram])
-    closest = min((len(reference) for reference in wanted), key=lambda length: (abs(length - len(words)), length))
+    closest = min(
+        (len(reference) for reference in wanted),
+        key=lambda length: (abs(length - len(words)), length),
+    )
     return Counts(tuple(correct), tuple(total), len(words), closest)
 
 
@@ -121,22 +133,36 @@ def add(counts: Sequence[Counts]) -> Counts:
     """The counts of a corpus from those of its sentences."""
     correct = tuple(sum(column) for column in zip(*(c.correct for c in counts), strict=True))
     total = tuple(sum(column) for column in zip(*(c.total for c in counts), strict=True))
-    return Counts(correct, total, sum(c.hypothesis_length for c in counts), sum(c.reference_length for c in counts))
+    return Counts(
+        correct,
+        total,
+        sum(c.hypothesis_length for c in counts),
+        sum(c.reference_length for c in counts),
+    )
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """multi-bleu, 0 to 100, of tokenised lines against one reference each."""
-    return add([count(hypothesis, [reference]) for hypothesis, reference in zip(hypotheses, references, strict=True)]).bleu()
+    return add(
+        [
+            count(hypothesis, [reference])
+            for hypothesis, reference in zip(hypotheses, references, strict=True)
+        ]
+    ).bleu()
 
 
 def _ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
-    return Counter(tuple(words[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(words) - n + 1))
+    return Counter(
+        tuple(words[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(words) - n + 1)
+    )
 
 
 class MultiBleu(Metric):
     """BLEU of lines as they are, unsmoothed, words between ASCII white space, as multi-bleu.perl counts it."""
 
-    def __init__(self, lowercase: bool, references: Sequence[Sequence[str]], options: Options) -> None:
+    def __init__(
+        self, lowercase: bool, references: Sequence[Sequence[str]], options: Options
+    ) -> None:
         self.lowercase = lowercase or options.lowercase
         self.compound_split = options.compound_split
         self.name = "multi-bleu-lc" if self.lowercase else "multi-bleu"
@@ -158,7 +184,10 @@ class MultiBleu(Metric):
         length, wanted, *ngrams = (int(sum(column)) for column in zip(*rows, strict=True))
         counts = Counts(tuple(ngrams[:ORDER]), tuple(ngrams[ORDER:]), length, wanted)
         penalty = counts.brevity_penalty()
-        case, compounds = "lc" if self.lowercase else "mixed", "|compounds:split" if self.compound_split else ""
+        case, compounds = (
+            "lc" if self.lowercase else "mixed",
+            "|compounds:split" if self.compound_split else "",
+        )
         return Score(
             metric=self.name,
             name="BLEU",
@@ -207,14 +236,23 @@ class Sacre(Metric):
         """A row for each line; what stands where is up to ``library``."""
         rows: list[Row] = []
         for start in range(0, len(hypotheses), AT_ONCE):
-            lines, *streams = (side[start : start + AT_ONCE] for side in (hypotheses, *self.references))
+            lines, *streams = (
+                side[start : start + AT_ONCE] for side in (hypotheses, *self.references)
+            )
             rows += self.made._extract_corpus_statistics(lines, streams)
         return rows
 
     def score(self, rows: Sequence[Row]) -> Score:
         """The score of the lines that these rows were counted in, at least one."""
         found = self.made._aggregate_and_compute(rows)
-        return Score(self.name, found.name, found.score, signature=self.signature(), sentences=len(rows), **self.describe(found))
+        return Score(
+            self.name,
+            found.name,
+            found.score,
+            signature=self.signature(),
+            sentences=len(rows),
+            **self.describe(found),
+        )
 
     def library(self) -> Any:
         """The metric of the sacrebleu library that makes the same score of the sum of rows."""
@@ -236,12 +274,16 @@ class SacreBleu(Sacre):
         from sacrebleu.metrics.bleu import BLEU
 
         if options.tokenize is not None and options.tokenize not in BLEU.TOKENIZERS:
-            raise DataError(f"sacreBLEU has no tokeniser {options.tokenize!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
+            raise DataError(
+                f"sacreBLEU has no tokeniser {options.tokenize!r}; choose one of {', '.join(BLEU.TOKENIZERS)}"
+            )
         try:  # forced, for `doubts` warns better
             made = BLEU(lowercase=options.lowercase, tokenize=options.tokenize, force=True)
         except (ImportError, RuntimeError, OSError) as error:
             why = " ".join(str(error).split())
-            raise DataError(f"sacreBLEU's tokeniser {options.tokenize!r} cannot be used here: {why}") from error
+            raise DataError(
+                f"sacreBLEU's tokeniser {options.tokenize!r} cannot be used here: {why}"
+            ) from error
         super().__init__("sacrebleu", made, references)
 
     def describe(self, found: Any) -> dict[str, Any]:
@@ -294,7 +336,9 @@ def _lower_ascii(line: str) -> str:
 class Chrf(Sacre):
     """chrF, and chrF++ with words of ``word_order``."""
 
-    def __init__(self, word_order: int, references: Sequence[Sequence[str]], options: Options) -> None:
+    def __init__(
+        self, word_order: int, references: Sequence[Sequence[str]], options: Options
+    ) -> None:
         from sacrebleu.metrics.chrf import CHRF
 
         made = CHRF(word_order=word_order, lowercase=options.lowercase)
@@ -311,7 +355,10 @@ class Ter(Sacre):
 
     def describe(self, found: Any) -> dict[str, Any]:
         """What a ``Score`` says besides the value."""
-        return {"details": f"edits={found.num_edits:.0f}, ref_len={found.ref_length:.10g}", "reference_length": found.ref_length}
+        return {
+            "details": f"edits={found.num_edits:.0f}, ref_len={found.ref_length:.10g}",
+            "reference_length": found.ref_length,
+        }
 
 
 # All of them ---------------------------------------------------------------------------------------------------------
@@ -328,10 +375,15 @@ METRICS: dict[str, Callable[[Sequence[Sequence[str]], Options], Metric]] = {
 }
 DEFAULT = ("sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "ter")
 CASELESS = {"multi-bleu-lc", "mteval-v13a", "ter"}
-HEEDED: dict[str, Collection[str]] = {"tokenize": ("sacrebleu",), "compound_split": ("multi-bleu", "multi-bleu-lc")}  # options by whom
+HEEDED: dict[str, Collection[str]] = {
+    "tokenize": ("sacrebleu",),
+    "compound_split": ("multi-bleu", "multi-bleu-lc"),
+}  # options by whom
 
 
-def make(references: Sequence[Sequence[str]], metrics: Sequence[str], options: Options) -> list[Metric]:
+def make(
+    references: Sequence[Sequence[str]], metrics: Sequence[str], options: Options
+) -> list[Metric]:
     """The metrics of these names, each once: in lower case, multi-bleu and multi-bleu-lc are one.
 
     Raises DataError for a metric or tokeniser that does not exist.
@@ -360,9 +412,15 @@ def score(
     for unequal line counts and for no lines at all.
     """
     if not hypotheses or not references:
-        raise DataError("there is nothing to score: no lines" if references else "there is nothing to score against: no reference")
+        raise DataError(
+            "there is nothing to score: no lines"
+            if references
+            else "there is nothing to score against: no reference"
+        )
     for k, lines in enumerate(references, 1):
         if len(lines) != len(hypotheses):
-            raise DataError(f"the hypothesis has {len(hypotheses)} lines and reference {k} has {len(lines)}; each line needs its reference")
+            raise DataError(
+                f"the hypothesis has {len(hypotheses)} lines and reference {k} has {len(lines)}; each line needs its reference"
+            )
     made = make(references, metrics, Options(lowercase, tokenize, compound_split))
     return [metric.score(metric.count(hypotheses)) for metric in made]

@@ -29,7 +29,9 @@ class Scoring(NamedTuple):
 
     def normalized(self, scores: Sequence[float]) -> float:
         """The score divided by the length penalty."""
-        return self.score(scores) / PENALTIES[self.penalty](max(1, len(self.counted(scores))), self.normalize)
+        return self.score(scores) / PENALTIES[self.penalty](
+            max(1, len(self.counted(scores))), self.normalize
+        )
 
 
 class Scored(NamedTuple):
@@ -59,13 +61,22 @@ class Rescorer:
     def __call__(self, pairs: Sequence[Pair | None]) -> list[Scored | None]:
         """The scores of each pair, in order; None for None."""
         there = [pair for pair in pairs if pair is not None]
-        found = iter(force(self.translator.models, there, self.translator.config.ensemble, self.batch_tokens))
-        return [None if pair is None else self._scored(pair[1], next(found).scores) for pair in pairs]
+        found = iter(
+            force(self.translator.models, there, self.translator.config.ensemble, self.batch_tokens)
+        )
+        return [
+            None if pair is None else self._scored(pair[1], next(found).scores) for pair in pairs
+        ]
 
     def _scored(self, target: list[int], scores: list[float]) -> Scored:
         pipeline = self.translator.pipeline
         tokens = pipeline.target_vocab.decode(target)
-        return Scored(tokens, scores, len(pipeline.join(tokens).split(" ")) if tokens else 0, target.count(UNK))
+        return Scored(
+            tokens,
+            scores,
+            len(pipeline.join(tokens).split(" ")) if tokens else 0,
+            target.count(UNK),
+        )
 
 
 class Summary:

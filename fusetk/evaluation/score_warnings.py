@@ -8,7 +8,10 @@ from typing import NamedTuple
 ENOUGH = 5_000  # lines whose looks are looked at
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
 _MARKS = frozenset(".,!?;:。，！？；：、।")
-_HYPHENS = ("@-@", "##AT##-##AT##")  # as Moses' tokeniser with -a parts words, and as compounds are split for WMT En-De
+_HYPHENS = (
+    "@-@",
+    "##AT##-##AT##",
+)  # as Moses' tokeniser with -a parts words, and as compounds are split for WMT En-De
 OF_WORDS = {"multi-bleu", "multi-bleu-lc"}  # metrics that take words as they stand
 _OF_TEXT = {"sacrebleu", "mteval-v13a", "mteval-v13a-cased"}  # metrics that tokenise
 
@@ -35,7 +38,9 @@ class Looks(NamedTuple):
 
 def looks(lines: Iterable[str]) -> Looks:
     """Count over the first lines of a text."""
-    begun = capital = tokens = subwords = letters = capitals = marks = apart = entities = hyphens = 0
+    begun = capital = tokens = subwords = letters = capitals = marks = apart = entities = (
+        hyphens
+    ) = 0
     for line in islice(lines, ENOUGH):
         first = line.lstrip()[:1]
         begun += first.isupper() or first.islower()
@@ -50,7 +55,9 @@ def looks(lines: Iterable[str]) -> Looks:
             if token[-1] in _MARKS:
                 marks += 1
                 apart += len(token) == 1
-    return Looks(begun, capital, tokens, subwords, letters, capitals, marks, apart, entities, hyphens)
+    return Looks(
+        begun, capital, tokens, subwords, letters, capitals, marks, apart, entities, hyphens
+    )
 
 
 def doubts(
@@ -70,17 +77,27 @@ def doubts(
     found: list[str] = []
     mine = looks(hypotheses)
     theirs = [looks(lines) for lines in references]
-    names = [f"reference {k}" if len(references) > 1 else "the reference" for k in range(1, len(references) + 1)]
+    names = [
+        f"reference {k}" if len(references) > 1 else "the reference"
+        for k in range(1, len(references) + 1)
+    ]
     for name, side in zip(["the hypothesis", *names], [mine, *theirs], strict=True):
         if side.share("subwords", "tokens") > 0.01:
             percent = 100 * side.share("subwords", "tokens")
-            found.append(f"{name} looks like subwords ({percent:.0f} % of its tokens carry a joiner); join them into words before scoring")
+            found.append(
+                f"{name} looks like subwords ({percent:.0f} % of its tokens carry a joiner); join them into words before scoring"
+            )
     for name, side, lines in zip(names, theirs, references, strict=True):
         if not lowercase:
             found += _case(mine, side, name)
         found += _tokenisation(mine, side, name)
         found += _step(hypotheses, lines, name)
-    return [*found, *_wants(mine, theirs, metrics), *_missing(hypotheses, references), *_untranslated(hypotheses, references, source)]
+    return [
+        *found,
+        *_wants(mine, theirs, metrics),
+        *_missing(hypotheses, references),
+        *_untranslated(hypotheses, references, source),
+    ]
 
 
 def _case(mine: Looks, side: Looks, name: str) -> list[str]:
@@ -89,10 +106,14 @@ def _case(mine: Looks, side: Looks, name: str) -> list[str]:
         return []
     a, b = mine.share("capitals", "letters"), side.share("capitals", "letters")
     if max(a, b) >= 0.01 and min(a, b) <= max(a, b) / 10:
-        return [f"{100 * a:.1f} % of the hypothesis' letters are capitals but {100 * b:.1f} % of those of {name}; {advice}"]
+        return [
+            f"{100 * a:.1f} % of the hypothesis' letters are capitals but {100 * b:.1f} % of those of {name}; {advice}"
+        ]
     a, b = mine.share("capital", "lines"), side.share("capital", "lines")
     if min(mine.lines, side.lines) >= 10 and abs(a - b) > 0.5:
-        return [f"{100 * a:.0f} % of the hypothesis' lines begin with a capital but {100 * b:.0f} % of those of {name}; {advice}"]
+        return [
+            f"{100 * a:.0f} % of the hypothesis' lines begin with a capital but {100 * b:.0f} % of those of {name}; {advice}"
+        ]
     return []
 
 
@@ -102,7 +123,9 @@ def _tokenisation(mine: Looks, side: Looks, name: str) -> list[str]:
         a, b = mine.share("apart", "marks"), side.share("apart", "marks")
         if abs(a - b) > 0.5:
             tokenised, raw = ("the hypothesis", name) if a > b else (name, "the hypothesis")
-            found.append(f"{tokenised} looks tokenised and {raw} does not; tokenise or detokenise one of them before scoring")
+            found.append(
+                f"{tokenised} looks tokenised and {raw} does not; tokenise or detokenise one of them before scoring"
+            )
     for count, what, advice in (
         ("entities", "writes characters as &apos; or the like", "unescape it"),
         ("hyphens", f"parts words by {' or '.join(_HYPHENS)}", "treat both alike"),
@@ -122,15 +145,23 @@ def _wants(mine: Looks, theirs: Sequence[Looks], metrics: Collection[str]) -> li
     apart = [side.share("apart", "marks") for side in sides]
     found = []
     if max(apart) < 0.1 and (those := [name for name in metrics if name in OF_WORDS]):
-        found.append(f"the text does not look tokenised: for {' and '.join(those)}, 'end.' is one word; tokenise both sides first")
+        found.append(
+            f"the text does not look tokenised: for {' and '.join(those)}, 'end.' is one word; tokenise both sides first"
+        )
     if min(apart) > 0.9 and (those := [name for name in metrics if name in _OF_TEXT]):
-        found.append(f"the text looks tokenised, and is tokenised once more by {' and '.join(those)}; give detokenised text")
+        found.append(
+            f"the text looks tokenised, and is tokenised once more by {' and '.join(those)}; give detokenised text"
+        )
     return found
 
 
 def _step(hypotheses: Sequence[str], lines: Sequence[str], name: str) -> list[str]:
     """Where the hypothesis, from some line on, fits the lines before or behind much better: a line is missing, or there twice."""
-    total, lowest, start = [0.0, 0.0], [0.0, 0.0], [0, 0]  # what the next and the previous line of the reference fit better, up to a line
+    total, lowest, start = (
+        [0.0, 0.0],
+        [0.0, 0.0],
+        [0, 0],
+    )  # what the next and the previous line of the reference fit better, up to a line
     previous, here = frozenset[str](), _words(lines[0]) if lines else frozenset[str]()
     for i, line in enumerate(hypotheses, 1):
         words, behind = _words(line), _words(lines[i]) if i < len(lines) else frozenset[str]()
@@ -157,14 +188,28 @@ def _overlap(mine: frozenset[str], theirs: frozenset[str]) -> float:
 
 
 def _missing(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
-    blank = sum(not line.strip() and all(r.strip() for r in several) for line, *several in zip(hypotheses, *references, strict=True))
-    return [f"lines of the hypothesis that are blank where the reference is not: {blank}"] if blank > 0.01 * len(hypotheses) else []
+    blank = sum(
+        not line.strip() and all(r.strip() for r in several)
+        for line, *several in zip(hypotheses, *references, strict=True)
+    )
+    return (
+        [f"lines of the hypothesis that are blank where the reference is not: {blank}"]
+        if blank > 0.01 * len(hypotheses)
+        else []
+    )
 
 
-def _untranslated(hypotheses: Sequence[str], references: Sequence[Sequence[str]], source: Sequence[str] | None) -> list[str]:
+def _untranslated(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], source: Sequence[str] | None
+) -> list[str]:
     if source is None:
         return []
-    equal = [sum(a == b != "" for a, b in zip(lines, source, strict=True)) / len(source) for lines in (hypotheses, *references)]
+    equal = [
+        sum(a == b != "" for a, b in zip(lines, source, strict=True)) / len(source)
+        for lines in (hypotheses, *references)
+    ]
     if equal[0] <= 0.05 or equal[0] < 2 * max(equal[1:]):
         return []
-    return [f"{100 * equal[0]:.0f} % of the hypothesis' lines are those of the source; are they translations?"]
+    return [
+        f"{100 * equal[0]:.0f} % of the hypothesis' lines are those of the source; are they translations?"
+    ]

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from fusetk.errors import DataError
 from fusetk.evaluation.metrics import Metric, Row
 
-SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # tests, and how many samples sacreBLEU draws for each
+SAMPLES = {
+    "bootstrap": 1000,
+    "randomization": 10_000,
+}  # tests, and how many samples sacreBLEU draws for each
 SEED = 12345  # sacreBLEU's
 FEW = 10  # lines that differ; with fewer, many samples are ties, which sacreBLEU does not count: its p is too small
 
@@ -34,11 +37,15 @@ class Found(NamedTuple):
 
     mean: float  # of the bootstrap samples
     interval: float  # half of what the middle 95 % of the samples span
-    p: float | None  # that chance makes such a difference from the first system; None for the first itself
+    p: (
+        float | None
+    )  # that chance makes such a difference from the first system; None for the first itself
     differ: int | None  # lines that count otherwise than in the first system
 
 
-def compare(metric: Metric, counted: Mapping[str, Sequence[Row]], sampling: Sampling) -> dict[str, Found]:
+def compare(
+    metric: Metric, counted: Mapping[str, Sequence[Row]], sampling: Sampling
+) -> dict[str, Found]:
     """Test each system against the first one; ``counted`` has what ``metric`` counted in the lines of each.
 
     p is sacreBLEU's, but 1 where no line makes a difference: sacreBLEU asks for more than the difference found, so that a system beside
@@ -54,9 +61,14 @@ def compare(metric: Metric, counted: Mapping[str, Sequence[Row]], sampling: Samp
         columns: Any = PairedTest(systems, metrics, None, kind, sampling.samples, 0)()[1]
     [results] = (column for name, column in columns.items() if name != "System")
     first, *others = counted.values()
-    differ = [None, *(sum(tuple(a) != tuple(b) for a, b in zip(first, rows, strict=True)) for rows in others)]
+    differ = [
+        None,
+        *(sum(tuple(a) != tuple(b) for a, b in zip(first, rows, strict=True)) for rows in others),
+    ]
     return {
-        name: Found(float(result.mean), float(result.ci), 1.0 if lines == 0 else result.p_value, lines)
+        name: Found(
+            float(result.mean), float(result.ci), 1.0 if lines == 0 else result.p_value, lines
+        )
         for name, result, lines in zip(counted, results, differ, strict=True)
     }
 

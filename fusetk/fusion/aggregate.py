@@ -81,7 +81,9 @@ def aggregation(config: AggregateConfig, width: int) -> nn.Module:
     """One node: (..., D), (..., D) -> (..., D)."""
     if config.aggregation == "mean":
         return Mean()
-    return {"concat-ffn": ConcatFFN, "ewp-ffn": EWP}[config.aggregation](width, config.hidden, config.dropout)
+    return {"concat-ffn": ConcatFFN, "ewp-ffn": EWP}[config.aggregation](
+        width, config.hidden, config.dropout
+    )
 
 
 def show_betas(nodes: nn.ModuleList, name: str) -> None:

@@ -43,7 +43,8 @@ class Attention(LayerFusion):
         super().__init__(config, widths, width, name)
         self.hops, self.features = config.hops, width if config.feature_wise else 1
         self.w1 = nn.ModuleList(
-            nn.Linear(width, config.attention_hidden, bias=False) for _ in range(self.depth if config.independent_w1 else 1)
+            nn.Linear(width, config.attention_hidden, bias=False)
+            for _ in range(self.depth if config.independent_w1 else 1)
         )
         self.w2 = nn.Linear(config.attention_hidden, self.hops * self.features, bias=False)
         self.sigma = ACTIVATIONS[config.activation]
@@ -51,12 +52,16 @@ class Attention(LayerFusion):
         self.dropout = Dropout(config.dropout)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        e = torch.stack([self.energy(i, layer) for i, layer in enumerate(layers)], -3)  # (..., L, hops, 1 or D)
+        e = torch.stack(
+            [self.energy(i, layer) for i, layer in enumerate(layers)], -3
+        )  # (..., L, hops, 1 or D)
         a = e.softmax(-3)  # Equation 6
         if trace.wanted(f"{self.name}.hops"):
             trace.record(f"{self.name}.hops", a.mean(-1).mT)  # (..., hops, L)
         z = torch.stack(layers, -2)  # (..., L, D)
-        s = a.squeeze(-1).mT @ z if self.features == 1 else (a * z.unsqueeze(-2)).sum(-3)  # (..., hops, D), Equation 7
+        s = (
+            a.squeeze(-1).mT @ z if self.features == 1 else (a * z.unsqueeze(-2)).sum(-3)
+        )  # (..., hops, D), Equation 7
         return self.dropout(self.ffn(s.flatten(-2)))
 
     def energy(self, layer: int, z: Tensor) -> Tensor:

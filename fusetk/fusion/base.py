@@ -68,14 +68,23 @@ class LayerFusion(Fusion):
 
     Config: type[FusionConfig] = LayerFusionConfig
 
-    def __init__(self, config: LayerFusionConfig, widths: Sequence[int], width: int, name: str, first: int | None = None):
+    def __init__(
+        self,
+        config: LayerFusionConfig,
+        widths: Sequence[int],
+        width: int,
+        name: str,
+        first: int | None = None,
+    ):
         """``first``: the lowest layer that ``fuse`` wants to see, where ``config.embedding`` does not decide it alone."""
         super().__init__(config, widths, width, name)
         self.first = int(not config.embedding) if first is None else first
         fused = widths[self.first :]
         self.depth = len(fused)
         # Layers of another width are mapped to the one that is wanted.
-        self.project = nn.ModuleList(nn.Identity() if found == width else nn.Linear(found, width) for found in fused)
+        self.project = nn.ModuleList(
+            nn.Identity() if found == width else nn.Linear(found, width) for found in fused
+        )
         if config.layer_embedding:
             self.layer_embedding = LayerEmbedding(self.first, self.depth, width)
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
@@ -85,7 +94,10 @@ class LayerFusion(Fusion):
 
     def layers(self, history: Sequence[Tensor]) -> list[Tensor]:
         """What is fused: L layers (..., D), with the embedding of their index where there is one (MLRF Equation 4)."""
-        found = [project(layer) for project, layer in zip(self.project, history[self.first :], strict=True)]
+        found = [
+            project(layer)
+            for project, layer in zip(self.project, history[self.first :], strict=True)
+        ]
         if self.layer_embedding is None:
             return found
         indices = self.layer_embedding(self.first, self.depth).unbind()
@@ -103,4 +115,6 @@ def share_layer_embedding(one: Fusion, other: Fusion) -> None:
         return
     first = min(a.first, b.first)
     end = max(a.first + len(a.weight), b.first + len(b.weight))
-    one.layer_embedding = other.layer_embedding = LayerEmbedding(first, end - first, a.weight.shape[1])
+    one.layer_embedding = other.layer_embedding = LayerEmbedding(
+        first, end - first, a.weight.shape[1]
+    )

@@ -15,7 +15,9 @@ class IterativeConfig(AggregateConfig):
 
     def check(self, layers: int) -> None:
         if layers + self.embedding < 2:
-            raise ValueError("an iterative fusion takes two layers or more: make the stack deeper, or set embedding: true")
+            raise ValueError(
+                "an iterative fusion takes two layers or more: make the stack deeper, or set embedding: true"
+            )
 
 
 class Iterative(LayerFusion):

@@ -34,7 +34,9 @@ class LinearConfig(LayerFusionConfig):
         if self.weights == "matrix" and self.normalize != "none":
             raise ValueError("normalize is of scalar weights; matrices have none")
         if self.aggregation == "none" and (self.hidden is not None or self.dropout):
-            raise ValueError("hidden and dropout are of the network that aggregation: ewp-ffn has; here there is none")
+            raise ValueError(
+                "hidden and dropout are of the network that aggregation: ewp-ffn has; here there is none"
+            )
         return self
 
 
@@ -44,7 +46,9 @@ class Weights(nn.Module):
     def __init__(self, layers: int, normalize: Literal["none", "softmax"], name: str):
         super().__init__()
         self.name, self.normalize = name, normalize
-        self.weight = nn.Parameter(torch.full((layers,), 1 / layers) if normalize == "none" else torch.zeros(layers))
+        self.weight = nn.Parameter(
+            torch.full((layers,), 1 / layers) if normalize == "none" else torch.zeros(layers)
+        )
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """L layers (..., D) -> (..., D)."""
@@ -75,11 +79,21 @@ class Linear(LayerFusion):
 
     def __init__(self, config: LinearConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
-        self.norm_layers = nn.ModuleList(nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in range(self.depth))
+        self.norm_layers = nn.ModuleList(
+            nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in range(self.depth)
+        )
         matrices = config.weights == "matrix"
-        self.combine = Matrices(self.depth, width) if matrices else Weights(self.depth, config.normalize, f"{name}.weights")
+        self.combine = (
+            Matrices(self.depth, width)
+            if matrices
+            else Weights(self.depth, config.normalize, f"{name}.weights")
+        )
         refine = config.aggregation == "ewp-ffn"
         self.refine = Refine(width, config.hidden, config.dropout) if refine else nn.Identity()
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        return self.refine(self.combine([norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]))
+        return self.refine(
+            self.combine(
+                [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
+            )
+        )

@@ -48,14 +48,22 @@ class Tree(LayerFusion):
         below = int(residual and len(widths) > config.leaves)
         super().__init__(config, widths, width, name, first=len(widths) - config.leaves - below)
         self.leaves, self.residual = config.leaves, residual
-        self.nodes = nn.ModuleList(aggregation(config, width) for _ in range(config.leaves - 1))  # in post-order
+        self.nodes = nn.ModuleList(
+            aggregation(config, width) for _ in range(config.leaves - 1)
+        )  # in post-order
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         show_betas(self.nodes, f"{self.name}.betas")
         below = layers[0] if len(layers) > self.leaves else None
         return self._node(layers[-self.leaves :], below, iter(self.nodes), root=True)
 
-    def _node(self, leaves: list[Tensor], preceding: Tensor | None, nodes: Iterator[nn.Module], root: bool = False) -> Tensor:
+    def _node(
+        self,
+        leaves: list[Tensor],
+        preceding: Tensor | None,
+        nodes: Iterator[nn.Module],
+        root: bool = False,
+    ) -> Tensor:
         """The node over ``leaves``, in post-order after ``preceding``."""
         if len(leaves) == 1:
             return leaves[0]

@@ -107,13 +107,19 @@ class Linear(Connection):
         if first:
             self.width = width
         self.map.append(nn.Identity() if width == self.width else nn.Linear(width, self.width))
-        self.norm_layers.append(nn.LayerNorm(self.width) if self.config.norm_layers else nn.Identity())
+        self.norm_layers.append(
+            nn.LayerNorm(self.width) if self.config.norm_layers else nn.Identity()
+        )
 
     def reader(self) -> int:
         normalize, readers = self.config.normalize, len(self.combine) + 1
         # Where there is but one layer to read, weights that sum to 1 have nothing to choose.
         alone = normalize == "softmax" and len(self.norm_layers) == 1
-        self.combine.append(_Only() if alone else Weights(len(self.norm_layers), normalize, f"{self.name}.layer{readers}"))
+        self.combine.append(
+            _Only()
+            if alone
+            else Weights(len(self.norm_layers), normalize, f"{self.name}.layer{readers}")
+        )
         self.norm.append(nn.LayerNorm(self.width) if self.config.norm else nn.Identity())
         return self.width
 
@@ -148,10 +154,16 @@ class DenseConfig(ConnectConfig):
     is added behind it, as the text can be read."""
 
     def check(self, layers: int) -> None:
-        if self.summary_layer == "added" and all(self.summary(i, layers) == "no" for i in range(layers)):
-            raise ValueError("summary_layer: added has no use without a summary: set summary_every to fewer layers than the stack has")
+        if self.summary_layer == "added" and all(
+            self.summary(i, layers) == "no" for i in range(layers)
+        ):
+            raise ValueError(
+                "summary_layer: added has no use without a summary: set summary_every to fewer layers than the stack has"
+            )
         if isinstance(self.growth, list) and len(self.growth) != layers:
-            raise ValueError(f"growth names {len(self.growth)} widths for a stack of {layers} layers: one number, or one for each layer")
+            raise ValueError(
+                f"growth names {len(self.growth)} widths for a stack of {layers} layers: one number, or one for each layer"
+            )
 
     def width(self, layer: int, layers: int, usual: int) -> int:
         if self.summary(layer, layers) == "in-place":
@@ -159,7 +171,11 @@ class DenseConfig(ConnectConfig):
         return self.growth if isinstance(self.growth, int) else self.growth[layer]
 
     def summary(self, layer: int, layers: int) -> Literal["no", "in-place", "added"]:
-        here = self.summary_every is not None and layer + 1 < layers and (layer + 1) % self.summary_every == 0
+        here = (
+            self.summary_every is not None
+            and layer + 1 < layers
+            and (layer + 1) % self.summary_every == 0
+        )
         return self.summary_layer if here else "no"
 
 
@@ -186,7 +202,10 @@ class Dense(Connection):
 
     def keep(self, kept: Any, output: Tensor) -> Any:
         if kept is None:
-            kept = [output.new_empty(*output.shape[:-1], self.most, dtype=product_dtype(output))], None
+            kept = (
+                [output.new_empty(*output.shape[:-1], self.most, dtype=product_dtype(output))],
+                None,
+            )
         [buffer], read = kept
         return [buffer], _Append.apply([buffer], read, output)
 
@@ -213,7 +232,11 @@ class _Append(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor]:
         [grad] = grads
-        return None, grad[..., : ctx.start] if ctx.start else None, grad[..., ctx.start :].to(ctx.dtype)
+        return (
+            None,
+            grad[..., : ctx.start] if ctx.start else None,
+            grad[..., ctx.start :].to(ctx.dtype),
+        )
 
 
 CONNECTIONS: dict[str, type[Connection]] = {"last": Last, "linear": Linear, "dense": Dense}

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_top, build_attend
+from fusetk.models.stack import (
+    DecoderConfig,
+    Layer,
+    Stack,
+    StackConfig,
+    attends_to_top,
+    build_attend,
+)
 from fusetk.nn.attention import attend
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
@@ -33,12 +40,16 @@ class ConvEncoderConfig(StackConfig):
         for name in ("widths", "kernels"):
             found = getattr(self, name)
             if isinstance(found, list) and len(found) != self.layers:
-                raise ValueError(f"{name} names {len(found)} numbers for {self.layers} layers: one number, or one for each layer")
+                raise ValueError(
+                    f"{name} names {len(found)} numbers for {self.layers} layers: one number, or one for each layer"
+                )
         return self
 
     def all_widths(self, usual: int) -> list[int]:
         """Features of the embedding as the lowest layer reads it, and of each layer."""
-        found = self.widths if isinstance(self.widths, list) else [self.widths or usual] * self.layers
+        found = (
+            self.widths if isinstance(self.widths, list) else [self.widths or usual] * self.layers
+        )
         return [found[0], *found]
 
     def kernel(self, layer: int) -> int:
@@ -106,12 +117,24 @@ def linear(width: int, out: int, dropout: float) -> NormedLinear:
 class ConvLayer(Layer):
     """Convolution, and the sum with what was read: (GLU(conv(x)) + x) sqrt(1/2); without the sum where the connection is dense."""
 
-    def __init__(self, read: int, width: int, kernel: int, dropout: float, residual: bool, always_map: bool = False):
+    def __init__(
+        self,
+        read: int,
+        width: int,
+        kernel: int,
+        dropout: float,
+        residual: bool,
+        always_map: bool = False,
+    ):
         """What was read is mapped before the sum where it has another width, or ``always_map``."""
         super().__init__()
         self.width, self.residual = width, residual
         self.conv = GatedConvolution(read, width, kernel, dropout)
-        self.through = linear(read, width, 0.0) if residual and (always_map or read != width) else nn.Identity()
+        self.through = (
+            linear(read, width, 0.0)
+            if residual and (always_map or read != width)
+            else nn.Identity()
+        )
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """What the layer makes, ``y``, and what it read, ``x``, where that is added."""
@@ -143,14 +166,18 @@ class DecoderLayer(ConvLayer):
     Where the connection is dense, convolution and attention are two pieces of the output, each as wide as the growth.
     """
 
-    def __init__(self, read: int, width: int, kernel: int, config: ConvConfig, residual: bool, name: str):
+    def __init__(
+        self, read: int, width: int, kernel: int, config: ConvConfig, residual: bool, name: str
+    ):
         super().__init__(read, width, kernel, config.dropout, residual)
         self.width = width if residual else 2 * width
         self.query = linear(width, config.width, 0.0)
         self.out = linear(config.width, width, 0.0)
         self.name = name
 
-    def forward(self, x: Tensor, window: Tensor, target: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, window: Tensor, target: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """x (B * K, T, what is read) and the k - 1 positions before it; words (B * K, T, E); keys and values of n sources
         (B, n, S, E), mask (B, S) -> (B * K, T, D), and the last k - 1 positions read.
 
@@ -161,7 +188,9 @@ class DecoderLayer(ConvLayer):
         sources = keys.shape[1]
         q = ((self.query(z) + target) * HALF).reshape(len(mask), 1, -1, target.shape[-1])
         k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
-        found = attend(q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources)
+        found = attend(
+            q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources
+        )
         scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]
         a = self.out((found * scale).reshape(target.shape))
         made = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
@@ -176,28 +205,51 @@ class Conv(Seq2Seq):
     def __init__(self, config: ConvConfig, source_size: int, target_size: int):
         """Vocabulary sizes count the special tokens."""
         super().__init__()
-        source_widths, target_widths = (side.all_widths(config.width) for side in (config.encoder, config.decoder))
+        source_widths, target_widths = (
+            side.all_widths(config.width) for side in (config.encoder, config.decoder)
+        )
         reads_top = attends_to_top(config.encoder, config.decoder)
         self.source, self.target = Embedding(config, source_size), Embedding(config, target_size)
         self.encoder_in = linear(config.width, source_widths[0], config.dropout)
         self.decoder_in = linear(config.width, target_widths[0], config.dropout)
         self.encoder = Stack(
-            config.encoder, source_widths, "encoder",
-            layer=lambda i, name, read, width, residual: EncoderLayer(read, width, config.encoder.kernel(i), config.dropout, residual),
+            config.encoder,
+            source_widths,
+            "encoder",
+            layer=lambda i, name, read, width, residual: EncoderLayer(
+                read, width, config.encoder.kernel(i), config.dropout, residual
+            ),
             summary=lambda i, name, read: EncoderLayer(
-                read, source_widths[0], config.encoder.kernel(i), config.dropout, residual=True, always_map=True
+                read,
+                source_widths[0],
+                config.encoder.kernel(i),
+                config.dropout,
+                residual=True,
+                always_map=True,
             ),
             hands_on=reads_top,
-        )  # fmt: skip
+        )
         self.attend = build_attend(config.decoder, self.encoder)
-        self.memory = nn.ModuleList(linear(width, config.width, 0.0) for width in self.attend.widths)
+        self.memory = nn.ModuleList(
+            linear(width, config.width, 0.0) for width in self.attend.widths
+        )
         self.decoder = Stack(
-            config.decoder, target_widths, "decoder", other=self.encoder,
-            layer=lambda i, name, read, width, residual: DecoderLayer(read, width, config.decoder.kernel(i), config, residual, name),
-            summary=lambda i, name, read: DecoderSummary(
-                read, target_widths[0], config.decoder.kernel(i), config.dropout, residual=True, always_map=True
+            config.decoder,
+            target_widths,
+            "decoder",
+            other=self.encoder,
+            layer=lambda i, name, read, width, residual: DecoderLayer(
+                read, width, config.decoder.kernel(i), config, residual, name
             ),
-        )  # fmt: skip
+            summary=lambda i, name, read: DecoderSummary(
+                read,
+                target_widths[0],
+                config.decoder.kernel(i),
+                config.dropout,
+                residual=True,
+                always_map=True,
+            ),
+        )
         size = config.output_embedding or config.embedding or config.width
         self.out = linear(self.decoder.out_width, size, 0.0)
         self.dropout = Dropout(config.dropout)
@@ -216,12 +268,20 @@ class Conv(Seq2Seq):
         return Memory(history, top, src_mask, words)
 
     def start(self, memory: Memory) -> State:
-        keys = torch.stack([linear(source) for linear, source in zip(self.memory, self.attend.sources(memory), strict=True)], 1)
+        keys = torch.stack(
+            [
+                linear(source)
+                for linear, source in zip(self.memory, self.attend.sources(memory), strict=True)
+            ],
+            1,
+        )
         if keys.requires_grad and self.encoder_gradient != 1:
             keys.register_hook(lambda grad: grad * self.encoder_gradient)
         assert memory.embedded is not None
         values = (keys + memory.embedded[:, None]) * HALF  # (B, n, S, E)
-        windows = tuple(keys.new_zeros(len(keys), conv.kernel - 1, conv.width) for conv in self._convolutions())
+        windows = tuple(
+            keys.new_zeros(len(keys), conv.kernel - 1, conv.width) for conv in self._convolutions()
+        )
         return State((keys, values, memory.mask), windows, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
@@ -234,11 +294,15 @@ class Conv(Seq2Seq):
                 x, windows[i] = stack.layers[i](x, state.moving[i])
             else:
                 mine = self.attend.of(stack.places[i])
-                x, windows[i] = stack.layers[i](x, state.moving[i], words, keys[:, mine], values[:, mine], mask)
+                x, windows[i] = stack.layers[i](
+                    x, state.moving[i], words, keys[:, mine], values[:, mine], mask
+                )
             return x
 
         _, top = stack(self.decoder_in(words), run)
-        return self.dropout(self.out(top)), State((keys, values, mask), tuple(windows), state.step + tgt_in.shape[1])
+        return self.dropout(self.out(top)), State(
+            (keys, values, mask), tuple(windows), state.step + tgt_in.shape[1]
+        )
 
     def _convolutions(self) -> list[GatedConvolution]:
         return [layer.conv for layer in self.decoder.layers if isinstance(layer, ConvLayer)]

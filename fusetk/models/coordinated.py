@@ -10,7 +10,14 @@ from fusetk.fusion.base import FusionConfig
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack, StackConfig
-from fusetk.models.transformer import BlockConfig, Embedding, Residual, Summary, TransformerLayer, check_tying
+from fusetk.models.transformer import (
+    BlockConfig,
+    Embedding,
+    Residual,
+    Summary,
+    TransformerLayer,
+    check_tying,
+)
 from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.output import OutputProjection
@@ -36,7 +43,9 @@ class CoordinatedConfig(BlockConfig):
     def _sites_fit(self) -> "CoordinatedConfig":
         self.check_heads("stack", self.stack)
         if self.mixed_attention and self.cross_weights == "own":
-            raise ValueError("cross_weights: own has no use with mixed_attention: true, which has one attention for both")
+            raise ValueError(
+                "cross_weights: own has no use with mixed_attention: true, which has one attention for both"
+            )
         return self
 
 
@@ -46,15 +55,23 @@ class CoordinatedLayer(TransformerLayer):
     What the target attends to of the source is this layer's keys and values, or with ``cross_weights: own`` what they are made of.
     """
 
-    def __init__(self, config: CoordinatedConfig, layer: int, read: int, width: int, target: bool = True):
+    def __init__(
+        self, config: CoordinatedConfig, layer: int, read: int, width: int, target: bool = True
+    ):
         """``layer`` counts from 0, the lowest; without ``target`` the layer is the source's alone."""
         super().__init__(config, f"decoder.layer{layer + 1}", read, width)
-        self.layer, self.mixed, self.own = layer, config.mixed_attention, config.cross_weights == "own"
+        self.layer, self.mixed, self.own = (
+            layer,
+            config.mixed_attention,
+            config.cross_weights == "own",
+        )
         self.cross_residual = Residual(config, width) if target and not self.mixed else None
         self.cross = None
         if target and self.own:
             dropout, bias = config.attention_dropout, config.attention_bias
-            self.cross = CrossAttention(width, [width], config.heads, dropout, self._name("cross"), bias)
+            self.cross = CrossAttention(
+                width, [width], config.heads, dropout, self._name("cross"), bias
+            )
 
     def _name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
@@ -64,7 +81,9 @@ class CoordinatedLayer(TransformerLayer):
         x = self.read(x)
         residual = self.attention_residual
         before = residual.before(x)
-        y, keys_values = self.attention.source(before, mask[:, None, None, :], self._name("self", "encoder"))
+        y, keys_values = self.attention.source(
+            before, mask[:, None, None, :], self._name("self", "encoder")
+        )
         x = residual.after(x, y)
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x))), before if self.own else keys_values
@@ -74,7 +93,9 @@ class CoordinatedLayer(TransformerLayer):
         before = self.attention_residual.before(self.read(x))
         return before if self.own else self.attention.keys_values(before)
 
-    def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor | None, mask: Tensor) -> tuple[Tensor, Cache]:
+    def forward(
+        self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor | None, mask: Tensor
+    ) -> tuple[Tensor, Cache]:
         """Target positions (B * K, T, what is read), the cache (B, n, 2D), the slots that are seen; without mixed attention, the
         source's keys and values (B, S, 2D) and mask (B, S) -> (B * K, T, D) and the grown cache.
 
@@ -82,7 +103,9 @@ class CoordinatedLayer(TransformerLayer):
         """
         x = self.read(x)
         residual = self.attention_residual
-        y, cache = self.attention.step(residual.before(x), cache, seen, self._name("mixed" if self.mixed else "self"))
+        y, cache = self.attention.step(
+            residual.before(x), cache, seen, self._name("mixed" if self.mixed else "self")
+        )
         x = residual.after(x, y)
         if self.cross_residual is not None and keys_values is not None:
             residual = self.cross_residual
@@ -90,7 +113,9 @@ class CoordinatedLayer(TransformerLayer):
             if self.cross is not None:
                 y = self.cross(before, keys_values, mask)
             else:
-                y = self.attention.across(before, keys_values, mask[:, None, None, :], self._name("cross"))
+                y = self.attention.across(
+                    before, keys_values, mask[:, None, None, :], self._name("cross")
+                )
             x = residual.after(x, y)
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x))), cache
@@ -104,7 +129,11 @@ class Highest(Layer):
         self.width = width
         self.read = nn.Identity() if read == width else nn.Linear(read, width)
         self.norm = nn.LayerNorm(width) if config.norm == "pre" else nn.Identity()
-        self.project = nn.Identity() if config.cross_weights == "own" else KeysValues(width, 2 * width, config.attention_bias)
+        self.project = (
+            nn.Identity()
+            if config.cross_weights == "own"
+            else KeysValues(width, 2 * width, config.attention_bias)
+        )
 
     def attended(self, x: Tensor) -> Tensor:
         """(B, S, what is read) -> (B, S, 2D or D)."""
@@ -128,25 +157,43 @@ class Coordinated(Seq2Seq):
         width, depth, own = config.width, config.stack.layers, not config.share_weights
         tied = config.tie == "all"
         self.source = Embedding(config, source_size, language=config.language_embedding)
-        self.target = Embedding(config, target_size, self.source.tokens if tied else None, config.language_embedding)
+        self.target = Embedding(
+            config, target_size, self.source.tokens if tied else None, config.language_embedding
+        )
         self.stack = Stack(
-            config.stack, [width] * (depth + 1), "decoder",
+            config.stack,
+            [width] * (depth + 1),
+            "decoder",
             layer=lambda i, name, read, width, residual: CoordinatedLayer(config, i, read, width),
             summary=lambda i, name, read: Summary(read, config.width),
-        )  # fmt: skip
+        )
         self.source_stack = None
         if own:
             self.source_stack = Stack(
-                config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}), [width] * (depth + 1), "encoder",
+                config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}),
+                [width] * (depth + 1),
+                "encoder",
                 layer=lambda i, name, read, width, residual: (
-                    CoordinatedLayer(config, i, read, width, target=False) if i + 1 < depth else Highest(config, read, width)
+                    CoordinatedLayer(config, i, read, width, target=False)
+                    if i + 1 < depth
+                    else Highest(config, read, width)
                 ),
-                summary=lambda i, name, read: Summary(read, config.width), hands_on=False,
-            )  # fmt: skip
+                summary=lambda i, name, read: Summary(read, config.width),
+                hands_on=False,
+            )
         self.mixed = config.mixed_attention
         self.norm = nn.LayerNorm(self.stack.out_width) if config.norm == "pre" else nn.Identity()
-        self.to_output = nn.Identity() if self.stack.out_width == width else nn.Linear(self.stack.out_width, width)
-        self.output = OutputProjection(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.to_output = (
+            nn.Identity()
+            if self.stack.out_width == width
+            else nn.Linear(self.stack.out_width, width)
+        )
+        self.output = OutputProjection(
+            width,
+            target_size,
+            config.output_bias,
+            None if config.tie == "none" else self.target.tokens.weight,
+        )
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
@@ -194,14 +241,18 @@ class Coordinated(Seq2Seq):
                 summed: Tensor = stack.layers[i](x)
                 return summed
             n = stack.places[i]
-            x, cache = stack.layers[i](x, caches[n], seen, None if self.mixed else keys_values[n], mask)
+            x, cache = stack.layers[i](
+                x, caches[n], seen, None if self.mixed else keys_values[n], mask
+            )
             if not stack.recomputes:
                 grown[n] = cache
             return x
 
         _, top = stack(self.target(tgt_in, state.step), run)
         features = self.to_output(self.norm(top))
-        return features, State((keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1])
+        return features, State(
+            (keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1]
+        )
 
 
 def with_source(seen: Tensor | None, mask: Tensor, past: int, new: int) -> Tensor:
@@ -210,4 +261,6 @@ def with_source(seen: Tensor | None, mask: Tensor, past: int, new: int) -> Tenso
     """
     if seen is None:
         seen = mask.new_ones(new, past + new)
-    return torch.cat((mask[:, None, None, :].expand(-1, 1, new, -1), seen.expand(len(mask), 1, -1, -1)), -1)
+    return torch.cat(
+        (mask[:, None, None, :].expand(-1, 1, new, -1), seen.expand(len(mask), 1, -1, -1)), -1
+    )

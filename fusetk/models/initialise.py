@@ -26,7 +26,9 @@ def xavier(model: nn.Module) -> None:
         if isinstance(module, KeysValues):
             bound = (6 / (4 * module.in_features)) ** 0.5
             nn.init.uniform_(module.weight, -bound, bound)
-        if isinstance(module, CrossAttention) and all(m.in_features == module.query.in_features for m in module.project):
+        if isinstance(module, CrossAttention) and all(
+            m.in_features == module.query.in_features for m in module.project
+        ):
             bound = (6 / (4 * module.query.in_features)) ** 0.5
             for matrix in (module.query, *module.project):
                 nn.init.uniform_(matrix.weight, -bound, bound)

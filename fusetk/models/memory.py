@@ -86,4 +86,9 @@ class Layerwise(MemoryAttention):
         return slice(layer, layer + 1)
 
 
-ATTENDS: dict[str, type[MemoryAttention]] = {"top": Top, "layerwise": Layerwise, "dense-concat": DenseConcat, "dense-sum": DenseSum}
+ATTENDS: dict[str, type[MemoryAttention]] = {
+    "top": Top,
+    "layerwise": Layerwise,
+    "dense-concat": DenseConcat,
+    "dense-sum": DenseSum,
+}

@@ -1,7 +1,7 @@
 """ShallowRNMT and DTMT (Meng and Zhang 2019): recurrence with deep transitions, with open sites for fusion and attention."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -38,17 +38,23 @@ class TransitionConfig(Config):
 class RecurrentEncoderConfig(TransitionConfig):
     """The source's side: two directions, each with such a transition."""
 
-    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
+        kind="last"
+    )
     """What is attended to, of the embedding and the states of a time step; with `last` the highest of them."""
 
 
 class RecurrentDecoderConfig(TransitionConfig):
     """The transition that reads what attention found, and the target's sites."""
 
-    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
+        kind="last"
+    )
     """What a word is predicted from, of the embedding and the states of a time step, those of `query` first; the recurrence goes on
     with the highest."""
-    attend: component(ATTENDS, "an attention to encoder layers", MemoryAttention) = ComponentConfig(kind="top")  # type: ignore[valid-type]
+    attend: Annotated[
+        ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
+    ] = ComponentConfig(kind="top")
     """Which states of the encoder are attended to; there is one attention, so not `layerwise`."""
 
 
@@ -95,7 +101,9 @@ class RecurrentConfig(ModelConfig):
         decoder.fuse.check(self.query.depth + decoder.depth + 2)
         attend = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)
         if attend.layer_by_layer:
-            raise ValueError(f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a recurrent decoder has one")
+            raise ValueError(
+                f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a recurrent decoder has one"
+            )
         if not attend.reads_top and encoder.fuse.kind != "last":
             raise ValueError(
                 f"decoder.attend: {decoder.attend.kind} reads the encoder's states themselves, so of encoder.fuse: {encoder.fuse.kind} "
@@ -137,18 +145,27 @@ class Recurrent(Seq2Seq):
         width, norm = config.width, config.layer_norm
         size = config.embedding or width
         self.source = Embedding(config, source_size)
-        self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
+        self.target = Embedding(
+            config, target_size, self.source.tokens if config.tie == "all" else None
+        )
         encoder, query, decoder = config.encoder, config.query, config.decoder
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
         self.encoder_fuse = build_fusion(encoder.fuse, encoder_widths, "encoder.fuse")
-        self.attend: MemoryAttention = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)(decoder.attend, encoder_widths, self.encoder_fuse.out_width)
+        self.attend: MemoryAttention = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)(
+            decoder.attend, encoder_widths, self.encoder_fuse.out_width
+        )
         widths = self.attend.widths
         context = widths[0] if len(widths) == 1 else 2 * width
         if context % config.heads:
-            raise ConfigError(f"model.decoder.attend: there are {context} features to attend to, no multiple of heads {config.heads}")
+            raise ConfigError(
+                f"model.decoder.attend: there are {context} features to attend to, no multiple of heads {config.heads}"
+            )
         self.keys = nn.ModuleList(nn.Linear(found, width, bias=False) for found in widths)
-        self.values = nn.ModuleList(nn.Identity() if found == context else nn.Linear(found, context, bias=False) for found in widths)
+        self.values = nn.ModuleList(
+            nn.Identity() if found == context else nn.Linear(found, context, bias=False)
+            for found in widths
+        )
         self.initial = nn.Linear(self.encoder_fuse.out_width, width)
         self.query = Transition(query.cell, query.depth, size, width, norm=norm)
         self.attention = AdditiveAttention(width, config.heads, len(widths))
@@ -160,8 +177,16 @@ class Recurrent(Seq2Seq):
         self.decoder_fuse = build_fusion(decoder.fuse, [size, *states], "decoder.fuse")
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)
         self.readout = nn.Linear(size + self.decoder_fuse.out_width + self.context_width, size)
-        self.candidate_dropout, self.output_dropout = Dropout(config.candidate_dropout), Dropout(config.output_dropout)
-        self.output = OutputProjection(size, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.candidate_dropout, self.output_dropout = (
+            Dropout(config.candidate_dropout),
+            Dropout(config.output_dropout),
+        )
+        self.output = OutputProjection(
+            size,
+            target_size,
+            config.output_bias,
+            None if config.tie == "none" else self.target.tokens.weight,
+        )
         self.name = f"decoder.layer{query.depth + 1}.cross"
         uniform(self, config.init)
 
@@ -174,19 +199,30 @@ class Recurrent(Seq2Seq):
         states = recur(self.encoder, x, nothing, packed.sizes, self.candidate_dropout).states
         if isinstance(self.encoder_fuse, Last) and self.attend.reads_top:
             states = states[-1:]
-        found = [packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)).to(words.dtype) for there, back in states]
+        found = [
+            packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)).to(
+                words.dtype
+            )
+            for there, back in states
+        ]
         history = (words, *found)
         return Memory(history, self.encoder_fuse(history), src_mask)
 
     def start(self, memory: Memory) -> State:
         sources = self.attend.sources(memory)
-        keys = torch.cat([project(source) for project, source in zip(self.keys, sources, strict=True)], 1)
-        values = torch.cat([project(source) for project, source in zip(self.values, sources, strict=True)], 1)
+        keys = torch.cat(
+            [project(source) for project, source in zip(self.keys, sources, strict=True)], 1
+        )
+        values = torch.cat(
+            [project(source) for project, source in zip(self.values, sources, strict=True)], 1
+        )
         if len(sources) > 1:
             values = values * len(sources) ** -0.5
         mask = memory.mask[..., None]
         mean = (memory.top * mask).sum(1) / mask.sum(1)
-        return State((keys, values, memory.mask), (torch.tanh(self.initial(mean)).to(_state_dtype(mean)),), 0)
+        return State(
+            (keys, values, memory.mask), (torch.tanh(self.initial(mean)).to(_state_dtype(mean)),), 0
+        )
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys, values, mask = state.fixed
@@ -199,12 +235,20 @@ class Recurrent(Seq2Seq):
         if packed is not None:
             before = before.index_select(0, packed.order)
             if len(keys) == len(words):  # one hypothesis a sentence
-                keys, values, mask = (tensor.index_select(0, packed.order) for tensor in (keys, values, mask))
+                keys, values, mask = (
+                    tensor.index_select(0, packed.order) for tensor in (keys, values, mask)
+                )
         across = Across(self.attention, self.decoder, self._input(), keys, values, mask)
         sizes = [len(words)] if packed is None else packed.sizes
         wanted = trace.wanted(self.name)
         states, contexts, weights = recur(
-            self.query, (read @ self.query.input[0])[None], before[None], sizes, self.candidate_dropout, across, wanted
+            self.query,
+            (read @ self.query.input[0])[None],
+            before[None],
+            sizes,
+            self.candidate_dropout,
+            across,
+            wanted,
         )
         assert contexts is not None
         if isinstance(self.decoder_fuse, Last):
@@ -222,9 +266,13 @@ class Recurrent(Seq2Seq):
         *history, context = found
         if self.project is not None:
             context = self.project(context)
-        features = torch.tanh(self.readout(torch.cat((history[0], self.decoder_fuse(history), context), -1)))
+        features = torch.tanh(
+            self.readout(torch.cat((history[0], self.decoder_fuse(history), context), -1))
+        )
         features = self.output_dropout(features)
-        return unpacked(features) if self.training else features, State(state.fixed, (last,), state.step + tgt_in.shape[1])
+        return unpacked(features) if self.training else features, State(
+            state.fixed, (last,), state.step + tgt_in.shape[1]
+        )
 
     def _input(self) -> Tensor:
         """What maps what attention found to the columns that the decoder reads; without gradients it is made once."""
@@ -253,7 +301,13 @@ class Recurrent(Seq2Seq):
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Weights (B * K, T, n * S, H)."""
-        found = weights.reshape(sentences, -1, self.attention.sources, weights.shape[2] // self.attention.sources, self.attention.heads)
+        found = weights.reshape(
+            sentences,
+            -1,
+            self.attention.sources,
+            weights.shape[2] // self.attention.sources,
+            self.attention.heads,
+        )
         trace.record(self.name, found.permute(0, 2, 4, 1, 3).flatten(1, 2))  # (B, n * H, K * T, S)
 
 

@@ -24,8 +24,12 @@ class Memory(NamedTuple):
     history: tuple[Tensor, ...]
     top: Tensor  # (B, S, D): the fused output, or the highest where nothing is fused
     mask: Tensor  # (B, S)
-    embedded: Tensor | None = None  # (B, S, E): words and positions as they were, where the decoder wants them
-    attended: tuple[Tensor, ...] = ()  # each (B, S, ...): what each decoder layer attends to, where the encoder's layers made it
+    embedded: Tensor | None = (
+        None  # (B, S, E): words and positions as they were, where the decoder wants them
+    )
+    attended: tuple[
+        Tensor, ...
+    ] = ()  # each (B, S, ...): what each decoder layer attends to, where the encoder's layers made it
 
 
 class State(NamedTuple):
@@ -47,8 +51,12 @@ class Seq2Seq(nn.Module):
     """A translation model. Subclasses build ``output`` and write ``encode``, ``start`` and ``decode``."""
 
     Config: type[ModelConfig]
-    max_positions: int | None = None  # longest sentence that can be read, in tokens, the end mark counted
-    output: OutputProjection | NormedLinear  # (..., D) -> (..., V), the unnormalised log-probabilities
+    max_positions: int | None = (
+        None  # longest sentence that can be read, in tokens, the end mark counted
+    )
+    output: (
+        OutputProjection | NormedLinear
+    )  # (..., D) -> (..., V), the unnormalised log-probabilities
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Source ids (B, S) and their mask (B, S), every row with at least one real token, all at the left."""

@@ -1,6 +1,7 @@
 """A stack of layers and its sites: what a layer reads (connect), what the stack hands on (fuse), what is attended to (attend)."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -19,9 +20,13 @@ class StackConfig(Config):
 
     layers: int = Field(ge=1)
     """Number of layers."""
-    connect: component(CONNECTIONS, "a connection", Connection) = ConnectConfig(kind="last")  # type: ignore[valid-type]
+    connect: Annotated[ConnectConfig, component(CONNECTIONS, "a connection", Connection)] = (
+        ConnectConfig(kind="last")
+    )
     """What a layer reads from the layers below it."""
-    fuse: component(FUSIONS, "a fusion", Fusion) = FusionConfig(kind="last")  # type: ignore[valid-type]
+    fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
+        kind="last"
+    )
     """What the stack hands on; with `last` what one more layer would read."""
     checkpoint: bool = False
     """Compute each layer again in the backward pass, and keep only what it read: less memory, more time."""
@@ -29,7 +34,9 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_the_sites(self) -> "StackConfig":
         self.connect.check(self.layers)
-        summaries = [i + 1 for i in range(self.layers) if self.connect.summary(i, self.layers) != "no"]
+        summaries = [
+            i + 1 for i in range(self.layers) if self.connect.summary(i, self.layers) != "no"
+        ]
         self.fuse.check(self.layers - max(summaries, default=0))
         return self
 
@@ -37,7 +44,9 @@ class StackConfig(Config):
 class DecoderConfig(StackConfig):
     """The decoder's side."""
 
-    attend: component(ATTENDS, "an attention to encoder layers", MemoryAttention) = ComponentConfig(kind="top")  # type: ignore[valid-type]
+    attend: Annotated[
+        ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
+    ] = ComponentConfig(kind="top")
     """Which encoder layers a decoder layer attends to."""
 
 
@@ -51,10 +60,15 @@ class Stack(nn.Module):
     """Layers wired by a connection and closed by a fusion."""
 
     def __init__(
-        self, config: StackConfig, widths: Sequence[int], name: str,
-        layer: Callable[[int, str, int, int, bool], Layer], summary: Callable[[int, str, int], Layer],
-        other: "Stack | None" = None, hands_on: bool = True,
-    ):  # fmt: skip
+        self,
+        config: StackConfig,
+        widths: Sequence[int],
+        name: str,
+        layer: Callable[[int, str, int, int, bool], Layer],
+        summary: Callable[[int, str, int], Layer],
+        other: "Stack | None" = None,
+        hands_on: bool = True,
+    ):
         """``widths`` that the backbone gives the embedding and each layer; ``name`` is the side.
 
         ``layer(i, name, read, width, residual)`` makes layer i (0 is the lowest), which reads ``read`` features, is ``width``
@@ -67,22 +81,41 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList()
         self.summaries: set[int] = set()  # places in ``layers`` of the summaries that were added
         self.ends: set[int] = set()  # and of all behind which the layers above do not look back
-        self.connect: Connection = resolve(plan.kind, CONNECTIONS, Connection)(plan, f"{name}.connect")
-        self.plain = hands_on and resolve(config.fuse.kind, FUSIONS, Fusion) is Last  # what one more layer would read is handed on
+        self.connect: Connection = resolve(plan.kind, CONNECTIONS, Connection)(
+            plan, f"{name}.connect"
+        )
+        self.plain = (
+            hands_on and resolve(config.fuse.kind, FUSIONS, Fusion) is Last
+        )  # what one more layer would read is handed on
         self.widths = [widths[0]]  # of the history
         self.connect.add(widths[0], first=True)
         for i in range(config.layers):
             sums = plan.summary(i, config.layers)
             residual = self.connect.residual or sums == "in-place"
-            made = layer(i, f"{name}.layer{i + 1}", self.connect.reader(), plan.width(i, config.layers, widths[i + 1]), residual)
+            made = layer(
+                i,
+                f"{name}.layer{i + 1}",
+                self.connect.reader(),
+                plan.width(i, config.layers, widths[i + 1]),
+                residual,
+            )
             self._add(made, first=sums == "in-place", read=self.plain or i + 1 < config.layers)
             if sums == "added":
                 self.summaries.add(len(self.layers))
-                self._add(summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()), first=True, read=True)
+                self._add(
+                    summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()),
+                    first=True,
+                    read=True,
+                )
         fused = [self.connect.reader()] if self.plain else self.widths
-        self.fuse: Fusion = resolve(config.fuse.kind, FUSIONS, Fusion)(config.fuse, fused, widths[-1], f"{name}.fuse")
+        self.fuse: Fusion = resolve(config.fuse.kind, FUSIONS, Fusion)(
+            config.fuse, fused, widths[-1], f"{name}.fuse"
+        )
         self.out_width = self.fuse.out_width
-        self.places = {i: n for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)}  # module -> layer
+        self.places = {
+            i: n
+            for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)
+        }  # module -> layer
         self.checkpoint = config.checkpoint
         if other is not None:
             share_layer_embedding(other.fuse, self.fuse)
@@ -132,7 +165,9 @@ def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
                 f"here are {encoder.layers} and {decoder.layers}"
             )
         if any(encoder.connect.summary(i, encoder.layers) != "no" for i in range(encoder.layers)):
-            raise ValueError(f"decoder.attend: {decoder.attend.kind} needs every encoder layer, and encoder.connect sums some of them up")
+            raise ValueError(
+                f"decoder.attend: {decoder.attend.kind} needs every encoder layer, and encoder.connect sums some of them up"
+            )
     reads = bool(attend.reads_top)
     if not reads and encoder.fuse.kind != "last":
         raise ValueError(
@@ -144,5 +179,7 @@ def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
 
 def build_attend(config: DecoderConfig, encoder: Stack) -> MemoryAttention:
     """What the decoder attends to."""
-    attend: MemoryAttention = resolve(config.attend.kind, ATTENDS, MemoryAttention)(config.attend, encoder.widths, encoder.out_width)
+    attend: MemoryAttention = resolve(config.attend.kind, ATTENDS, MemoryAttention)(
+        config.attend, encoder.widths, encoder.out_width
+    )
     return attend

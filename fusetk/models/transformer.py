@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from fusetk.errors import ConfigError
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_top, build_attend
+from fusetk.models.stack import (
+    DecoderConfig,
+    Layer,
+    Stack,
+    StackConfig,
+    attends_to_top,
+    build_attend,
+)
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
@@ -56,7 +63,9 @@ class BlockConfig(ModelConfig):
         for i in range(side.layers):
             width = side.connect.width(i, side.layers, self.width)
             if width % self.heads:
-                what = f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
+                what = (
+                    f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
+                )
                 raise ValueError(f"{what} is no multiple of heads {self.heads}")
 
 
@@ -109,9 +118,17 @@ class TransformerLayer(Layer):
         super().__init__()
         self.width = width
         self.read = nn.Identity() if read == width else nn.Linear(read, width)
-        self.attention = SelfAttention(width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias)
+        self.attention = SelfAttention(
+            width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
+        )
         self.attention_residual = Residual(config, width)
-        self.ffn = FeedForward(width, max(1, config.ffn * width // config.width), width, config.activation, config.activation_dropout)
+        self.ffn = FeedForward(
+            width,
+            max(1, config.ffn * width // config.width),
+            width,
+            config.activation,
+            config.activation_dropout,
+        )
         self.ffn_residual = Residual(config, width)
 
 
@@ -145,14 +162,30 @@ class EncoderLayer(TransformerLayer):
 class DecoderLayer(TransformerLayer):
     """Causal self-attention, attention to the source, feed-forward."""
 
-    def __init__(self, config: TransformerConfig, name: str, read: int, width: int, memory_widths: Sequence[int]):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        name: str,
+        read: int,
+        width: int,
+        memory_widths: Sequence[int],
+    ):
         super().__init__(config, name, read, width)
-        self.cross = CrossAttention(width, memory_widths, config.heads, config.attention_dropout, f"{name}.cross", config.attention_bias)
+        self.cross = CrossAttention(
+            width,
+            memory_widths,
+            config.heads,
+            config.attention_dropout,
+            f"{name}.cross",
+            config.attention_bias,
+        )
         self.cross_residual = Residual(config, width)
         gates = {"none": 0, "scalar": 1, "vector": width}[config.context_gate]
         self.gate = ContextGate(width, gates) if gates else None
 
-    def forward(self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
+    def forward(
+        self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Cache]:
         """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, n * S, 2D),
         mask (B, S) -> x (B * K, T, D) and the grown cache.
         """
@@ -183,16 +216,26 @@ class Summary(Layer):
 class Embedding(nn.Module):
     """Token embeddings times sqrt(D), plus positions, plus a vector for the language, with dropout."""
 
-    def __init__(self, config: BlockConfig, vocabulary: int, tied: nn.Embedding | None = None, language: bool = False):
+    def __init__(
+        self,
+        config: BlockConfig,
+        vocabulary: int,
+        tied: nn.Embedding | None = None,
+        language: bool = False,
+    ):
         """``tied`` are tokens that are shared; ``language``: a learned vector is added at every position."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
         self.positions: Sinusoidal | Learned | None = None
         if config.positions != "none":
             learned = config.positions == "learned"
-            self.positions = Learned(config.width, config.max_positions) if learned else Sinusoidal(config.width)
+            self.positions = (
+                Learned(config.width, config.max_positions) if learned else Sinusoidal(config.width)
+            )
         self.language = nn.Embedding(1, config.width) if language else None
-        self.dropout = Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
+        self.dropout = Dropout(
+            config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        )
         self.scale = config.width**0.5
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
@@ -230,23 +273,46 @@ class Transformer(Seq2Seq):
         check_tying(config.tie, source_size, target_size)
         width = config.width
         self.source = Embedding(config, source_size)
-        self.target = Embedding(config, target_size, self.source.tokens if config.tie == "all" else None)
+        self.target = Embedding(
+            config, target_size, self.source.tokens if config.tie == "all" else None
+        )
         self.encoder = Stack(
-            config.encoder, [width] * (config.encoder.layers + 1), "encoder",
+            config.encoder,
+            [width] * (config.encoder.layers + 1),
+            "encoder",
             layer=lambda i, name, read, width, residual: EncoderLayer(config, name, read, width),
-            summary=lambda i, name, read: Summary(read, config.width), hands_on=attends_to_top(config.encoder, config.decoder),
-        )  # fmt: skip
+            summary=lambda i, name, read: Summary(read, config.width),
+            hands_on=attends_to_top(config.encoder, config.decoder),
+        )
         self.attend = build_attend(config.decoder, self.encoder)
         self.decoder = Stack(
-            config.decoder, [width] * (config.decoder.layers + 1), "decoder",
-            layer=lambda i, name, read, width, residual: DecoderLayer(config, name, read, width, self._attended(i)),
-            summary=lambda i, name, read: Summary(read, config.width), other=self.encoder,
-        )  # fmt: skip
-        pre = config.norm == "pre"  # then what leaves a stack, or is attended to of its layers, was not normalised yet
-        self.source_norms = nn.ModuleList(nn.LayerNorm(found) if pre else nn.Identity() for found in self.attend.widths)
+            config.decoder,
+            [width] * (config.decoder.layers + 1),
+            "decoder",
+            layer=lambda i, name, read, width, residual: DecoderLayer(
+                config, name, read, width, self._attended(i)
+            ),
+            summary=lambda i, name, read: Summary(read, config.width),
+            other=self.encoder,
+        )
+        pre = (
+            config.norm == "pre"
+        )  # then what leaves a stack, or is attended to of its layers, was not normalised yet
+        self.source_norms = nn.ModuleList(
+            nn.LayerNorm(found) if pre else nn.Identity() for found in self.attend.widths
+        )
         self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
-        self.to_output = nn.Identity() if self.decoder.out_width == width else nn.Linear(self.decoder.out_width, width)
-        self.output = OutputProjection(width, target_size, config.output_bias, None if config.tie == "none" else self.target.tokens.weight)
+        self.to_output = (
+            nn.Identity()
+            if self.decoder.out_width == width
+            else nn.Linear(self.decoder.out_width, width)
+        )
+        self.output = OutputProjection(
+            width,
+            target_size,
+            config.output_bias,
+            None if config.tie == "none" else self.target.tokens.weight,
+        )
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
@@ -258,17 +324,27 @@ class Transformer(Seq2Seq):
         stack = self.encoder
 
         def run(i: int, x: Tensor) -> Tensor:
-            found: Tensor = stack.layers[i](x) if i in stack.summaries else stack.layers[i](x, src_mask)
+            found: Tensor = (
+                stack.layers[i](x) if i in stack.summaries else stack.layers[i](x, src_mask)
+            )
             return found
 
         history, top = stack(self.source(src), run)
         return Memory(history, top, src_mask)
 
     def start(self, memory: Memory) -> State:
-        sources = [norm(source) for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)]
+        sources = [
+            norm(source)
+            for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
+        ]
         layers = [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
-        keys_values = tuple(layer.cross.keys_values(sources[self.attend.of(i)]) for i, layer in enumerate(layers))
-        empty = tuple(Cache(keys[:, :0, : 2 * layer.width], 0) for keys, layer in zip(keys_values, layers, strict=True))
+        keys_values = tuple(
+            layer.cross.keys_values(sources[self.attend.of(i)]) for i, layer in enumerate(layers)
+        )
+        empty = tuple(
+            Cache(keys[:, :0, : 2 * layer.width], 0)
+            for keys, layer in zip(keys_values, layers, strict=True)
+        )
         ancestors = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
         return State((keys_values, memory.mask, empty), ancestors, 0)
 
@@ -289,4 +365,6 @@ class Transformer(Seq2Seq):
 
         _, top = stack(self.target(tgt_in, state.step), run)
         features = self.to_output(self.decoder_norm(top))
-        return features, State((keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1])
+        return features, State(
+            (keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1]
+        )

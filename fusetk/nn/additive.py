@@ -19,13 +19,20 @@ class AdditiveAttention(nn.Module):
         self.query = nn.Parameter(torch.empty(width, width))
         self.vector = nn.Parameter(torch.empty(width // heads))
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Mapped queries (B * K, D), keys (B, n * S, D) and values (B, n * S, C) of n sources, mask (B, S): what is found (B * K, C)
         and the weights (B * K, n * S, H).
         """
         q = queries.reshape(len(keys), -1, 1, queries.shape[-1])  # (B, K, 1, D)
-        scores = torch.tanh((q + keys[:, None]).to(self.vector.dtype)).unflatten(-1, (self.heads, -1)) @ self.vector  # (B, K, n * S, H)
-        scores = scores.unflatten(2, (self.sources, -1)).masked_fill(~mask[:, None, None, :, None], -math.inf)
+        scores = (
+            torch.tanh((q + keys[:, None]).to(self.vector.dtype)).unflatten(-1, (self.heads, -1))
+            @ self.vector
+        )  # (B, K, n * S, H)
+        scores = scores.unflatten(2, (self.sources, -1)).masked_fill(
+            ~mask[:, None, None, :, None], -math.inf
+        )
         weights = scores.softmax(3).flatten(2, 3)
         by_head = values.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, n * S, C / H)
         found = weights.permute(0, 3, 1, 2).to(values.dtype) @ by_head

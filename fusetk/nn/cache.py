@@ -32,7 +32,9 @@ class Cache:
         end = self.length + new.shape[1]
         buffer, filled = self.buffer, self.filled
         if filled[0] != self.length or end > buffer.shape[1]:
-            room = 2 * end if new.shape[1] < self.length else end  # a step is short; a whole sentence has no next
+            room = (
+                2 * end if new.shape[1] < self.length else end
+            )  # a step is short; a whole sentence has no next
             buffer, filled = new.new_empty(len(new), room, new.shape[2]), [end]
             buffer[:, : self.length] = self.read()
         buffer[:, self.length : end] = new

@@ -55,7 +55,9 @@ class Cell(nn.Module):
             read, linear = x[..., end : end + width], x[..., end + width :]
             if self.linear_bias is not None:
                 linear = linear + self.linear_bias[:, None]
-            c = torch.tanh((1 - r) * read + r * recalled if self.kind == "lau" else read + r * recalled)
+            c = torch.tanh(
+                (1 - r) * read + r * recalled if self.kind == "lau" else read + r * recalled
+            )
             if self.kind == "l-gru":
                 c = c + third[0] * linear
         if keep is not None:
@@ -75,7 +77,15 @@ class Transition(nn.Module):
     (Meng and Zhang 2019, section "DTMT").
     """
 
-    def __init__(self, kind: Bottom, depth: int, read: int, width: int, directions: int = 1, norm: bool = True):
+    def __init__(
+        self,
+        kind: Bottom,
+        depth: int,
+        read: int,
+        width: int,
+        directions: int = 1,
+        norm: bool = True,
+    ):
         super().__init__()
         self.width = width
         above = [Cell("t-gru", 0, width, directions, norm) for _ in range(depth)]

@@ -23,5 +23,9 @@ class GatedConvolution(NormedLinear):
         """x with what stands around it (B, T + k - 1, D) -> (B, T, out)."""
         x = self.dropout(x)
         length = x.shape[1] - self.kernel + 1
-        taps = x if self.kernel == 1 else torch.cat([x[:, i : i + length] for i in range(self.kernel)], -1)
+        taps = (
+            x
+            if self.kernel == 1
+            else torch.cat([x[:, i : i + length] for i in range(self.kernel)], -1)
+        )
         return F.glu(super().forward(taps), -1)

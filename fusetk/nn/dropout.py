@@ -35,7 +35,9 @@ class Dropout(nn.Module):
     def words(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """A random number in [-32768, 32767], int16, for each element."""
         count = math.prod(shape)
-        drawn = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
+        drawn = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(
+            -(2**63), None
+        )
         return drawn.view(torch.int16)[:count].view(*shape)
 
     def keep(self, words: Tensor, dtype: torch.dtype) -> Tensor:

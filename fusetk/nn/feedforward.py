@@ -11,13 +11,25 @@ from fusetk.nn.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
 # What overwrites its input may: nothing else reads the map before it.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": F.gelu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 class FeedForward(nn.Module):
     """f(x W1 + b1) W2 + b2 (Vaswani et al. 2017, Equation 2, with f = ReLU): (..., width) -> (..., out)."""
 
-    def __init__(self, width: int, hidden: int, out: int, activation: Activation = "relu", dropout: float = 0.0):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        out: int,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+    ):
         """``dropout`` on the hidden layer."""
         super().__init__()
         self.hidden = nn.Linear(width, hidden)

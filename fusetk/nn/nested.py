@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-NestedTensors = Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
+NestedTensors = (
+    Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
+)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: NestedTensors) -> NestedTensors:

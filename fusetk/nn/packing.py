@@ -43,7 +43,10 @@ def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
     row = torch.arange(count) - starts[step]  # of each slot
     if multiple > 1:
         behind = -count % (16 * multiple)
-        step, row = torch.cat((step, step[-1:].expand(behind))), torch.cat((row, row[-1:].expand(behind)))
+        step, row = (
+            torch.cat((step, step[-1:].expand(behind))),
+            torch.cat((row, row[-1:].expand(behind))),
+        )
     row = row.clamp_max(len(lengths) - 1)
     step = torch.minimum(step, lengths[row] - 1)
     rank = order.argsort()

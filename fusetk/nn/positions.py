@@ -42,5 +42,7 @@ class Learned(nn.Module):
     def forward(self, start: int, length: int) -> Tensor:
         """Vectors of positions start .. start + length - 1: (length, D). Raises ValueError past the last position."""
         if start + length > self.max_positions:
-            raise ValueError(f"position {start + length} asked for, {self.max_positions} are learned (model.max_positions)")
+            raise ValueError(
+                f"position {start + length} asked for, {self.max_positions} are learned (model.max_positions)"
+            )
         return self.weight[start : start + length]

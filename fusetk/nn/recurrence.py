@@ -32,7 +32,13 @@ class Found(NamedTuple):
 
 
 def recur(
-    first: Transition, x: Tensor, h: Tensor, sizes: Sequence[int], dropout: Dropout, across: Across | None = None, weights: bool = False
+    first: Transition,
+    x: Tensor,
+    h: Tensor,
+    sizes: Sequence[int],
+    dropout: Dropout,
+    across: Across | None = None,
+    weights: bool = False,
 ) -> Found:
     """Run over N slots, those behind the last step left out: mapped inputs ``x`` (R, N, columns of the first cell), the state before
     them ``h`` (R, rows, D), and how many rows each step handles, as in a ``Packing``. Rows are hypotheses of the sentences of
@@ -45,19 +51,40 @@ def recur(
     if dropout.training and dropout.steps:
         words = [dropout.words((*x.shape[:2], h.shape[-1]), h.device) for _ in cells]
     attention, mask = (across.attention, across.mask.contiguous()) if across else (None, None)
-    alone = across is None or len(across.keys) == len(h[0])  # one hypothesis a sentence: only then there are gradients
+    alone = across is None or len(across.keys) == len(
+        h[0]
+    )  # one hypothesis a sentence: only then there are gradients
     if (alone or not torch.is_grad_enabled()) and fused.usable(x, h, attention):
         kept = weights or torch.is_grad_enabled()
-        plan = fused.Plan(cells, len(first.cells), sizes, words, dropout.threshold, dropout.scale, attention, mask, kept)
-        states, *attended = fused.run(plan, x, h, (across.keys, across.values, across.input) if across else ())
+        plan = fused.Plan(
+            cells,
+            len(first.cells),
+            sizes,
+            words,
+            dropout.threshold,
+            dropout.scale,
+            attention,
+            mask,
+            kept,
+        )
+        states, *attended = fused.run(
+            plan, x, h, (across.keys, across.values, across.input) if across else ()
+        )
         return Found(states, *attended)
     return _plain(first, cells, x, h, sizes, dropout, words, across, weights)
 
 
 def _plain(
-    first: Transition, cells: Sequence[Cell], x: Tensor, h: Tensor, sizes: Sequence[int], dropout: Dropout,
-    words: Sequence[Tensor] | None, across: Across | None, wanted: bool,
-) -> Found:  # fmt: skip
+    first: Transition,
+    cells: Sequence[Cell],
+    x: Tensor,
+    h: Tensor,
+    sizes: Sequence[int],
+    dropout: Dropout,
+    words: Sequence[Tensor] | None,
+    across: Across | None,
+    wanted: bool,
+) -> Found:
     """Step by step and cell by cell, with autograd."""
     states: list[list[Tensor]] = [[] for _ in cells]
     contexts, weights = [], []
@@ -70,7 +97,9 @@ def _plain(
             reads: Tensor | None = read if not c else None
             if across and c == len(first.cells):
                 sentences = len(across.keys) if len(h[0]) > len(across.keys) else len(h[0])
-                keys, values, mask = (tensor[:sentences] for tensor in (across.keys, across.values, across.mask))
+                keys, values, mask = (
+                    tensor[:sentences] for tensor in (across.keys, across.values, across.mask)
+                )
                 found, weight = across.attention(h[0] @ across.attention.query, keys, values, mask)
                 contexts.append(found)
                 weights += [weight] if wanted else []
@@ -82,6 +111,10 @@ def _plain(
     if weights:
         weights.append(weights[0].new_zeros(parts[-1], *weights[0].shape[1:]))
     return Found(
-        tuple(torch.cat(found + behind, 1) if len(found) > 1 or parts[-1] else found[0] for found in states),
-        torch.cat(contexts) if across else None, torch.cat(weights) if weights else None,
-    )  # fmt: skip
+        tuple(
+            torch.cat(found + behind, 1) if len(found) > 1 or parts[-1] else found[0]
+            for found in states
+        ),
+        torch.cat(contexts) if across else None,
+        torch.cat(weights) if weights else None,
+    )

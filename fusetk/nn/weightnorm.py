@@ -39,7 +39,9 @@ class NormedLinear(nn.Module):
         return self
 
     def _weight(self) -> Tensor:
-        made: Tensor = torch._weight_norm(self.v, self.g[:, None], 0)  # one pass, and one for both gradients
+        made: Tensor = torch._weight_norm(
+            self.v, self.g[:, None], 0
+        )  # one pass, and one for both gradients
         return made
 
     def forward(self, x: Tensor) -> Tensor:

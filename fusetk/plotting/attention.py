@@ -26,7 +26,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
 NAMES = {"cross": "cross-attention", "self": "self-attention", "mixed": "mixed attention"}
 
 MEASURE = "attention weight (a row sums to 1)"
-AXES = {"cross": ("source", "target"), "self": ("looked at", "looking"), "mixed": ("source | target read", "target")}
+AXES = {
+    "cross": ("source", "target"),
+    "self": ("looked at", "looking"),
+    "mixed": ("source | target read", "target"),
+}
 
 _NAME = re.compile(r"(encoder|decoder)\.layer(\d+)\.(self|cross|mixed)")
 
@@ -59,10 +63,15 @@ class Words(NamedTuple):
         tokens = self.predicted
         if isinstance(step, int):
             if not 1 <= step <= len(tokens):
-                raise DataError(f"there is no step {step}: there are {len(tokens)}, counted from 1: {' '.join(tokens)}")
+                raise DataError(
+                    f"there is no step {step}: there are {len(tokens)}, counted from 1: {' '.join(tokens)}"
+                )
             return step - 1
         starts = [i for i in range(len(tokens)) if not i or not tokens[i - 1].endswith(bpe.JOINER)]
-        found = [bpe.join(" ".join(tokens[i:j])) for i, j in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+        found = [
+            bpe.join(" ".join(tokens[i:j]))
+            for i, j in zip(starts, [*starts[1:], len(tokens)], strict=True)
+        ]
         if step not in found:
             raise DataError(f"the translation has no word {step!r}: it has {' '.join(found)}")
         return starts[found.index(step)]
@@ -77,13 +86,21 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
     from fusetk.plotting.forward_trace import forced
 
     found = forced(model, [(source, target)], "*.layer*").found
-    return {name: values[0].float().cpu().numpy() for name, values in found.items() if _NAME.fullmatch(name)}
+    return {
+        name: values[0].float().cpu().numpy()
+        for name, values in found.items()
+        if _NAME.fullmatch(name)
+    }
 
 
 def panels(
-    weights: Mapping[str, np.ndarray], words: Words, what: str = "cross", layer: int | None = None, head: int | str = "mean",
+    weights: Mapping[str, np.ndarray],
+    words: Words,
+    what: str = "cross",
+    layer: int | None = None,
+    head: int | str = "mean",
     step: int | str | None = None,
-) -> list[Panel]:  # fmt: skip
+) -> list[Panel]:
     """A panel for each layer (None: all, the lowest first) of ``what`` (a key of KINDS) and each ``head``.
 
     Layers and heads count from 1; ``head`` is one of them, ``mean`` over them, or ``all``. With a ``step`` (see ``Words.row``)
@@ -95,34 +112,66 @@ def panels(
     row = None if step is None else words.row(step)
     found: list[Panel] = []
     for side in sides if row is None else ("decoder",):
-        layers = {int(match[2]): name for name in weights if (match := _NAME.fullmatch(name)) and match.group(1, 3) == (side, kind)}
+        layers = {
+            int(match[2]): name
+            for name in weights
+            if (match := _NAME.fullmatch(name)) and match.group(1, 3) == (side, kind)
+        }
         if not layers:
             raise _missing(weights, side, kind)
         if layer is not None and layer not in layers:
-            raise DataError(f"there is no layer {layer}: the {side} has {NAMES[kind]} in layers {_ranges(layers)}")
+            raise DataError(
+                f"there is no layer {layer}: the {side} has {NAMES[kind]} in layers {_ranges(layers)}"
+            )
         x, y = words.labels(side, kind)
         cut = len(words.source) + 1 if kind == "mixed" else 0
         axes = AXES[kind] if row is None else (AXES[kind][0], "head" if head == "all" else "target")
         for number in sorted(layers) if layer is None else [layer]:
-            shown = [(suffix, text, matrix, y) for suffix, text, matrix in _heads(weights[layers[number]], head)]
+            shown = [
+                (suffix, text, matrix, y)
+                for suffix, text, matrix in _heads(weights[layers[number]], head)
+            ]
             if row is not None:
                 seen = len(x) if kind == "cross" else len(x) - len(words.target) + row
                 shown = _at(row, shown, seen, words.predicted[row], head == "all")
             for suffix, text, matrix, rows in shown:
                 title = f"{side} layer {number}, {NAMES[kind]}, {text}"
-                found.append(Panel(layers[number] + suffix, title, matrix, x[: matrix.shape[1]], rows, MEASURE, axes, cut=cut))
+                found.append(
+                    Panel(
+                        layers[number] + suffix,
+                        title,
+                        matrix,
+                        x[: matrix.shape[1]],
+                        rows,
+                        MEASURE,
+                        axes,
+                        cut=cut,
+                    )
+                )
     return found
 
 
-Shown = tuple[str, str, np.ndarray, list[str]]  # suffix of the name, text for the title, matrix, labels of its rows
+Shown = tuple[
+    str, str, np.ndarray, list[str]
+]  # suffix of the name, text for the title, matrix, labels of its rows
 
 
 def _at(row: int, shown: Sequence[Shown], seen: int, predicted: str, together: bool) -> list[Shown]:
     """One row of each matrix, the first ``seen`` columns, ``together`` in one matrix or not."""
     step = f"step {row + 1}: {predicted}"
     if together:
-        return [(".heads", step, np.stack([matrix[row, :seen] for _, _, matrix, _ in shown]), [text for _, text, _, _ in shown])]
-    return [(suffix, f"{text}, {step}", matrix[row : row + 1, :seen], [predicted]) for suffix, text, matrix, _ in shown]
+        return [
+            (
+                ".heads",
+                step,
+                np.stack([matrix[row, :seen] for _, _, matrix, _ in shown]),
+                [text for _, text, _, _ in shown],
+            )
+        ]
+    return [
+        (suffix, f"{text}, {step}", matrix[row : row + 1, :seen], [predicted])
+        for suffix, text, matrix, _ in shown
+    ]
 
 
 def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
@@ -131,9 +180,18 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
     lacks = f"this model has no {NAMES[kind]} in its {side}"
     if side == "decoder" and ("decoder", "mixed") in there:
         other = " or encoder-self" if ("encoder", "self") in there and kind == "self" else ""
-        return DataError(f"{lacks}, which attends to source and target in one softmax: choose --what mixed{other}")
-    whats = [what for what, (sides, kind) in KINDS.items() if all((side, kind) in there for side in sides)]
-    return DataError(f"{lacks}: " + (f"choose --what {', '.join(whats)}" if whats else "it has no attention to draw"))
+        return DataError(
+            f"{lacks}, which attends to source and target in one softmax: choose --what mixed{other}"
+        )
+    whats = [
+        what
+        for what, (sides, kind) in KINDS.items()
+        if all((side, kind) in there for side in sides)
+    ]
+    return DataError(
+        f"{lacks}: "
+        + (f"choose --what {', '.join(whats)}" if whats else "it has no attention to draw")
+    )
 
 
 def columns(shown: Sequence[Panel]) -> int:

@@ -25,18 +25,43 @@ def panels(model: "Seq2Seq") -> list[Panel]:
     made to sum to 1. Raises DataError for a model whose layers read the layer below alone.
     """
     found = forced(model, [([UNK], [UNK])], "*.connect.*").found  # any sentence will do
-    depths = {stack.connect.name.partition(".")[0]: len(stack.layers) for stack in model.modules() if isinstance(stack, Stack)}
+    depths = {
+        stack.connect.name.partition(".")[0]: len(stack.layers)
+        for stack in model.modules()
+        if isinstance(stack, Stack)
+    }
     shown = []
     for side in ("encoder", "decoder"):
-        weights = {int(match[2]): found[name] for name in found if (match := _NAME.fullmatch(name)) and match[1] == side}
+        weights = {
+            int(match[2]): found[name]
+            for name in found
+            if (match := _NAME.fullmatch(name)) and match[1] == side
+        }
         if not weights:
             continue
-        matrix = np.full((len(weights), max(len(w) for w in weights.values())), np.nan, dtype=np.float32)
+        matrix = np.full(
+            (len(weights), max(len(w) for w in weights.values())), np.nan, dtype=np.float32
+        )
         for row, layer in enumerate(sorted(weights)):
             matrix[row, : len(weights[layer])] = weights[layer].float().cpu().numpy()
-        x, y = [f"l{i}" for i in range(matrix.shape[1])], ["top" if i > depths.get(side, i) else f"l{i}" for i in sorted(weights)]
+        x, y = (
+            [f"l{i}" for i in range(matrix.shape[1])],
+            ["top" if i > depths.get(side, i) else f"l{i}" for i in sorted(weights)],
+        )
         title = f"{side}, learned weights of what a layer reads"
-        shown.append(Panel(f"{side}.connect", title, matrix, x, y, "learned weight", ("layer that is read", "layer that reads")))
+        shown.append(
+            Panel(
+                f"{side}.connect",
+                title,
+                matrix,
+                x,
+                y,
+                "learned weight",
+                ("layer that is read", "layer that reads"),
+            )
+        )
     if not shown:
-        raise DataError("there are no connections to draw: in this model every layer reads the one below it (connect: last)")
+        raise DataError(
+            "there are no connections to draw: in this model every layer reads the one below it (connect: last)"
+        )
     return shown

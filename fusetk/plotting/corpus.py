@@ -30,7 +30,9 @@ class Means:
 
     def add(self, pairs: Pairs) -> None:
         """Read pairs of source and target ids without marks, sorted by length into batches."""
-        for batch in batches([(len(source) + 1, len(target) + 1) for source, target in pairs], TOKENS):
+        for batch in batches(
+            [(len(source) + 1, len(target) + 1) for source, target in pairs], TOKENS
+        ):
             self.last = fused(self.model, [pairs[i] for i in batch], self.chosen)
             self.sentences += len(batch)
             if not self.sums:
@@ -58,10 +60,32 @@ class Means:
 def _hops(one: Fused, mean: np.ndarray, by_part: np.ndarray, hop: int | str) -> list[Panel]:
     names = [f"hop {h}" for h in range(1, len(mean) + 1)]
     title = f"{one.side} fusion, mean over all positions"
-    shown = [Panel(f"{one.side}.fuse.hops.mean", title, mean.T, names, one.layers, HOPS, ("hop", "layer"), True)]
+    shown = [
+        Panel(
+            f"{one.side}.fuse.hops.mean",
+            title,
+            mean.T,
+            names,
+            one.layers,
+            HOPS,
+            ("hop", "layer"),
+            True,
+        )
+    ]
     for name, text, hops in choose(one, hop):
         matrix = by_part[:, hops].mean(1).T
-        shown.append(Panel(f"{name}.parts", text, matrix, PARTS, one.layers, HOPS, ("part of the sentence", "layer"), True))
+        shown.append(
+            Panel(
+                f"{name}.parts",
+                text,
+                matrix,
+                PARTS,
+                one.layers,
+                HOPS,
+                ("part of the sentence", "layer"),
+                True,
+            )
+        )
     return shown
 
 
@@ -70,7 +94,16 @@ def _shares(one: Fused, mean: np.ndarray, by_part: np.ndarray) -> list[Panel]:
     axes = ("part of the sentence", "layer")
     return [
         Panel(f"{name}.parts", title, by_part[:, 0].T, PARTS, one.layers, SHARE, axes, True),
-        Panel(f"{name}.mean", f"{one.side} fusion, mean over all positions", mean.T, ["mean"], one.layers, SHARE, ("", "layer"), True),
+        Panel(
+            f"{name}.mean",
+            f"{one.side} fusion, mean over all positions",
+            mean.T,
+            ["mean"],
+            one.layers,
+            SHARE,
+            ("", "layer"),
+            True,
+        ),
     ]
 
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusetk.errors import DataError
-from fusetk.plotting.figure import NUMBERS, check_output, colors, dress, finite, fonts, label, legend, save_numbers, save_picture
+from fusetk.plotting.figure import (
+    NUMBERS,
+    check_output,
+    colors,
+    dress,
+    finite,
+    fonts,
+    label,
+    legend,
+    save_numbers,
+    save_picture,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,11 +31,22 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 KINDS = ("train", "valid")
-USUAL = ("loss", "ppl", "accuracy", "bleu")  # drawn when nothing else is asked for, as far as the runs have them
+USUAL = (
+    "loss",
+    "ppl",
+    "accuracy",
+    "bleu",
+)  # drawn when nothing else is asked for, as far as the runs have them
 TITLES = {
-    "loss": "loss per token (nats)", "smoothed": "loss with label smoothing", "ppl": "perplexity", "accuracy": "token accuracy",
-    "bleu": "BLEU", "lr": "learning rate", "tokens_per_second": "target tokens/s", "grad_norm": "gradient norm",
-}  # fmt: skip
+    "loss": "loss per token (nats)",
+    "smoothed": "loss with label smoothing",
+    "ppl": "perplexity",
+    "accuracy": "token accuracy",
+    "bleu": "BLEU",
+    "lr": "learning rate",
+    "tokens_per_second": "target tokens/s",
+    "grad_norm": "gradient norm",
+}
 LOWER_IS_BETTER = ("loss", "smoothed", "ppl")
 HIGHER_IS_BETTER = ("accuracy", "bleu")
 
@@ -47,7 +69,11 @@ class Curve:
     def best(self) -> int | None:
         """The place of the best value; None where better has no meaning, and for training curves."""
         finite = np.isfinite(self.value)
-        if self.kind != "valid" or not finite.any() or self.what not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
+        if (
+            self.kind != "valid"
+            or not finite.any()
+            or self.what not in LOWER_IS_BETTER + HIGHER_IS_BETTER
+        ):
             return None
         sign = 1 if self.what in HIGHER_IS_BETTER else -1
         return int(np.argmax(np.where(finite, sign * self.value, -np.inf)))
@@ -64,11 +90,15 @@ def read_metrics(run: Path) -> Records:
     """
     path = run / "metrics.jsonl"
     if not run.is_dir():
-        raise DataError(f"{run} is not a run folder" if run.exists() else f"there is no run folder {run}")
+        raise DataError(
+            f"{run} is not a run folder" if run.exists() else f"there is no run folder {run}"
+        )
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        raise DataError(f"{run} has no metrics.jsonl: it is not a run folder, or its training has not begun") from None
+        raise DataError(
+            f"{run} has no metrics.jsonl: it is not a run folder, or its training has not begun"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
@@ -80,9 +110,15 @@ def read_metrics(run: Path) -> Records:
         if record is not None:
             records[record["kind"], record["update"]] = record
         elif number == last:
-            log.warning("%s: the last line (%d) is damaged, the run was killed while it wrote; passed over", path, number)
+            log.warning(
+                "%s: the last line (%d) is damaged, the run was killed while it wrote; passed over",
+                path,
+                number,
+            )
         else:
-            raise DataError(f"{path}, line {number}: not a JSON object with kind and update; repair or remove the line")
+            raise DataError(
+                f"{path}, line {number}: not a JSON object with kind and update; repair or remove the line"
+            )
     if not records:
         raise DataError(f"{path} has no complete line yet: the run has noted nothing")
     return sorted(records.values(), key=lambda record: record["update"])
@@ -93,7 +129,11 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):  # not UTF-8 is a ValueError too
         return None
-    good = isinstance(record, dict) and isinstance(record.get("kind"), str) and _number(record.get("update")) is not None
+    good = (
+        isinstance(record, dict)
+        and isinstance(record.get("kind"), str)
+        and _number(record.get("update")) is not None
+    )
     return record if good else None
 
 
@@ -101,36 +141,57 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def curves(runs: Mapping[str, Records], what: Sequence[str] = (), kinds: Sequence[str] = KINDS) -> list[Curve]:
+def curves(
+    runs: Mapping[str, Records], what: Sequence[str] = (), kinds: Sequence[str] = KINDS
+) -> list[Curve]:
     """The curves of each quantity (none named: the usual ones that some run has), run after run.
 
     Raises DataError for a quantity that no run has.
     """
-    of_kind = {run: [record for record in records if record["kind"] in kinds] for run, records in runs.items()}
+    of_kind = {
+        run: [record for record in records if record["kind"] in kinds]
+        for run, records in runs.items()
+    }
     noted = [record for records in of_kind.values() for record in records]
-    numbers = {key: None for record in noted for key, value in record.items() if _number(value) is not None}
+    numbers = {
+        key: None for record in noted for key, value in record.items() if _number(value) is not None
+    }
     known = [key for key in numbers if key not in ("update", "epoch")]
     chosen = list(dict.fromkeys(what)) or [key for key in USUAL if key in known]
     for key in chosen:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known) or 'nothing'}"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"there is {', '.join(known) or 'nothing'}"
+            )
             raise DataError(f"no run has {key!r} among its {' or '.join(kinds)} metrics; {hint}")
     if not chosen:
-        raise DataError(f"the runs have no {' or '.join(kinds)} metrics to draw; there is {', '.join(known) or 'nothing'}")
-    found = [_curve(run, kind, key, of_kind[run]) for key in chosen for run in runs for kind in kinds]
+        raise DataError(
+            f"the runs have no {' or '.join(kinds)} metrics to draw; there is {', '.join(known) or 'nothing'}"
+        )
+    found = [
+        _curve(run, kind, key, of_kind[run]) for key in chosen for run in runs for kind in kinds
+    ]
     return [curve for curve in found if len(curve.value)]
 
 
 def _curve(run: str, kind: str, what: str, records: Records) -> Curve:
-    mine = [record for record in records if record["kind"] == kind and _number(record.get(what)) is not None]
+    mine = [
+        record
+        for record in records
+        if record["kind"] == kind and _number(record.get(what)) is not None
+    ]
     epochs = [_number(record.get("epoch")) for record in mine]
     return Curve(
-        run, kind, what,
+        run,
+        kind,
+        what,
         np.array([record["update"] for record in mine], dtype=np.float64),
         np.array([math.nan if epoch is None else epoch for epoch in epochs], dtype=np.float64),
         np.array([record[what] for record in mine], dtype=np.float64),
-    )  # fmt: skip
+    )
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
@@ -139,7 +200,9 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
     counts = np.concatenate(([0], np.cumsum(finite)))
     place = np.arange(len(values))
-    room = np.minimum(place, place[::-1])  # as many on one side as on the other, or steep ends would be bent
+    room = np.minimum(
+        place, place[::-1]
+    )  # as many on one side as on the other, or steep ends would be bent
     start = place - np.minimum(room, (window - 1) // 2)
     end = place + np.minimum(room, window // 2) + 1
     count = counts[end] - counts[start]
@@ -159,7 +222,9 @@ def plot(found: Sequence[Curve], path: Path, *, x: str = "updates", window: int 
     if x == "epochs":
         for curve in found:
             if np.isnan(curve.epoch).all():
-                raise DataError(f"{curve.run} has no epochs in its {curve.kind} metrics; draw over updates")
+                raise DataError(
+                    f"{curve.run} has no epochs in its {curve.kind} metrics; draw over updates"
+                )
     if path.suffix.lower() in NUMBERS:
         save_numbers(path, _arrays(found, window), _document(found, window))
     else:
@@ -199,12 +264,24 @@ def _draw(axes: "Axes", curve: Curve, x: str, window: int, color: Any) -> "tuple
         if best is not None:
             at = f"update {place[best]:.0f}" if x == "updates" else f"epoch {place[best]:.1f}"
             name += f" (best {_short(curve.value[best])} at {at})"
-            axes.plot(place[best], value[best], "*", color=color, markersize=13, markeredgecolor="white", zorder=4)
-        return axes.plot(place, value, "-o", color=color, linewidth=1.8, markersize=3.5, zorder=3)[0], name
+            axes.plot(
+                place[best],
+                value[best],
+                "*",
+                color=color,
+                markersize=13,
+                markeredgecolor="white",
+                zorder=4,
+            )
+        return axes.plot(place, value, "-o", color=color, linewidth=1.8, markersize=3.5, zorder=3)[
+            0
+        ], name
     if window > 1:
         axes.plot(place, value, "-", color=color, linewidth=0.6, alpha=0.3)
         name += f" (mean of {window})"
-    return axes.plot(place, smooth(value, window), "-", color=color, linewidth=1.0, alpha=0.7)[0], name
+    return axes.plot(place, smooth(value, window), "-", color=color, linewidth=1.0, alpha=0.7)[
+        0
+    ], name
 
 
 def _dress(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
@@ -212,7 +289,9 @@ def _dress(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
 
     values = values[np.isfinite(values)]
     if what == "ppl" and len(values) and values.min() > 0 and values.max() > 20 * values.min():
-        axes.set_yscale("log")  # the first perplexity is the size of the vocabulary, and would leave the rest flat
+        axes.set_yscale(
+            "log"
+        )  # the first perplexity is the size of the vocabulary, and would leave the rest flat
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -226,22 +305,33 @@ def _short(value: float) -> str:
 
 
 def _shown(curve: Curve, window: int) -> np.ndarray:
-    return smooth(curve.value, window) if window > 1 and curve.kind == "train" else curve.value  # a window of 1 keeps infinities
+    return (
+        smooth(curve.value, window) if window > 1 and curve.kind == "train" else curve.value
+    )  # a window of 1 keeps infinities
 
 
 def _arrays(found: Sequence[Curve], window: int) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for curve in found:
         name = f"{curve.run}/{curve.kind}/{curve.what}"
-        arrays |= {f"{name}.update": curve.update, f"{name}.epoch": curve.epoch, f"{name}.value": _shown(curve, window)}
+        arrays |= {
+            f"{name}.update": curve.update,
+            f"{name}.epoch": curve.epoch,
+            f"{name}.value": _shown(curve, window),
+        }
     return arrays
 
 
 def _document(found: Sequence[Curve], window: int) -> Any:
     return [
         {
-            "run": curve.run, "kind": curve.kind, "what": curve.what, "best": curve.best(),
-            "update": finite(curve.update), "epoch": finite(curve.epoch), "value": finite(_shown(curve, window)),
+            "run": curve.run,
+            "kind": curve.kind,
+            "what": curve.what,
+            "best": curve.best(),
+            "update": finite(curve.update),
+            "epoch": finite(curve.epoch),
+            "value": finite(_shown(curve, window)),
         }
         for curve in found
-    ]  # fmt: skip
+    ]

@@ -31,7 +31,15 @@ MAX_SIDE = 60_000  # pixels; the renderer ends at 65,536
 
 # Fonts that come with matplotlib and have a box, or a piece of a formula, where others have a letter.
 _NO_WORDS = ("Last Resort", "STIXNonUnicode", "STIXSize", "cm")
-_EAST_ASIAN = ("CJK", "IDEOGRAPHIC", "FULLWIDTH", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # one font serves them all
+_EAST_ASIAN = (
+    "CJK",
+    "IDEOGRAPHIC",
+    "FULLWIDTH",
+    "HIRAGANA",
+    "KATAKANA",
+    "HANGUL",
+    "BOPOMOFO",
+)  # one font serves them all
 _JOINERS = "\u200c\u200d"  # invisible, but words of some scripts need them
 
 log = logging.getLogger(__name__)
@@ -42,10 +50,14 @@ def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
 
     ``pages`` says that HTML can be written, ``numbers`` that the numbers of the picture can.
     """
-    if path.suffix.lower() not in PICTURES + (NUMBERS if numbers else ()) + (PAGES if pages else ()):
+    if path.suffix.lower() not in PICTURES + (NUMBERS if numbers else ()) + (
+        PAGES if pages else ()
+    ):
         page = f", {', '.join(PAGES)} for a page to look around in," if pages else ""
         number = f" or {', '.join(NUMBERS)} for its numbers" if numbers else ""
-        raise DataError(f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page}{number}")
+        raise DataError(
+            f"{path}: the name must end in {', '.join(PICTURES)} for a picture{page}{number}"
+        )
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -62,10 +74,17 @@ def save_picture(figure: "Figure", path: Path) -> None:
     width, height = figure.get_size_inches()
     dpi = min(float(DPI), (MAX_PIXELS / (width * height)) ** 0.5, MAX_SIDE / max(width, height))
     if kind == "png" and dpi < DPI:
-        log.warning("%s is large and gets %d dots an inch, not %d; to read every label write a PDF or choose fewer panels", path, dpi, DPI)
+        log.warning(
+            "%s is large and gets %d dots an inch, not %d; to read every label write a PDF or choose fewer panels",
+            path,
+            dpi,
+            DPI,
+        )
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}
     with matplotlib.rc_context(style), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # `fonts` has said it, once and with the script
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from"
+        )  # `fonts` has said it, once and with the script
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
         except OSError as error:
@@ -79,7 +98,9 @@ def save_numbers(path: Path, arrays: Mapping[str, np.ndarray], document: Any) ->
             with path.open("wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # read without pickle: numbers and strings only
         else:
-            path.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+            )
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -112,12 +133,20 @@ def dress(axes: "Axes") -> None:
         axes.spines[side].set_visible(False)
 
 
-def legend(axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str], down: float = 0.13) -> None:
+def legend(
+    axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str], down: float = 0.13
+) -> None:
     """Names of lines below the axes, ``down`` of their height."""
     lines = [line for line, _ in entries]
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -down), "frameon": False}
+    place: dict[str, Any] = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, -down),
+        "frameon": False,
+    }
     # Numbers first, names then: a legend drops labels that begin with an underscore and sets dollars as formulas.
-    shown = axes.legend(lines, [str(i) for i in range(len(lines))], prop={"family": families, "size": 8.5}, **place)
+    shown = axes.legend(
+        lines, [str(i) for i in range(len(lines))], prop={"family": families, "size": 8.5}, **place
+    )
     for text, (_, name) in zip(shown.get_texts(), entries, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
@@ -138,7 +167,11 @@ def fonts(texts: Iterable[str]) -> list[str]:
     missing = {ord(c) for text in texts for c in text if not c.isspace() and c not in _JOINERS}
     missing -= _glyphs(font_manager.findfont("DejaVu Sans"))
     installed = font_manager.fontManager.ttflist if missing else []
-    upright = [font for font in installed if font.style == "normal" and str(font.weight) in ("400", "normal", "regular")]
+    upright = [
+        font
+        for font in installed
+        if font.style == "normal" and str(font.weight) in ("400", "normal", "regular")
+    ]
     candidates = {font.name: font.fname for font in upright if not font.name.startswith(_NO_WORDS)}
     while missing and candidates:
         name = max(candidates, key=lambda name: (len(_glyphs(candidates[name]) & missing), name))
@@ -158,16 +191,24 @@ def _glyphs(file: str) -> frozenset[int]:
 
     try:
         return frozenset(FT2Font(file).get_charmap())
-    except (RuntimeError, OSError):  # a kind of font that matplotlib cannot draw, colour emoji for one
+    except (
+        RuntimeError,
+        OSError,
+    ):  # a kind of font that matplotlib cannot draw, colour emoji for one
         return frozenset()
 
 
 def _complaint(missing: Iterable[int]) -> str:
     scripts: dict[str, list[str]] = defaultdict(list)
     for code in sorted(missing):
-        first = re.split("[ -]", unicodedata.name(chr(code), "UNNAMED"))[0]  # Unicode names begin with the script
+        first = re.split("[ -]", unicodedata.name(chr(code), "UNNAMED"))[
+            0
+        ]  # Unicode names begin with the script
         scripts["CJK" if first in _EAST_ASIAN else first].append(chr(code))
-    named = "; ".join(f"{script} ({' '.join(chars[:5])}{' ...' if len(chars) > 5 else ''})" for script, chars in scripts.items())
+    named = "; ".join(
+        f"{script} ({' '.join(chars[:5])}{' ...' if len(chars) > 5 else ''})"
+        for script, chars in scripts.items()
+    )
     hint = "such as Noto Sans CJK" if "CJK" in scripts else "such as a Noto font"
     return f"no installed font has the characters of {named}: boxes stand in their place; install a font that has them, {hint}"
 

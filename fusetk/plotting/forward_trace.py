@@ -15,7 +15,9 @@ from fusetk.decoding.target_scores import check_length, collate
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]  # source and target ids without begin and end marks
+Pairs = Sequence[
+    tuple[Sequence[int], Sequence[int]]
+]  # source and target ids without begin and end marks
 
 
 class Pass(NamedTuple):
@@ -23,10 +25,14 @@ class Pass(NamedTuple):
 
     found: dict[str, Tensor]  # by trace name, what was recorded last
     read: dict[str, Any]  # by the name that was given, what a module was fed
-    lengths: dict[str, np.ndarray]  # (B,) positions of the encoder and of the decoder, a mark counted
+    lengths: dict[
+        str, np.ndarray
+    ]  # (B,) positions of the encoder and of the decoder, a mark counted
 
 
-def forced(model: "Seq2Seq", pairs: Pairs, pattern: str = "*", watched: dict[str, nn.Module] | None = None) -> Pass:
+def forced(
+    model: "Seq2Seq", pairs: Pairs, pattern: str = "*", watched: dict[str, nn.Module] | None = None
+) -> Pass:
     """One pass in evaluation mode, without gradients. ``pattern`` of trace names; ``watched`` modules, by any name.
 
     The encoder reads the source and the end mark, the decoder the begin mark and the target; shorter sentences are padded
@@ -42,7 +48,10 @@ def forced(model: "Seq2Seq", pairs: Pairs, pattern: str = "*", watched: dict[str
         for name, module in (watched or {}).items():
             hooks.callback(module.register_forward_pre_hook(_keep(read, name)).remove)
         model(batch.src, batch.src_mask, batch.tgt_in)
-    lengths = {"encoder": np.array([len(source) + 1 for source, _ in pairs]), "decoder": np.array([len(target) + 1 for _, target in pairs])}
+    lengths = {
+        "encoder": np.array([len(source) + 1 for source, _ in pairs]),
+        "decoder": np.array([len(target) + 1 for _, target in pairs]),
+    }
     return Pass({name: values[-1] for name, values in found.items()}, read, lengths)
 
 

@@ -24,7 +24,11 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
     text = render(pages, title, colors)
     if len(text) > LARGE:
         megabytes = len(text) // 1_000_000
-        log.warning("%s has %d MB, which may be slow to open; draw fewer sentences (--lines), layers or heads", path, megabytes)
+        log.warning(
+            "%s has %d MB, which may be slow to open; draw fewer sentences (--lines), layers or heads",
+            path,
+            megabytes,
+        )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -33,27 +37,46 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
 
 def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
     """The file's text. Whatever words contain, they cannot leave the JSON that they stand in, and are only ever shown as text."""
-    data = json.dumps(_data(pages, title, colors), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":  # </script> and <!-- would end or change the element, even inside of a string
+    data = json.dumps(
+        _data(pages, title, colors), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    for character in (
+        "<>&\u2028\u2029"
+    ):  # </script> and <!-- would end or change the element, even inside of a string
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = {"title": html.escape(title), "data": data}
-    return re.sub("@(title|data)@", lambda match: parts[match[1]], _TEMPLATE)  # in one pass: what is put in is not searched
+    return re.sub(
+        "@(title|data)@", lambda match: parts[match[1]], _TEMPLATE
+    )  # in one pass: what is put in is not searched
 
 
 def _data(pages: Sequence[Page], title: str, colors: str) -> dict[str, Any]:
     measures = scales([panel for page in pages for panel in page.panels], colors)
     return {
         "title": title,
-        "scales": {name: {"low": scale.low, "high": scale.high, "colors": _stops(scale.map)} for name, scale in measures.items()},
+        "scales": {
+            name: {"low": scale.low, "high": scale.high, "colors": _stops(scale.map)}
+            for name, scale in measures.items()
+        },
         "pages": [
-            {"number": page.number, "source": page.source, "target": page.target, "panels": [_panel(panel) for panel in page.panels]}
+            {
+                "number": page.number,
+                "source": page.source,
+                "target": page.target,
+                "panels": [_panel(panel) for panel in page.panels],
+            }
             for page in pages
         ],
     }
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    return {**numbers(panel), "name": panel.name, "up": panel.up, "matrix": [[_short(v) for v in row] for row in panel.matrix]}
+    return {
+        **numbers(panel),
+        "name": panel.name,
+        "up": panel.up,
+        "matrix": [[_short(v) for v in row] for row in panel.matrix],
+    }
 
 
 def _short(value: float) -> float | None:
@@ -65,7 +88,11 @@ def _stops(name: str) -> list[list[int]]:
     """Red, green and blue, 0 to 255, at equal distances along a map of matplotlib."""
     import matplotlib
 
-    found: list[list[int]] = np.rint(matplotlib.colormaps[name](np.linspace(0, 1, STOPS))[:, :3] * 255).astype(int).tolist()
+    found: list[list[int]] = (
+        np.rint(matplotlib.colormaps[name](np.linspace(0, 1, STOPS))[:, :3] * 255)
+        .astype(int)
+        .tolist()
+    )
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fusetk.plotting.figure import check_output, colors, dress, fonts, label, legend, save_picture
 
@@ -40,9 +40,18 @@ def draw(chart: Chart) -> "Figure":
     axes = figure.add_subplot()
     entries = []
     for (name, scores), color in zip(chart.scores.items(), colors(len(chart.scores)), strict=True):
-        [line] = axes.plot([scores[i] for i in kept], "-o", color=color, linewidth=1.8, markersize=4.5, zorder=3)  # type: ignore[arg-type]
+        [line] = axes.plot(
+            [cast(float, scores[i]) for i in kept],
+            "-o",
+            color=color,
+            linewidth=1.8,
+            markersize=4.5,
+            zorder=3,
+        )
         entries.append((line, label(name, 60)))
-    axes.set_xticks(range(len(kept)), [f"{chart.rows[i]}\nn = {chart.sentences[i]:,}" for i in kept], fontsize=9)
+    axes.set_xticks(
+        range(len(kept)), [f"{chart.rows[i]}\nn = {chart.sentences[i]:,}" for i in kept], fontsize=9
+    )
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
     dress(axes)

@@ -11,7 +11,11 @@ from fusetk.plotting.figure import finite
 
 # Colours by name: matplotlib's name, and the value of their upper end (None: the greatest of the panels).
 # `grey` is as papers print attention: white is probability 1, black 0.
-COLORS: dict[str, tuple[str, float | None]] = {"blue": ("Blues", None), "viridis": ("viridis_r", None), "grey": ("gray", 1.0)}
+COLORS: dict[str, tuple[str, float | None]] = {
+    "blue": ("Blues", None),
+    "viridis": ("viridis_r", None),
+    "grey": ("gray", 1.0),
+}
 DIVERGING = "RdBu_r"  # where there are numbers below 0: white is 0, red above, blue below
 
 
@@ -24,14 +28,18 @@ class Panel:
     matrix: np.ndarray  # (len(y), len(x))
     x: Sequence[str]
     y: Sequence[str]
-    measure: str = "weight"  # what the numbers are; panels of one measure share their colours and a colour bar
+    measure: str = (
+        "weight"  # what the numbers are; panels of one measure share their colours and a colour bar
+    )
     axes: tuple[str, str] = ("", "")  # what the columns and what the rows are
     up: bool = False  # the first row stands at the bottom
     cut: int = 0  # columns before a dividing line, where they are of two kinds; 0: all are of one
 
     def __post_init__(self) -> None:
         if self.matrix.shape != (len(self.y), len(self.x)):
-            raise ValueError(f"{self.name}: a matrix {self.matrix.shape} with {len(self.y)} row and {len(self.x)} column labels")
+            raise ValueError(
+                f"{self.name}: a matrix {self.matrix.shape} with {len(self.y)} row and {len(self.x)} column labels"
+            )
 
 
 class Page(NamedTuple):
@@ -55,7 +63,9 @@ def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
     """The scale of each measure, in order of appearance. No number lies outside: the ends move, or the map has two directions."""
     found: dict[str, Scale] = {}
     for measure in dict.fromkeys(panel.measure for panel in panels):
-        values = np.concatenate([panel.matrix.ravel() for panel in panels if panel.measure == measure])
+        values = np.concatenate(
+            [panel.matrix.ravel() for panel in panels if panel.measure == measure]
+        )
         values = values[np.isfinite(values)]
         low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
         if low < 0:
@@ -84,7 +94,9 @@ def document(pages: Sequence[Page], title: str) -> dict[str, Any]:
     x, y = axes([panel for page in pages for panel in page.panels])
     found: dict[str, Any] = {"title": title, "x_label": x, "y_label": y}
     if len(pages) > 1:
-        found["sentences"] = [{"number": page.number, "source": page.source, "target": page.target} for page in pages]
+        found["sentences"] = [
+            {"number": page.number, "source": page.source, "target": page.target} for page in pages
+        ]
     found["panels"] = [
         {"name": panel.name if len(pages) == 1 else f"{page.number}.{panel.name}", **numbers(panel)}
         for page in pages
@@ -96,14 +108,22 @@ def document(pages: Sequence[Page], title: str) -> dict[str, Any]:
 def numbers(panel: Panel) -> dict[str, Any]:
     """A panel for JSON, without its name."""
     return {
-        "title": panel.title, "measure": panel.measure, "axes": list(panel.axes), "x": list(panel.x), "y": list(panel.y),
-        "matrix": [finite(row) for row in panel.matrix], **({"cut": panel.cut} if panel.cut else {}),
-    }  # fmt: skip
+        "title": panel.title,
+        "measure": panel.measure,
+        "axes": list(panel.axes),
+        "x": list(panel.x),
+        "y": list(panel.y),
+        "matrix": [finite(row) for row in panel.matrix],
+        **({"cut": panel.cut} if panel.cut else {}),
+    }
 
 
 def axes(panels: Sequence[Panel]) -> tuple[str, str]:
     """What the columns and the rows of all panels are."""
-    x, y = (" / ".join(dict.fromkeys(panel.axes[i] for panel in panels if panel.axes[i])) for i in range(2))
+    x, y = (
+        " / ".join(dict.fromkeys(panel.axes[i] for panel in panels if panel.axes[i]))
+        for i in range(2)
+    )
     return x, y
 
 

@@ -4,14 +4,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusetk.errors import DataError
-from fusetk.plotting.figure import NUMBERS, PAGES, PICTURES, check_output, save_numbers, save_picture
+from fusetk.plotting.figure import (
+    NUMBERS,
+    PAGES,
+    PICTURES,
+    check_output,
+    save_numbers,
+    save_picture,
+)
 from fusetk.plotting.heatmap import draw
 from fusetk.plotting.html import save_page
 from fusetk.plotting.panel import Page, arrays, document
 
 
 def save(
-    pages: Sequence[Page], path: Path, *, title: str = "", colors: str = "blue", columns: int | Sequence[int] | None = None
+    pages: Sequence[Page],
+    path: Path,
+    *,
+    title: str = "",
+    colors: str = "blue",
+    columns: int | Sequence[int] | None = None,
 ) -> None:
     """Write the pages; a picture has only one, whose panels stand as ``columns`` says (see ``heatmap.draw``).
 

@@ -34,12 +34,17 @@ class Sentence(NamedTuple):
 def given(sources: Sequence[str], targets: Sequence[str]) -> list[Text]:
     """Sentences of the command line; raises DataError when one has several lines, or when translations are missing."""
     if targets and len(targets) != len(sources):
-        raise DataError(f"there are {len(sources)} source sentences and {len(targets)} translations: give one for each, in order, or none")
+        raise DataError(
+            f"there are {len(sources)} source sentences and {len(targets)} translations: give one for each, in order, or none"
+        )
     for side, texts in (("source", sources), ("target", targets)):
         for text in texts:
             if "\n" in text.rstrip("\n"):
                 raise DataError(f"the {side} text has more than one line; give one sentence")
-    return [Text(i + 1, source.rstrip("\n"), targets[i].rstrip("\n") if targets else None) for i, source in enumerate(sources)]
+    return [
+        Text(i + 1, source.rstrip("\n"), targets[i].rstrip("\n") if targets else None)
+        for i, source in enumerate(sources)
+    ]
 
 
 def read(source: str, target: str | None, lines: range | None) -> Iterator[Text]:
@@ -51,10 +56,14 @@ def read(source: str, target: str | None, lines: range | None) -> Iterator[Text]
     pairs: Iterator[tuple[str, str | None]]
     if target is not None:
         if "-" in (source, target):
-            raise DataError("with a file of translations the source must be a file too: neither can be standard input")
+            raise DataError(
+                "with a file of translations the source must be a file too: neither can be standard input"
+            )
         pairs = iter(read_pairs(Pair(Path(source), Path(target))))
     else:
-        pairs = ((line, None) for line in (standard_input() if source == "-" else read_lines(source)))
+        pairs = (
+            (line, None) for line in (standard_input() if source == "-" else read_lines(source))
+        )
     for number, (left, right) in enumerate(pairs, 1):
         if lines is None or number in lines:
             yield Text(number, left, right)
@@ -78,8 +87,16 @@ class Reader:
 
     def __init__(self, pipeline: Pipeline, tokenized: bool, positions: int | None, strict: bool):
         """``positions`` that the model has. ``strict`` passes over nothing: it raises DataError for a sentence that is empty."""
-        self.pipeline, self.tokenized, self.positions, self.strict = pipeline, tokenized, positions, strict
-        self.passed_over: dict[str, list[int]] = {"blank": [], "longer than the model's positions": []}
+        self.pipeline, self.tokenized, self.positions, self.strict = (
+            pipeline,
+            tokenized,
+            positions,
+            strict,
+        )
+        self.passed_over: dict[str, list[int]] = {
+            "blank": [],
+            "longer than the model's positions": [],
+        }
         self.unknown: dict[str, dict[str, None]] = {"source": {}, "target": {}}
 
     def __call__(self, texts: Iterator[Text] | Sequence[Text]) -> Iterator[Sentence]:
@@ -88,7 +105,13 @@ class Reader:
             target = None if text.target is None else self._tokens("target", text.target)
             if source and target != [] and not self._too_long(text.number, source, target):
                 source_ids = self._ids("source", source)
-                yield Sentence(text.number, source, target, source_ids, [] if target is None else self._ids("target", target))
+                yield Sentence(
+                    text.number,
+                    source,
+                    target,
+                    source_ids,
+                    [] if target is None else self._ids("target", target),
+                )
             elif not source or target == []:
                 self.passed_over["blank"].append(text.number)
 
@@ -97,7 +120,9 @@ class Reader:
         return sentence._replace(target=target, target_ids=self._ids("target", target))
 
     def _tokens(self, side: str, text: str) -> list[str]:
-        found = self.pipeline.subwords(side, text if self.tokenized else self.pipeline.words(side, text))
+        found = self.pipeline.subwords(
+            side, text if self.tokenized else self.pipeline.words(side, text)
+        )
         if self.strict and not found:
             raise DataError(f"the {side} sentence is empty; give one with words")
         return found
@@ -105,7 +130,9 @@ class Reader:
     def _ids(self, side: str, words: list[str]) -> list[int]:
         vocabulary = self.pipeline.source_vocab if side == "source" else self.pipeline.target_vocab
         ids = list(vocabulary.encode(words))
-        self.unknown[side] |= dict.fromkeys(word for word, i in zip(words, ids, strict=True) if i == UNK)
+        self.unknown[side] |= dict.fromkeys(
+            word for word, i in zip(words, ids, strict=True) if i == UNK
+        )
         return ids
 
     def _too_long(self, number: int, source: list[str], target: list[str] | None) -> bool:
@@ -125,7 +152,9 @@ class Reader:
         for reason, numbers in self.passed_over.items():
             if numbers:
                 lines = _some([str(number) for number in numbers])
-                found.append(f"passed over {len(numbers)} line{'s' if len(numbers) > 1 else ''} ({reason}): {lines}")
+                found.append(
+                    f"passed over {len(numbers)} line{'s' if len(numbers) > 1 else ''} ({reason}): {lines}"
+                )
         return found
 
 

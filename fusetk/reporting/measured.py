@@ -76,11 +76,17 @@ def _run_folders(folder: Path, depth: int, seen: set[Path]) -> Iterator[Path]:
     if folder.resolve() in seen:
         return
     seen.add(folder.resolve())
-    if (folder / CONFIG).exists() and ((folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()):
+    if (folder / CONFIG).exists() and (
+        (folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()
+    ):
         yield folder
     elif depth:
         try:
-            below = [Path(entry) for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+            below = [
+                Path(entry)
+                for entry in os.scandir(folder)
+                if entry.is_dir() and not entry.name.startswith(".")
+            ]
         except PermissionError:
             return
         for path in below:
@@ -91,7 +97,9 @@ def _read(folder: Path, name: str, doubts: list[str]) -> Run:
     """Read a run. Raises DataError when its config cannot be read; damaged scores are a doubt, and then none."""
     path = folder / CONFIG
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        config = yaml.load(
+            path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no valid YAML"
         raise DataError(f"{path} cannot be read: {reason}") from None
@@ -139,7 +147,9 @@ def mean(runs: Iterable[Run], column: Column) -> Mean | None:
     values = [note.value for run in runs if (note := note_of(run, column))]
     if not values:
         return None
-    return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+    return Mean(
+        statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)
+    )
 
 
 # Remarks -------------------------------------------------------------------------------------------------------------
@@ -157,7 +167,10 @@ def differ(what: str, values: Iterable[tuple[Run, str | None]]) -> Iterator[str]
     for run, value in values:
         groups.setdefault(value, {})[run.folder] = run
     if len(groups) > 1:
-        first, *others = sorted(((value, list(found.values())) for value, found in groups.items()), key=lambda group: -len(group[1]))
+        first, *others = sorted(
+            ((value, list(found.values())) for value, found in groups.items()),
+            key=lambda group: -len(group[1]),
+        )
         usual = f"{len(first[1])} runs" if len(first[1]) > 1 else named(first[1])
         rest = "; ".join(f"{value or 'unknown'} ({named(runs)})" for value, runs in others)
         yield f"the runs differ in {what}: {first[0] or 'unknown'} ({usual}); {rest}"
@@ -174,13 +187,21 @@ def remarks(runs: Sequence[Run], columns: Sequence[Column]) -> list[str]:
     scored = list({run.folder: run for run, _ in shown}.values())
     found = [
         *differ("updates trained", [(run, updates(run)) for run in scored]),
-        *differ("training.precision", [(run, run.setting("training", "precision")) for run in scored]),
+        *differ(
+            "training.precision", [(run, run.setting("training", "precision")) for run in scored]
+        ),
         *differ("the data trained on", [(run, run.data and run.data[:8]) for run in scored]),
     ]
     for name, metric in dict.fromkeys((column.set_name, column.metric) for column in columns):
-        mine = [(run, note) for run, note in shown if (note.set_name, note.metric) == (name, metric)]
-        found += differ(f"the references of {name}", [(run, note.references[:8]) for run, note in mine])
-        found += differ(f"how {metric} of {name} was counted", [(run, note.signature) for run, note in mine])
+        mine = [
+            (run, note) for run, note in shown if (note.set_name, note.metric) == (name, metric)
+        ]
+        found += differ(
+            f"the references of {name}", [(run, note.references[:8]) for run, note in mine]
+        )
+        found += differ(
+            f"how {metric} of {name} was counted", [(run, note.signature) for run, note in mine]
+        )
     older = list({run.folder: run for run, note in shown if _older(note, run)}.values())
     return [
         *found,
@@ -197,5 +218,7 @@ def _twins(runs: Sequence[Run]) -> Iterator[list[Run]]:
     """Runs of one row with one seed, which are no sample of seeds."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((str(run.setting("paper", "row")), str(run.setting("training", "seed"))), []).append(run)
+        groups.setdefault(
+            (str(run.setting("paper", "row")), str(run.setting("training", "seed"))), []
+        ).append(run)
     return (group for group in groups.values() if len(group) > 1)

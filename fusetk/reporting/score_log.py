@@ -47,8 +47,12 @@ def read(run: Path) -> list[Note]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({' '.join(str(error).split())}): repair it, or remove it and score again") from None
-    raise DataError(f"{path} was written by another fusetk (format {version!r}, this one reads {FORMAT}): update fusetk")
+        raise DataError(
+            f"{path} is damaged ({' '.join(str(error).split())}): repair it, or remove it and score again"
+        ) from None
+    raise DataError(
+        f"{path} was written by another fusetk (format {version!r}, this one reads {FORMAT}): update fusetk"
+    )
 
 
 def write(run: Path, notes: Sequence[Note]) -> Path:
@@ -62,7 +66,11 @@ def write(run: Path, notes: Sequence[Note]) -> Path:
         with locked(run):
             new = {note.key for note in notes}
             kept = [note for note in read(run) if note.key not in new]
-            text = json.dumps({"format": FORMAT, "scores": [note._asdict() for note in (*kept, *notes)]}, indent=1, ensure_ascii=False)
+            text = json.dumps(
+                {"format": FORMAT, "scores": [note._asdict() for note in (*kept, *notes)]},
+                indent=1,
+                ensure_ascii=False,
+            )
             replace_file(path, text + "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
@@ -71,7 +79,10 @@ def write(run: Path, notes: Sequence[Note]) -> Path:
 
 def fingerprint(texts: Iterable[Sequence[str]]) -> str:
     """A checksum of reference texts; their order does not matter."""
-    sums = sorted(hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest() for lines in texts)
+    sums = sorted(
+        hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+        for lines in texts
+    )
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 

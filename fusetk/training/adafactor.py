@@ -15,11 +15,23 @@ class AdafactorOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], eps: tuple[float, float], clip: float, decay: float, beta1: float, scale_parameter: bool
+        self,
+        parameters: Iterable[nn.Parameter],
+        eps: tuple[float, float],
+        clip: float,
+        decay: float,
+        beta1: float,
+        scale_parameter: bool,
     ):
         """As in ``AdafactorConfig``; the rate is set before each step."""
         super().__init__(parameters, {"lr": 0.0})
-        self.eps, self.clip, self.decay, self.beta1, self.scale_parameter = eps, clip, decay, beta1, scale_parameter
+        self.eps, self.clip, self.decay, self.beta1, self.scale_parameter = (
+            eps,
+            clip,
+            decay,
+            beta1,
+            scale_parameter,
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -29,7 +41,9 @@ class AdafactorOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._change(parameter, parameter.grad, self.state[parameter], group["lr"])
 
-    def _change(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], rate: float) -> None:
+    def _change(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], rate: float
+    ) -> None:
         if not state:
             self._begin(parameter, state)
         state["step"] = state["step"].cpu() + 1  # a checkpoint may have put it on the device
@@ -38,7 +52,9 @@ class AdafactorOptimizer(torch.optim.Optimizer):
         if parameter.dim() > 1:
             row = state["row"].lerp_(square.mean(-1, keepdim=True), new)
             column = state["column"].lerp_(square.mean(-2, keepdim=True), new)
-            update = (gradient * (row.rsqrt() * row.mean(-2, keepdim=True).sqrt())).mul_(column.rsqrt())
+            update = (gradient * (row.rsqrt() * row.mean(-2, keepdim=True).sqrt())).mul_(
+                column.rsqrt()
+            )
         else:
             update = gradient * state["square"].lerp_(square, new).rsqrt()
         update /= (rms(update) / self.clip).clamp_(min=1)

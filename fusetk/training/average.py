@@ -11,15 +11,27 @@ from fusetk.training.validation import rank
 from fusetk.weights import read_tensors
 
 
-def choose(run: Path, last: int | None = None, best: int | None = None, metric: str = "loss", updates: Sequence[int] = ()) -> list[Path]:
+def choose(
+    run: Path,
+    last: int | None = None,
+    best: int | None = None,
+    metric: str = "loss",
+    updates: Sequence[int] = (),
+) -> list[Path]:
     """The last n, the best n by a validation metric, or named checkpoints of a run. Raises CheckpointError if there are fewer."""
     there = checkpoints(run)
     if updates:
-        chosen = [path for path in there if path.name in {checkpoint_name(update) for update in updates}]
+        chosen = [
+            path for path in there if path.name in {checkpoint_name(update) for update in updates}
+        ]
         wanted = len(set(updates))
     elif best:
         results = [(checkpoint.read_state(path).get("valid", {}), path) for path in there]
-        ranked = sorted((rank(metric, valid), path) for valid, path in results if not math.isnan(valid.get(metric, math.nan)))
+        ranked = sorted(
+            (rank(metric, valid), path)
+            for valid, path in results
+            if not math.isnan(valid.get(metric, math.nan))
+        )
         chosen, wanted = [path for _, path in ranked[:best]], best
     else:
         wanted = last or 1
@@ -41,7 +53,9 @@ def average(folders: Sequence[Path], into: Path) -> None:
     for folder in folders[1:]:
         tensors = read_tensors(folder, MODEL)
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in first.items()}:
-            raise CheckpointError(f"{folder} and {folders[0]} are of different models and have no mean")
+            raise CheckpointError(
+                f"{folder} and {folders[0]} are of different models and have no mean"
+            )
         for name, tensor in tensors.items():
             sums[name] += tensor
     mean = {name: (total / len(folders)).to(first[name].dtype) for name, total in sums.items()}

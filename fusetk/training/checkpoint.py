@@ -51,16 +51,24 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
     for name, tensor in read_tensors(folder, TRAINING).items():
         parameter, _, key = name.rpartition(":")
         if parameter not in parameters:
-            raise damaged(folder, f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not")
+            raise damaged(
+                folder,
+                f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not",
+            )
         of = parameters[parameter]
         tensor = part(tensor, of)
-        optimizer.state[of][key] = tensor.to(of.device) if tensor.dim() or of.device.type == "cuda" else tensor
+        optimizer.state[of][key] = (
+            tensor.to(of.device) if tensor.dim() or of.device.type == "cuda" else tensor
+        )
 
 
 def save(
-    folder: Path, model: Mapping[str, Tensor], training: Mapping[str, Tensor], state: Mapping[str, Any],
+    folder: Path,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Tensor],
+    state: Mapping[str, Any],
     ema: Mapping[str, Tensor] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a checkpoint aside, flush it to disk, and rename it into place.
 
     Raises CheckpointError when the disk refuses, DiskFull where that is for lack of space; what was there is as it was.
@@ -79,19 +87,32 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         if old.exists() and not folder.exists():
             old.rename(folder)
-        raise refused(folder, error, [sum(t.numel() * t.element_size() for t in tensors.values()) for tensors in files.values()]) from None
+        raise refused(
+            folder,
+            error,
+            [
+                sum(t.numel() * t.element_size() for t in tensors.values())
+                for tensors in files.values()
+            ],
+        ) from None
 
 
-def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+def _write(
+    aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     sums = {}
     for file, tensors in files.items():
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file)
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file
+        )
         sums[file] = checksum(aside / file)
         flush(aside / file)
     content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": sums}))
-    (aside / STATE).write_text(json.dumps({**content, "digest": digest(content)}, indent=1) + "\n", encoding="utf-8")
+    (aside / STATE).write_text(
+        json.dumps({**content, "digest": digest(content)}, indent=1) + "\n", encoding="utf-8"
+    )
     flush(aside / STATE)
     flush(aside)
 
@@ -99,7 +120,9 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mappin
 def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
     """What to raise when ``path`` cannot be written; ``sizes`` are those of its files in bytes, where they are known."""
     found = re.search(r"os error (\d+)", str(error))  # safetensors has the number in its text only
-    number = error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
+    number = (
+        error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
+    )
     there = [one.name for one in checkpoints(path.parent.parent)]
     whole_one = f"{there[-1]} is complete; " if there else ""
     sizes = [size + BLOCK for size in sizes]
@@ -108,17 +131,25 @@ def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> Checkpoi
     kind: type[CheckpointError] = DiskFull
     room = "make room"
     if number == errno.ENOSPC:
-        free = shutil.disk_usage(next(parent for parent in path.absolute().parents if parent.exists())).free
+        free = shutil.disk_usage(
+            next(parent for parent in path.absolute().parents if parent.exists())
+        ).free
         why = f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free"
-        room = f"make room for {_megabytes(needed - free)} more" if sizes and needed > free else room
+        room = (
+            f"make room for {_megabytes(needed - free)} more" if sizes and needed > free else room
+        )
     elif number == errno.EDQUOT:
         why = f"your disk quota is used up{takes}"
     elif number == errno.EFBIG:
-        why = "no file may be so large" + (f", the largest has {_megabytes(max(sizes))}" if sizes else "")
+        why = "no file may be so large" + (
+            f", the largest has {_megabytes(max(sizes))}" if sizes else ""
+        )
         room = "raise the limit (ulimit -f)"
     else:
         kind, why, room = CheckpointError, str(error), "see to it"
-    return kind(f"{path} cannot be written: {why}; {whole_one}{room} and run the same command again")
+    return kind(
+        f"{path} cannot be written: {why}; {whole_one}{room} and run the same command again"
+    )
 
 
 def _megabytes(size: int) -> str:

@@ -54,7 +54,9 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     return x * dropout.keep(drawn, x.dtype)
 
 
-@torch.library.custom_op("fusetk::words", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@torch.library.custom_op(
+    "fusetk::words", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
 def _words(x: Tensor) -> Tensor:
     """What ``Dropout.words`` draws for the elements of ``x``, in one piece that a compiler does not look into.
 

@@ -1,10 +1,10 @@
 """What a training can be told."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from fusetk.config import Config, component
+from fusetk.config import ComponentConfig, Config, component
 from fusetk.data.sampler import BatchConfig
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig
@@ -28,17 +28,22 @@ class EndConfig(Config):
 
     @model_validator(mode="after")
     def _ends(self) -> "EndConfig":
-        if all(value is None for value in (self.epochs, self.updates, self.patience, self.rate, self.hours)):
-            raise ValueError("give epochs, updates, patience, rate or hours, or the stage never ends")
+        if all(
+            value is None
+            for value in (self.epochs, self.updates, self.patience, self.rate, self.hours)
+        ):
+            raise ValueError(
+                "give epochs, updates, patience, rate or hours, or the stage never ends"
+            )
         return self
 
 
 class StageConfig(Config):
     """A stretch of training with an optimiser of its own, started fresh."""
 
-    optimizer: component(OPTIMIZERS, "an optimiser")  # type: ignore[valid-type]
+    optimizer: Annotated[ComponentConfig, component(OPTIMIZERS, "an optimiser")]
     """How a gradient becomes a step."""
-    schedule: component(SCHEDULES, "a learning-rate schedule")  # type: ignore[valid-type]
+    schedule: Annotated[ComponentConfig, component(SCHEDULES, "a learning-rate schedule")]
     """The learning rate as a function of the stage's updates."""
     batch: BatchConfig = BatchConfig()
     """What one update sees."""
@@ -62,13 +67,21 @@ class StageConfig(Config):
         if end is None:
             return self
         if isinstance(schedule, ConstantConfig):
-            raise ValueError("end.rate needs a schedule whose rate falls, such as plateau; this one is constant")
+            raise ValueError(
+                "end.rate needs a schedule whose rate falls, such as plateau; this one is constant"
+            )
         if isinstance(schedule, PlateauConfig) and schedule.rate < end:
-            raise ValueError(f"schedule.rate {schedule.rate} is below end.rate {end} from the start")
+            raise ValueError(
+                f"schedule.rate {schedule.rate} is below end.rate {end} from the start"
+            )
         if isinstance(schedule, LinearConfig) and schedule.peak < end:
-            raise ValueError(f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it")
+            raise ValueError(
+                f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it"
+            )
         if isinstance(schedule, PlateauConfig | LinearConfig) and schedule.floor >= end:
-            raise ValueError(f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor")
+            raise ValueError(
+                f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor"
+            )
         return self
 
 

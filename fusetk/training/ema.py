@@ -21,7 +21,10 @@ class Ema:
     def update(self, updates: int) -> None:
         """Take in the weights after so many updates."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        mean, weights = ([local(tensor.detach()) for tensor in found.values()] for found in (self.mean, self.weights))
+        mean, weights = (
+            [local(tensor.detach()) for tensor in found.values()]
+            for found in (self.mean, self.weights)
+        )
         torch._foreach_lerp_(mean, weights, 1 - decay)
 
     @contextmanager

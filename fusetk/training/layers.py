@@ -9,4 +9,6 @@ CALLS = ("source", "attended")  # methods by which models run a layer, besides i
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """Those of all stacks, summaries among them; none where a model has no stacks."""
-    return [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers]
+    return [
+        layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers
+    ]

@@ -33,7 +33,9 @@ class Lines:
                 self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
         except OSError as error:
             if not self._said:
-                _say(f"{self._path} cannot be written ({error.strerror}): training goes on, what belongs there waits")
+                _say(
+                    f"{self._path} cannot be written ({error.strerror}): training goes on, what belongs there waits"
+                )
             self._said = True
 
     def close(self) -> None:
@@ -63,24 +65,35 @@ class Log:
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
         self._text, self._metrics = Lines(run / LOG), Lines(run / METRICS)
-        self._console = Console(file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = Console(
+            file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True
+        )
         self._board = _board(run) if tensorboard else None
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"),
             BarColumn(bar_width=None),
-            TextColumn("loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"),
+            TextColumn(
+                "loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"
+            ),
             TextColumn("{task.fields[speed]:.0f} tokens/s"),
             TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=None, of="", epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0)
+        self._task = self._progress.add_task(
+            "", total=None, of="", epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0
+        )
 
     def __enter__(self) -> "Log":
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._progress.stop()
         self._text.close()
         self._metrics.close()
@@ -99,7 +112,10 @@ class Log:
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """A line for programs: ``kind`` is train or valid. A number that is not finite is null."""
-        values = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
         self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
         try:
             for name, value in values.items():
@@ -107,7 +123,9 @@ class Log:
                     self._board.add_scalar(f"{kind}/{name}", value, values["update"])
         except OSError as error:
             self._board = None
-            self.line(f"TensorBoard's files cannot be written ({error}): training goes on without them")
+            self.line(
+                f"TensorBoard's files cannot be written ({error}): training goes on without them"
+            )
 
     def progress(self, update: int, total: float | None, **fields: Any) -> None:
         """Move the live display; ``total`` updates where they can be known. What is not given stays as it was."""
@@ -127,7 +145,12 @@ class Silent(Log):
     def __enter__(self) -> "Silent":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         pass
 
     def line(self, text: str) -> None:
@@ -159,7 +182,10 @@ def forget_after(run: Path, update: int) -> None:
         return
     lines = path.read_bytes().splitlines()
     records = [(line, parse_metrics(line)) for line in lines]
-    write_if_changed(path, b"".join(line + b"\n" for line, record in records if record and record["update"] <= update))
+    write_if_changed(
+        path,
+        b"".join(line + b"\n" for line, record in records if record and record["update"] <= update),
+    )
 
 
 def _say(text: str) -> None:
@@ -171,5 +197,7 @@ def _board(run: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("training.tensorboard is on, but tensorboard is not installed: pip install tensorboard, or set it off") from None
+        raise ConfigError(
+            "training.tensorboard is on, but tensorboard is not installed: pip install tensorboard, or set it off"
+        ) from None
     return SummaryWriter(str(run / "tensorboard"))

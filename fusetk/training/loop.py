@@ -44,15 +44,28 @@ class Trainer:
     """A model, its data and its run folder."""
 
     def __init__(
-        self, config: TrainingConfig, model: Seq2Seq, width: int, corpus: Corpus, run: Path, validator: Validator, fingerprint: str,
+        self,
+        config: TrainingConfig,
+        model: Seq2Seq,
+        width: int,
+        corpus: Corpus,
+        run: Path,
+        validator: Validator,
+        fingerprint: str,
         world: World = ALONE,
-    ):  # fmt: skip
+    ):
         """``width`` for schedules that go by it; ``fingerprint`` of the data, kept in the checkpoints; ``world`` of the processes that
         train together.
 
         Raises DataError when a sentence is longer than a batch of one of the stages, ConfigError for weights of no corpus.
         """
-        self.config, self.model, self.width, self.corpus, self.run = config, model, width, corpus, run
+        self.config, self.model, self.width, self.corpus, self.run = (
+            config,
+            model,
+            width,
+            corpus,
+            run,
+        )
         self.validator, self.fingerprint, self.world = validator, fingerprint, world
         self.device = next(model.parameters()).device
         self.sharded = any(map(sharded, model.parameters()))
@@ -61,14 +74,24 @@ class Trainer:
         self.ema = Ema(model, config.ema) if config.ema else None
         self._window: list[Sums] = []
         self._since = 0.0
-        self._too_large = math.inf  # target tokens of the smallest batch that did not fit into memory
+        self._too_large = (
+            math.inf
+        )  # target tokens of the smallest batch that did not fit into memory
         self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
         drops = any(isinstance(module, Dropout) and module.usual for module in model.modules())
         for i, (stage, drawn) in enumerate(zip(config.stages, self._shares, strict=True)):
             if stage.dropout and not drops:
-                raise ConfigError(f"training.stages.{i}.dropout is {stage.dropout}, but every dropout of the model is 0 and stays so")
+                raise ConfigError(
+                    f"training.stages.{i}.dropout is {stage.dropout}, but every dropout of the model is 0 and stays so"
+                )
             whole = [Share(0, len(corpus), 1.0)]
-            fits(max(int(corpus.target.lengths[start:end].max(initial=0)) for start, end, _ in drawn or whole), stage.batch)
+            fits(
+                max(
+                    int(corpus.target.lengths[start:end].max(initial=0))
+                    for start, end, _ in drawn or whole
+                ),
+                stage.batch,
+            )
 
     # The loop
 
@@ -87,7 +110,11 @@ class Trainer:
 
     def over(self) -> bool:
         """Whether the last stage has ended."""
-        return self.progress.validated and self.progress.stage + 1 == len(self.config.stages) and self._over(self.config.stages[-1])
+        return (
+            self.progress.validated
+            and self.progress.stage + 1 == len(self.config.stages)
+            and self._over(self.config.stages[-1])
+        )
 
     def _stage(self, stage: StageConfig) -> None:
         progress, seed = self.progress, self.config.seed
@@ -99,17 +126,35 @@ class Trainer:
                 module.override(stage.dropout)
         self._counted = time.monotonic()
         self._restart_clock()
-        if progress.stage_update and not progress.validated:  # a signal came between an update and its validation
+        if (
+            progress.stage_update and not progress.validated
+        ):  # a signal came between an update and its validation
             self._between_updates()
         while not self._over(stage):
             drawn = self._shares[progress.stage]
-            order = batches(self.corpus.source.lengths, self.corpus.target.lengths, stage.batch, seed, progress.epoch, drawn)
+            order = batches(
+                self.corpus.source.lengths,
+                self.corpus.target.lengths,
+                stage.batch,
+                seed,
+                progress.epoch,
+                drawn,
+            )
             updates = groups(order, stage.batch.accumulate)
             for indices in updates[progress.position :]:
                 rate = schedule.rate(progress.stage_update + 1, progress.seen)
                 tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
                 losses = self._gradients(indices, tokens)
-                sums = apply(self.model, self.optimizer, losses, rate, stage.clip, tokens, self.world, self._scale)
+                sums = apply(
+                    self.model,
+                    self.optimizer,
+                    losses,
+                    rate,
+                    stage.clip,
+                    tokens,
+                    self.world,
+                    self._scale,
+                )
                 self._check(sums, indices)
                 progress.advance(len(updates))
                 if self.ema and math.isfinite(sums.grad_norm):
@@ -130,21 +175,35 @@ class Trainer:
         self.progress.seconds += now - self._counted
         self._counted = now
         if stage.end.hours is not None:
-            [self.progress.seconds] = self.world.all_sum([self.progress.seconds if self.world.first else 0.0])
+            [self.progress.seconds] = self.world.all_sum(
+                [self.progress.seconds if self.world.first else 0.0]
+            )
 
     def _gradients(self, indices: Sequence[Indices], tokens: int) -> list[Loss]:
         """Those of an update's batches, of so many tokens. Where memory does not suffice, batches are halved and done again.
 
         Raises FusetkError when it does not suffice for a single sentence.
         """
-        mine = [half for pairs in share(self.world, indices) if len(pairs) or self.sharded for half in self._halves(pairs)]
-        multiple, precision = length_multiple(self.device, self.config.precision), self.config.precision
+        mine = [
+            half
+            for pairs in share(self.world, indices)
+            if len(pairs) or self.sharded
+            for half in self._halves(pairs)
+        ]
+        multiple, precision = (
+            length_multiple(self.device, self.config.precision),
+            self.config.precision,
+        )
         while True:
             # Dropout: so a checkpoint needs no generator's state. Processes drop out different things.
-            torch.manual_seed((self.config.seed * 1_000_003 + self.progress.update) ^ (self.world.rank << 48))
+            torch.manual_seed(
+                (self.config.seed * 1_000_003 + self.progress.update) ^ (self.world.rank << 48)
+            )
             try:
                 ready = (self._batch(pairs, multiple) for pairs in mine)
-                return gradients(self.model, ready, self.config.label_smoothing, precision, tokens, self._scale)
+                return gradients(
+                    self.model, ready, self.config.label_smoothing, precision, tokens, self._scale
+                )
             except RuntimeError as error:
                 if not out_of_memory(error):
                     if said := failure(error):
@@ -158,7 +217,12 @@ class Trainer:
 
     def _batch(self, pairs: Indices, multiple: int) -> Batch:
         """Pairs on the device. Where the model is sharded, a process that has none goes through one in which no word counts."""
-        found = collate(self.corpus, pairs if len(pairs) else np.zeros(1, np.int64), multiple, self.model.max_positions)
+        found = collate(
+            self.corpus,
+            pairs if len(pairs) else np.zeros(1, np.int64),
+            multiple,
+            self.model.max_positions,
+        )
         return (found if len(pairs) else found._replace(real=found.real[:0])).to(self.device)
 
     def _note_too_large(self, mine: Sequence[Indices], error: RuntimeError) -> None:
@@ -173,7 +237,10 @@ class Trainer:
                 "halve training.stages.N.batch.size and double accumulate, set checkpoint on encoder and decoder, or drop long sentences"
             )
         if len(largest) == 1:
-            source, target = (int(side.lengths[largest].max()) for side in (self.corpus.source, self.corpus.target))
+            source, target = (
+                int(side.lengths[largest].max())
+                for side in (self.corpus.source, self.corpus.target)
+            )
             raise FusetkError(
                 f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) does not fit into memory alone ({why}): "
                 "drop long sentences in data.steps (filter) or data.bpe.max_subwords, set checkpoint on encoder and decoder, "
@@ -227,17 +294,23 @@ class Trainer:
         progress.scale, progress.scale_updates = next_scale(before, progress.scale_updates, finite)
         if finite or progress.scale == before:
             return False
-        self.log.line(f"update {progress.update + 1} skipped: fp16 losses were too large, times {progress.scale:g} now and not {before:g}")
+        self.log.line(
+            f"update {progress.update + 1} skipped: fp16 losses were too large, times {progress.scale:g} now and not {before:g}"
+        )
         return True
 
     def _interrupt(self) -> NoReturn:
         self._save({}, interrupted=True)
         signal = self.stop.signal or "a signal to another process"
-        raise Interrupted(f"{signal} came: saved after update {self.progress.update}; the same command goes on from there")
+        raise Interrupted(
+            f"{signal} came: saved after update {self.progress.update}; the same command goes on from there"
+        )
 
     def _optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
         parameters = optimizer_groups(self.model.parameters())
-        built: torch.optim.Optimizer = resolve(stage.optimizer.kind, OPTIMIZERS).build(stage.optimizer, parameters)
+        built: torch.optim.Optimizer = resolve(stage.optimizer.kind, OPTIMIZERS).build(
+            stage.optimizer, parameters
+        )
         return built
 
     def _schedule(self, stage: StageConfig) -> Schedule:
@@ -247,13 +320,20 @@ class Trainer:
     def _next_stage(self) -> None:
         progress = self.progress
         self.optimizer = None
-        progress.stage, progress.stage_update, progress.stage_epoch, progress.stalled = progress.stage + 1, 0, 0, 0
+        progress.stage, progress.stage_update, progress.stage_epoch, progress.stalled = (
+            progress.stage + 1,
+            0,
+            0,
+            0,
+        )
         progress.seen, progress.seconds = {}, 0.0
         if progress.position:  # each stage starts with a whole pass
             progress.epoch, progress.position = progress.epoch + 1, 0
         if self.config.stages[progress.stage].start == "best":
             self._load(self.run / CHECKPOINTS / "best")
-        self.log.line(f"stage {progress.stage + 1} of {len(self.config.stages)} begins after update {progress.update}")
+        self.log.line(
+            f"stage {progress.stage + 1} of {len(self.config.stages)} begins after update {progress.update}"
+        )
 
     def _over(self, stage: StageConfig) -> bool:
         progress, end = self.progress, stage.end
@@ -277,7 +357,9 @@ class Trainer:
         progress, when = self.progress, self.config.validation
         every_epochs = when.every_epochs or (None if when.every_updates else 1)
         due = bool(when.every_updates and progress.update % when.every_updates == 0)
-        due = due or bool(every_epochs and progress.position == 0 and progress.epoch % every_epochs == 0)
+        due = due or bool(
+            every_epochs and progress.position == 0 and progress.epoch % every_epochs == 0
+        )
         if due:
             self._validate(due=True)
         elif self.config.save_every and progress.update % self.config.save_every == 0:
@@ -292,18 +374,44 @@ class Trainer:
         found = self.validator.judge(self._validation_parts())
         new_best = not math.isnan(found[metric])
         if progress.best is not None:
-            best_loss = -math.inf if progress.best_loss is None else progress.best_loss  # unknown in runs of version 0.1
-            new_best = new_best and rank(metric, found) < rank(metric, {"loss": best_loss, metric: progress.best})
+            best_loss = (
+                -math.inf if progress.best_loss is None else progress.best_loss
+            )  # unknown in runs of version 0.1
+            new_best = new_best and rank(metric, found) < rank(
+                metric, {"loss": best_loss, metric: progress.best}
+            )
         if new_best:
-            progress.best, progress.best_loss, progress.best_update, progress.stalled = found[metric], found["loss"], progress.update, 0
+            progress.best, progress.best_loss, progress.best_update, progress.stalled = (
+                found[metric],
+                found["loss"],
+                progress.update,
+                0,
+            )
         else:
             progress.stalled += 1
         progress.ranking.append((progress.update, found[metric], found["loss"]))
-        self.log.record("valid", {"update": progress.update, "epoch": round(progress.epochs, 3), **found, "best": new_best})
-        values = "  ".join(f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}" for name, value in found.items())
+        self.log.record(
+            "valid",
+            {
+                "update": progress.update,
+                "epoch": round(progress.epochs, 3),
+                **found,
+                "best": new_best,
+            },
+        )
+        values = "  ".join(
+            f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}"
+            for name, value in found.items()
+        )
         best = 0.0 if progress.best is None else progress.best
-        verdict = "new best" if new_best else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
-        self.log.line(f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {time.perf_counter() - begun:.0f} s")
+        verdict = (
+            "new best"
+            if new_best
+            else f"stalled {progress.stalled} times, best {best:.4f} at {progress.best_update}"
+        )
+        self.log.line(
+            f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {time.perf_counter() - begun:.0f} s"
+        )
         if due:
             self._tell_schedule(found[metric])
         self._save(found)
@@ -317,8 +425,15 @@ class Trainer:
         part: Part | None = None
         error: Exception | None = None
         try:
-            with suppress(StopNow), self.ema.in_place() if self.ema else nullcontext(), gathered(self.model), self.stop.at_once():
-                part = self.validator.part(self.model, self.device, self.config.precision, self.world)
+            with (
+                suppress(StopNow),
+                self.ema.in_place() if self.ema else nullcontext(),
+                gathered(self.model),
+                self.stop.at_once(),
+            ):
+                part = self.validator.part(
+                    self.model, self.device, self.config.precision, self.world
+                )
         except Exception as caught:
             error = caught
         try:
@@ -329,7 +444,9 @@ class Trainer:
             raise
         if failed:
             self._save({}, interrupted=True)
-            raise error or FusetkError(f"validation failed in another process; saved after update {self.progress.update}")
+            raise error or FusetkError(
+                f"validation failed in another process; saved after update {self.progress.update}"
+            )
         if None in parts:
             self._interrupt()
         return [part for part in parts if part is not None]
@@ -358,16 +475,25 @@ class Trainer:
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of a checkpoint: model, optimiser, moving average."""
-        training = checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        training = (
+            checkpoint.optimizer_tensors(self.model, self.optimizer) if self.optimizer else {}
+        )
         return checkpoint.model_tensors(self.model), training, self.ema.mean if self.ema else {}
 
-    def _write(self, files: Sequence[dict[str, Tensor]], valid: dict[str, float], interrupted: bool) -> None:
+    def _write(
+        self, files: Sequence[dict[str, Tensor]], valid: dict[str, float], interrupted: bool
+    ) -> None:
         progress = self.progress
         folder = self.run / CHECKPOINTS / checkpoint_name(progress.update)
         model, training, mean = files
         if not valid and folder.exists():
             valid = read_state_if_valid(folder).get("valid", {})
-        state = {"progress": asdict(progress), "valid": valid, "data": self.fingerprint, "interrupted": interrupted}
+        state = {
+            "progress": asdict(progress),
+            "valid": valid,
+            "data": self.fingerprint,
+            "interrupted": interrupted,
+        }
         checkpoint.save(folder, model, training, state, mean)
         checkpoint.link(self.run, "last", folder)
         if progress.best_update == progress.update:
@@ -378,13 +504,21 @@ class Trainer:
         """Delete all checkpoints that are not to be kept beside this one, the last."""
         progress = self.progress
         metric = self.config.validation.metric
-        ranked = sorted((rank(metric, {"loss": loss, metric: value}), u) for u, value, loss in progress.ranking if not math.isnan(value))
+        ranked = sorted(
+            (rank(metric, {"loss": loss, metric: value}), u)
+            for u, value, loss in progress.ranking
+            if not math.isnan(value)
+        )
         best = [folder.with_name(checkpoint_name(u)) for _, u in ranked[: self.config.keep_best]]
         # One that an interruption left would not be there without it, and must not be among those that are averaged later.
         # Nor may later ones that a run which was set back left.
         there = checkpoints(self.run)
         there = there[: [path.name for path in there].index(folder.name) + 1]
-        regular = [path for path in there if path is there[-1] or not read_state_if_valid(path).get("interrupted")]
+        regular = [
+            path
+            for path in there
+            if path is there[-1] or not read_state_if_valid(path).get("interrupted")
+        ]
         checkpoint.prune(self.run, [*regular[-self.config.keep_last :], *best])
 
     def resume(self, folder: Path) -> None:
@@ -394,11 +528,16 @@ class Trainer:
         try:
             self.progress = Progress(**state["progress"])
             # Runs of version 0.1 kept no losses here.
-            self.progress.ranking = [(u, value, loss[0] if loss else math.nan) for u, value, *loss in self.progress.ranking]
+            self.progress.ranking = [
+                (u, value, loss[0] if loss else math.nan)
+                for u, value, *loss in self.progress.ranking
+            ]
         except (KeyError, TypeError, ValueError):
             raise damaged(folder, f"{folder / STATE} does not say where training stood") from None
         best = folder.with_name(checkpoint_name(self.progress.best_update))
-        if self.world.first and best.exists():  # where a run was set back, the link may be of the time after
+        if (
+            self.world.first and best.exists()
+        ):  # where a run was set back, the link may be of the time after
             checkpoint.link(self.run, "best", best)
         if self.world.first:  # a kill may have come before it was done
             self._prune(folder)
@@ -419,12 +558,22 @@ class Trainer:
     def _report(self, sums: Sums, rate: float, updates_in_epoch: int, stage: StageConfig) -> None:
         progress, end = self.progress, stage.end
         self._window.append(sums)
-        left = min((end.epochs or math.inf) * updates_in_epoch, end.updates or math.inf) - progress.stage_update
-        self.log.progress(progress.update, progress.update + left if left < math.inf else None, epoch=progress.epoch + 1)
+        left = (
+            min((end.epochs or math.inf) * updates_in_epoch, end.updates or math.inf)
+            - progress.stage_update
+        )
+        self.log.progress(
+            progress.update,
+            progress.update + left if left < math.inf else None,
+            epoch=progress.epoch + 1,
+        )
         if progress.update % self.config.log_every:
             return
         tokens = sum(s.tokens for s in self._window)
-        mine = [float(torch.stack(column).sum()) for column in zip(*((s.nll, s.smoothed) for s in self._window), strict=True)]
+        mine = [
+            float(torch.stack(column).sum())
+            for column in zip(*((s.nll, s.smoothed) for s in self._window), strict=True)
+        ]
         loss, smoothed = (total / tokens for total in self.world.all_sum(mine))
         norms = [s.grad_norm for s in self._window if math.isfinite(s.grad_norm)]
         norm, memory = sum(norms) / len(norms) if norms else None, peak_memory(self.device)
@@ -446,5 +595,12 @@ class Trainer:
             f"ppl {values['ppl']:.2f}  {values['tokens_per_second']:.0f} tokens/s  norm {math.nan if norm is None else norm:.2f}  "
             f"lr {rate:.3e}  {memory / 2**20:.0f} MB"
         )
-        self.log.progress(progress.update, None, loss=loss, ppl=values["ppl"], lr=rate, speed=values["tokens_per_second"])
+        self.log.progress(
+            progress.update,
+            None,
+            loss=loss,
+            ppl=values["ppl"],
+            lr=rate,
+            speed=values["tokens_per_second"],
+        )
         self._restart_clock()

@@ -20,14 +20,18 @@ class Loss(NamedTuple):
     correct: Tensor  # (), tokens for which y was the most probable word; -1 in training, where nobody looks
 
 
-def loss(features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float) -> Loss:
+def loss(
+    features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float
+) -> Loss:
     """Features (N, D) of real tokens, their words (N,) -> sums over the N tokens.
 
     With smoothing e, the target distribution is 1 - e for the word y and e / (V - 1) for each other word (Szegedy et al.
     2016; as Vaswani et al. 2017 and fairseq have it). Its constant entropy is not subtracted.
     """
     learning = torch.is_grad_enabled()
-    smoothed, nll, correct = _SmoothedCrossEntropy.apply(features, output.weight, output.bias, targets, smoothing, learning)
+    smoothed, nll, correct = _SmoothedCrossEntropy.apply(
+        features, output.weight, output.bias, targets, smoothing, learning
+    )
     return Loss(smoothed, nll, correct)
 
 
@@ -40,7 +44,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, learning: bool
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        learning: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = product_dtype(features)
         with torch.autocast(features.device.type, enabled=False):
@@ -67,7 +77,14 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _forward(
-    ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, learning: bool, dtype: torch.dtype
+    ctx: Any,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    learning: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     vocabulary = len(weight)
     other = smoothing / (vocabulary - 1)  # probability of each wrong word
@@ -75,17 +92,23 @@ def _forward(
     matrix = weight.to(dtype)
     column_sum = weight.sum(0, dtype=torch.float32)  # (D,)
     bias_sum = bias.sum(dtype=torch.float32) if bias is not None else 0.0
-    sums = features.new_zeros(3, dtype=torch.float32)  # all log-probabilities, those of the right words, hits
+    sums = features.new_zeros(
+        3, dtype=torch.float32
+    )  # all log-probabilities, those of the right words, hits
     grad_features = torch.empty_like(features) if learning else None
     grad_weight = torch.zeros_like(weight, dtype=torch.float32) if learning else None
-    grad_bias = torch.zeros_like(bias, dtype=torch.float32) if learning and bias is not None else None
+    grad_bias = (
+        torch.zeros_like(bias, dtype=torch.float32) if learning and bias is not None else None
+    )
     rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
     if _rounds(features, dtype):
         rows = max(ROWS, rows - rows % ROWS)
     for start in range(0, len(targets), rows):
         h, y = features[start : start + rows], targets[start : start + rows]
         low = _rounded(h, dtype)
-        logits = low @ matrix.T if bias is None else torch.addmm(bias.to(dtype), low, matrix.T)  # (n, V), and rows that are not wanted
+        logits = (
+            low @ matrix.T if bias is None else torch.addmm(bias.to(dtype), low, matrix.T)
+        )  # (n, V), and rows that are not wanted
         logits = logits[: len(h)]
         right = logits.gather(1, y[:, None]).float()
         log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
@@ -102,12 +125,18 @@ def _forward(
             grad_bias += p.sum(0)
         p.scatter_add_(1, y[:, None], p.new_full((len(y), 1), -gap))
         low_p = _rounded(p, dtype)
-        grad_weight.addmm_(low_p.T, low) if dtype == torch.float32 else grad_weight.add_(low_p.T @ low)
-        grad_features[start : start + rows] = (low_p @ matrix)[: len(h)].sub_(other * column_sum.to(dtype))
+        grad_weight.addmm_(low_p.T, low) if dtype == torch.float32 else grad_weight.add_(
+            low_p.T @ low
+        )
+        grad_features[start : start + rows] = (low_p @ matrix)[: len(h)].sub_(
+            other * column_sum.to(dtype)
+        )
     if grad_features is not None and grad_weight is not None:
         grad_weight -= other * features.sum(0, dtype=torch.float32)
         if grad_bias is not None:
-            grad_bias.index_add_(0, targets, torch.full_like(targets, -gap, dtype=torch.float32)).sub_(other * len(targets))
+            grad_bias.index_add_(
+                0, targets, torch.full_like(targets, -gap, dtype=torch.float32)
+            ).sub_(other * len(targets))
     ctx.found = (grad_features, grad_weight, grad_bias)
     if learning:
         sums[2] = -1.0

@@ -68,7 +68,14 @@ class Adam:
 
     @staticmethod
     def build(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.Adam(
+            parameters,
+            lr=0.0,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
 
 
 class AdamW:
@@ -78,7 +85,14 @@ class AdamW:
 
     @staticmethod
     def build(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.AdamW(
+            parameters,
+            lr=0.0,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
 
 
 class NAG:
@@ -96,7 +110,13 @@ class NAG:
 
     @staticmethod
     def build(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
+        return torch.optim.SGD(
+            parameters,
+            lr=0.0,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            nesterov=True,
+        )
 
 
 class SGD:
@@ -106,7 +126,9 @@ class SGD:
 
     @staticmethod
     def build(config: SGDConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay
+        )
 
 
 class Adafactor:
@@ -126,7 +148,20 @@ class Adafactor:
 
     @staticmethod
     def build(config: AdafactorConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return AdafactorOptimizer(parameters, config.eps, config.clip_rms, config.decay, config.beta1, config.scale_parameter)
+        return AdafactorOptimizer(
+            parameters,
+            config.eps,
+            config.clip_rms,
+            config.decay,
+            config.beta1,
+            config.scale_parameter,
+        )
 
 
-OPTIMIZERS: dict[str, type] = {"adam": Adam, "adamw": AdamW, "nag": NAG, "sgd": SGD, "adafactor": Adafactor}
+OPTIMIZERS: dict[str, type] = {
+    "adam": Adam,
+    "adamw": AdamW,
+    "nag": NAG,
+    "sgd": SGD,
+    "adafactor": Adafactor,
+}

@@ -24,12 +24,20 @@ class Progress:
     best_loss: float | None = None
     best_update: int = 0
     stalled: int = 0  # validations since the best
-    ranking: list[tuple[int, float, float]] = field(default_factory=list)  # (update, metric, loss) of every validation
-    seen: dict[str, Any] = field(default_factory=dict)  # what the schedule made of the stage's validations
+    ranking: list[tuple[int, float, float]] = field(
+        default_factory=list
+    )  # (update, metric, loss) of every validation
+    seen: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the schedule made of the stage's validations
 
     def advance(self, updates_in_epoch: int) -> None:
         """Count one update."""
-        self.update, self.stage_update, self.position = self.update + 1, self.stage_update + 1, self.position + 1
+        self.update, self.stage_update, self.position = (
+            self.update + 1,
+            self.stage_update + 1,
+            self.position + 1,
+        )
         if self.position == updates_in_epoch:
             self.epoch, self.stage_epoch, self.position = self.epoch + 1, self.stage_epoch + 1, 0
         self.epochs = self.epoch + self.position / updates_in_epoch

@@ -61,9 +61,13 @@ class LinearConfig(ComponentConfig):
     @model_validator(mode="after")
     def _falls(self) -> "LinearConfig":
         if self.updates <= self.warmup:
-            raise ValueError(f"updates {self.updates} are over before the rate falls: make them more than warmup {self.warmup}")
+            raise ValueError(
+                f"updates {self.updates} are over before the rate falls: make them more than warmup {self.warmup}"
+            )
         if self.floor >= self.peak:
-            raise ValueError(f"floor {self.floor} must be below peak {self.peak}; for one rate use schedule: constant")
+            raise ValueError(
+                f"floor {self.floor} must be below peak {self.peak}; for one rate use schedule: constant"
+            )
         return self
 
 
@@ -91,7 +95,9 @@ class ReplicasConfig(ComponentConfig):
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> "ReplicasConfig":
         if self.decay_end <= self.decay_start:
-            raise ValueError(f"decay_end {self.decay_end} must come after decay_start {self.decay_start}")
+            raise ValueError(
+                f"decay_end {self.decay_end} must come after decay_start {self.decay_start}"
+            )
         return self
 
 
@@ -115,7 +121,9 @@ class PlateauConfig(ComponentConfig):
     @model_validator(mode="after")
     def _has_room_for_a_cut(self) -> "PlateauConfig":
         if self.floor >= self.rate:
-            raise ValueError(f"floor {self.floor} must be below rate {self.rate}; for one rate use schedule: constant")
+            raise ValueError(
+                f"floor {self.floor} must be below rate {self.rate}; for one rate use schedule: constant"
+            )
         return self
 
 
@@ -186,7 +194,12 @@ class Linear(Schedule):
         self.config = config
 
     def rate(self, update: int, seen: Seen = NOTHING) -> float:
-        peak, warmup, start, floor = self.config.peak, self.config.warmup, self.config.start, self.config.floor
+        peak, warmup, start, floor = (
+            self.config.peak,
+            self.config.warmup,
+            self.config.start,
+            self.config.floor,
+        )
         if update < warmup:
             return start + (peak - start) * update / warmup
         left = max(self.config.updates - update, 0) / (self.config.updates - warmup)
@@ -224,7 +237,9 @@ class Replicas(Schedule):
     def rate(self, update: int, seen: Seen = NOTHING) -> float:
         n, start, end = self.config.replicas, self.config.decay_start, self.config.decay_end
         risen = min(1 + update * (n - 1) / (n * self.config.warmup), n)
-        fallen = n * (2 * n) ** min((start - n * update) / (end - start), 0.0)  # 0 until the start, where it is far above n
+        fallen = n * (2 * n) ** min(
+            (start - n * update) / (end - start), 0.0
+        )  # 0 until the start, where it is far above n
         return self.config.rate * min(risen, fallen)
 
 
@@ -246,7 +261,10 @@ class Plateau(Schedule):
 
     def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
         best, since, cuts = seen.get("best"), seen.get("risen_since"), seen.get("cuts", 0)
-        risen, due = best is not None and not self._better(value, best, lower_is_better), epoch >= self.config.not_before_epoch
+        risen, due = (
+            best is not None and not self._better(value, best, lower_is_better),
+            epoch >= self.config.not_before_epoch,
+        )
         if risen and due and since is None:
             since = epoch
         if self.config.rule == "each-rise":
@@ -255,7 +273,12 @@ class Plateau(Schedule):
             cuts = 1 + epoch - since
         if not (risen and due) and not math.isnan(value):
             best = value
-        return {"cuts": cuts, "best": best, "risen_since": since, "rate": self.rate(1, {"cuts": cuts})}
+        return {
+            "cuts": cuts,
+            "best": best,
+            "risen_since": since,
+            "rate": self.rate(1, {"cuts": cuts}),
+        }
 
     def _better(self, value: float, best: float, lower_is_better: bool) -> bool:
         margin = self.config.threshold * abs(best)

@@ -35,20 +35,31 @@ def shard(model: nn.Module, world: World) -> None:
     except ImportError:
         found = False
     if not found:
-        raise ConfigError(f"training.shard needs a newer torch than {torch.__version__}: 2.13 has what it takes")
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # which matters where it is changed in place
+        raise ConfigError(
+            f"training.shard needs a newer torch than {torch.__version__}: 2.13 has what it takes"
+        )
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view"
+    )  # which matters where it is changed in place
     mesh = init_device_mesh(world.device.type, (world.size,))
-    whole = {parameter for parameter in model.parameters() if _dimension(parameter, world.size) is None}
+    whole = {
+        parameter for parameter in model.parameters() if _dimension(parameter, world.size) is None
+    }
 
     def split(module: nn.Module, root: bool = False) -> None:
         fully_shard(
-            module, mesh=mesh, reshard_after_forward=not root, ignored_params=whole,
+            module,
+            mesh=mesh,
+            reshard_after_forward=not root,
+            ignored_params=whole,
             shard_placement_fn=lambda parameter: Shard(_dimension(parameter, world.size) or 0),
-        )  # fmt: skip
+        )
 
     for layer in layers(model):
         for module in layer.modules():
-            if isinstance(module, CrossAttention):  # the source's keys and values are made before its layer runs
+            if isinstance(
+                module, CrossAttention
+            ):  # the source's keys and values are made before its layer runs
                 for project in module.project:
                     split(project)
         split(layer)
@@ -108,7 +119,12 @@ def part(whole: Tensor, like: Any) -> Tensor:
 
     [placement] = like.placements
     same = whole.shape[placement.dim] == like.shape[placement.dim]
-    found: Tensor = distribute_tensor(whole.to(like.device), like.device_mesh, [placement if same else Replicate()], src_data_rank=None)
+    found: Tensor = distribute_tensor(
+        whole.to(like.device),
+        like.device_mesh,
+        [placement if same else Replicate()],
+        src_data_rank=None,
+    )
     return found
 
 
@@ -117,7 +133,9 @@ def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
     found = list(parameters)
     if not any(map(sharded, found)):
         return found
-    kinds = ([parameter for parameter in found if sharded(parameter) is kind] for kind in (True, False))
+    kinds = (
+        [parameter for parameter in found if sharded(parameter) is kind] for kind in (True, False)
+    )
     return [{"params": kind} for kind in kinds if kind]
 
 
@@ -153,5 +171,11 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for unit, found in zip(units, before, strict=True):
-            vars(unit).update({name: found[name] for name in ("_forward_pre_hooks", "_forward_hooks", *CALLS) if name in found})
+            vars(unit).update(
+                {
+                    name: found[name]
+                    for name in ("_forward_pre_hooks", "_forward_hooks", *CALLS)
+                    if name in found
+                }
+            )
             unit.reshard()

@@ -27,11 +27,18 @@ class Stop:
         self._before = {}
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
             ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            numbers = [number for number in self.SIGNALS if not (number is signal.SIGHUP and ignored)]
+            numbers = [
+                number for number in self.SIGNALS if not (number is signal.SIGHUP and ignored)
+            ]
             self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

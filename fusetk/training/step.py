@@ -29,7 +29,11 @@ class Sums(NamedTuple):
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """bf16 or fp16 matrix products with float32 weights, or plain float32."""
-    return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16, enabled=precision != "fp32")
+    return torch.autocast(
+        device.type,
+        torch.float16 if precision == "fp16" else torch.bfloat16,
+        enabled=precision != "fp32",
+    )
 
 
 def length_multiple(device: torch.device, precision: str) -> int:
@@ -43,20 +47,43 @@ def length_multiple(device: torch.device, precision: str) -> int:
 def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     """The loss of a batch's real tokens. ``model`` is what is called, ``plain`` the same one unwrapped."""
     features = model(batch.src, batch.src_mask, batch.tgt_in)
-    return loss(features.flatten(0, 1)[batch.real], plain.output, batch.tgt_out.flatten()[batch.real], smoothing)
+    return loss(
+        features.flatten(0, 1)[batch.real],
+        plain.output,
+        batch.tgt_out.flatten()[batch.real],
+        smoothing,
+    )
 
 
 def update(
-    model: Seq2Seq, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], rate: float, smoothing: float, clip: float, precision: str
+    model: Seq2Seq,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    rate: float,
+    smoothing: float,
+    clip: float,
+    precision: str,
 ) -> Sums:
     """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
     tokens = sum(len(batch.real) for batch in batches)
-    return apply(model, optimizer, gradients(model, batches, smoothing, precision, tokens), rate, clip, tokens)
+    return apply(
+        model,
+        optimizer,
+        gradients(model, batches, smoothing, precision, tokens),
+        rate,
+        clip,
+        tokens,
+    )
 
 
 def gradients(
-    model: Seq2Seq, batches: Iterable[Batch], smoothing: float, precision: str, tokens: int, scale: float = 1.0
-) -> list[Loss]:  # fmt: skip
+    model: Seq2Seq,
+    batches: Iterable[Batch],
+    smoothing: float,
+    precision: str,
+    tokens: int,
+    scale: float = 1.0,
+) -> list[Loss]:
     """Add to the model's gradients those of the batches' losses divided by ``tokens``, times ``scale``; returns the losses."""
     found = []
     for batch in batches:
@@ -68,9 +95,15 @@ def gradients(
 
 
 def apply(
-    model: Seq2Seq, optimizer: torch.optim.Optimizer, losses: Sequence[Loss], rate: float, clip: float, tokens: int,
-    world: World = ALONE, scale: float = 1.0,
-) -> Sums:  # fmt: skip
+    model: Seq2Seq,
+    optimizer: torch.optim.Optimizer,
+    losses: Sequence[Loss],
+    rate: float,
+    clip: float,
+    tokens: int,
+    world: World = ALONE,
+    scale: float = 1.0,
+) -> Sums:
     """One optimiser step with the gradients of all processes, of ``tokens`` target tokens in all; ``losses`` are this one's.
     Gradients that were made ``scale`` times as large are what they should be before anything is done with them.
 
@@ -87,7 +120,9 @@ def apply(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     nothing = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
-    smoothed, nll = (sum((getattr(one, name) for one in losses), nothing) for name in ("smoothed", "nll"))
+    smoothed, nll = (
+        sum((getattr(one, name) for one in losses), nothing) for name in ("smoothed", "nll")
+    )
     return Sums(smoothed, nll, tokens, norm)
 
 

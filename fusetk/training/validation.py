@@ -62,7 +62,9 @@ class Part(NamedTuple):
 class Validator:
     """The validation corpus, ready to judge a model again and again."""
 
-    def __init__(self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline):
+    def __init__(
+        self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
+    ):
         self.corpus = Corpus.open(folder, "valid")
         if not len(self.corpus):
             raise ConfigError(f"the validation set in {folder} is empty: give data.valid some text")
@@ -73,13 +75,20 @@ class Validator:
         cuts = cut(self.corpus.target.lengths[order], BatchConfig(size=max(config.tokens, longest)))
         self.batches = [order[start:end] for start, end in cuts]
 
-    def part(self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE) -> "Part":
+    def part(
+        self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
+    ) -> "Part":
         """What one of several processes finds in its part of the corpus; the model is left in training mode."""
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
                 sums = self._sums(model, device, world)
-            return Part(*sums, self._translations(model, world) if self.config.bleu or self.config.metric == "bleu" else {})
+            return Part(
+                *sums,
+                self._translations(model, world)
+                if self.config.bleu or self.config.metric == "bleu"
+                else {},
+            )
         finally:
             model.train()
 
@@ -87,10 +96,16 @@ class Validator:
         """Loss per token, perplexity, accuracy, and BLEU where it is asked for, from the parts of all processes."""
         tokens = sum(part.tokens for part in parts)
         loss = math.fsum(part.nll for part in parts) / tokens
-        found = {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": math.fsum(part.correct for part in parts) / tokens}
+        found = {
+            "loss": loss,
+            "ppl": math.exp(min(loss, 700.0)),
+            "accuracy": math.fsum(part.correct for part in parts) / tokens,
+        }
         if self.config.bleu or self.config.metric == "bleu":
             words = {i: text for part in parts for i, text in part.translations.items()}
-            found["bleu"] = corpus_bleu([words[i] for i in range(len(self.corpus))], self.references)
+            found["bleu"] = corpus_bleu(
+                [words[i] for i in range(len(self.corpus))], self.references
+            )
         return found
 
     def _sums(self, model: Seq2Seq, device: torch.device, world: World) -> tuple[float, float, int]:
@@ -98,12 +113,21 @@ class Validator:
         for indices in self.batches[world.rank :: world.size]:
             batch = collate(self.corpus, indices).to(device)
             one = batch_loss(model, model, batch, 0.0)
-            nll, correct, tokens = nll + float(one.nll), correct + float(one.correct), tokens + len(batch.real)
+            nll, correct, tokens = (
+                nll + float(one.nll),
+                correct + float(one.correct),
+                tokens + len(batch.real),
+            )
         return nll, correct, tokens
 
     def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
-        mine = np.concatenate(self.batches)[world.rank :: world.size].tolist()  # by length, so that all have as much to do
+        mine = np.concatenate(self.batches)[
+            world.rank :: world.size
+        ].tolist()  # by length, so that all have as much to do
         found = translator.translate_ids([self.corpus.source[i] for i in mine])
-        words = [self.pipeline.join(self.pipeline.target_vocab.decode(best[0].ids)) if best else "" for best in found]
+        words = [
+            self.pipeline.join(self.pipeline.target_vocab.decode(best[0].ids)) if best else ""
+            for best in found
+        ]
         return dict(zip(mine, words, strict=True))

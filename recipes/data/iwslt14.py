@@ -56,7 +56,9 @@ MERGES = {"merges": 10_000, "joint": True}
 SUPPLY = f"get it from {URL} and give it with --archive"
 
 DROPPED = re.compile("<url>|<talkid>|<keywords>")
-DROPPED_OTHERS = re.compile(r"</?(url|talkid|keywords|speaker|reviewer|translator|doc)\b")  # as public scripts for other languages do
+DROPPED_OTHERS = re.compile(
+    r"</?(url|talkid|keywords|speaker|reviewer|translator|doc)\b"
+)  # as public scripts for other languages do
 STRIPPED = re.compile("</?title>|</?description>")
 SEGMENT = re.compile(r'<seg id="[0-9]+">\s*(.*?)\s*</seg>')
 
@@ -68,7 +70,9 @@ def members() -> dict[str, str]:
     """Files that are needed of the archive, by the file that is made of each."""
     found = {f"train.{language}": f"de-en/train.tags.de-en.{language}" for language in LANGUAGES}
     for name, (member, _) in TEST_SETS.items():
-        found |= {f"{name}.{language}": f"de-en/{member}.de-en.{language}.xml" for language in LANGUAGES}
+        found |= {
+            f"{name}.{language}": f"de-en/{member}.de-en.{language}.xml" for language in LANGUAGES
+        }
     return found
 
 
@@ -84,9 +88,13 @@ def fetch(path: Path, url: str = URL) -> Path:
             while block := response.read(1 << 16):
                 file.write(block)
     except OSError as error:
-        raise DataError(f"{url} cannot be downloaded ({error}): get de-en.tgz in another way and give it with --archive") from None
+        raise DataError(
+            f"{url} cannot be downloaded ({error}): get de-en.tgz in another way and give it with --archive"
+        ) from None
     if expected and part.stat().st_size != expected:
-        raise DataError(f"the download broke off: {part} has {part.stat().st_size:,} of {expected:,} bytes; try again, or {SUPPLY}")
+        raise DataError(
+            f"the download broke off: {part} has {part.stat().st_size:,} of {expected:,} bytes; try again, or {SUPPLY}"
+        )
     part.rename(path)
     return path
 
@@ -106,11 +114,17 @@ def read(archive: Path) -> dict[str, str]:
                     found[name] = file.read().decode("utf-8-sig")
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         size = archive.stat().st_size
-        raise DataError(f"{archive} ({size:,} bytes) is no whole .tgz ({error}): delete it, then {SUPPLY}") from None
+        raise DataError(
+            f"{archive} ({size:,} bytes) is no whole .tgz ({error}): delete it, then {SUPPLY}"
+        ) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{archive}, {entry.name}: not UTF-8 ({error.reason} at byte {error.start}): {SUPPLY}") from None
+        raise DataError(
+            f"{archive}, {entry.name}: not UTF-8 ({error.reason} at byte {error.start}): {SUPPLY}"
+        ) from None
     if missing := [member for member, name in wanted.items() if name not in found]:
-        raise DataError(f"{archive} lacks {', '.join(missing)}: this is not the German-English archive of IWSLT14; {SUPPLY}")
+        raise DataError(
+            f"{archive} lacks {', '.join(missing)}: this is not the German-English archive of IWSLT14; {SUPPLY}"
+        )
     return found
 
 
@@ -135,7 +149,9 @@ def segments(text: str, advice: str = SUPPLY) -> list[str]:
         if "<seg id" in line:
             match = SEGMENT.search(line)
             if not match:
-                raise DataError(f"line {number} of a test set is no whole <seg> element: {line.strip()[:60]!r}; {advice}")
+                raise DataError(
+                    f"line {number} of a test set is no whole <seg> element: {line.strip()[:60]!r}; {advice}"
+                )
             found.append(match[1].replace("\u2019", "'"))
     return found
 
@@ -151,7 +167,9 @@ def plain(file: Path, out: Path) -> int:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): give a file of an unpacked archive of WIT3") from None
+        raise DataError(
+            f"{file} cannot be read ({error}): give a file of an unpacked archive of WIT3"
+        ) from None
     advice = f"unpack {file.name} again"
     found = segments(text, advice) if file.suffix == ".xml" else training_text(text, DROPPED_OTHERS)
     if not found:
@@ -165,15 +183,22 @@ def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, in
 
     Raises DataError when the sides of a set differ in length or, without ``any_data``, a test set has not its known length.
     """
-    found = {name: training_text(text) if name.startswith("train.") else segments(text) for name, text in read(archive).items()}
+    found = {
+        name: training_text(text) if name.startswith("train.") else segments(text)
+        for name, text in read(archive).items()
+    }
     counts = {}
     for name in ("train", *TEST_SETS):
         german, english = (len(found[f"{name}.{language}"]) for language in LANGUAGES)
         if german != english or not german:
-            raise DataError(f"{archive}: {name} has {german:,} German and {english:,} English lines, they should be equal: {SUPPLY}")
+            raise DataError(
+                f"{archive}: {name} has {german:,} German and {english:,} English lines, they should be equal: {SUPPLY}"
+            )
         expected = TEST_SETS[name][1] if name in TEST_SETS else german
         if german != expected and not any_data:
-            raise DataError(f"{archive}: {name} has {german:,} segments, the published set {expected:,}; use other data with --any-data")
+            raise DataError(
+                f"{archive}: {name} has {german:,} segments, the published set {expected:,}; use other data with --any-data"
+            )
         counts[name] = german
     for name, text in found.items():
         write(folder / name, text)
@@ -227,7 +252,9 @@ def compare(prepared: Path) -> tuple[Split | None, list[Figure]]:
                 figures += _figures(manifest, f"test.{name}", pairs, counted)
         return split, figures
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}): run `fusetk prep` first") from None
+        raise DataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): run `fusetk prep` first"
+        ) from None
 
 
 def _figures(
@@ -247,8 +274,13 @@ def _figures(
 
 def table(figures: Iterable[Figure]) -> str:
     """As lines of text."""
-    rows = [("", "expected", "found", "")] + [(f.name, f"{f.expected:,}", f"{f.found:,}", f.verdict) for f in figures]
-    return "\n".join(f"{name:<24}{expected:>12}{found:>12}  {verdict}".rstrip() for name, expected, found, verdict in rows)
+    rows = [("", "expected", "found", "")] + [
+        (f.name, f"{f.expected:,}", f"{f.found:,}", f.verdict) for f in figures
+    ]
+    return "\n".join(
+        f"{name:<24}{expected:>12}{found:>12}  {verdict}".rstrip()
+        for name, expected, found, verdict in rows
+    )
 
 
 # Command line --------------------------------------------------------------------------------------------------------
@@ -262,13 +294,17 @@ def main(arguments: list[str] | None = None) -> int:
     one = commands.add_parser("extract", help="the archive to raw text")
     one.add_argument("archive", type=Path)
     two = commands.add_parser("check", help="compare prepared data with the published figures")
-    three = commands.add_parser("text", help="one file of the archive of other languages to raw text")
+    three = commands.add_parser(
+        "text", help="one file of the archive of other languages to raw text"
+    )
     three.add_argument("file", type=Path)
     three.add_argument("out", type=Path)
     for command in (zero, one, two):
         command.add_argument("folder", type=Path)
     for command in (one, two):
-        command.add_argument("--any-data", action="store_true", help="go on with data of another size")
+        command.add_argument(
+            "--any-data", action="store_true", help="go on with data of another size"
+        )
     given = parser.parse_args(arguments)
     try:
         if given.command == "fetch":

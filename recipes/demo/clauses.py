@@ -25,7 +25,9 @@ class Clause(NamedTuple):
     tense: str
     receiver: Phrase | None = None  # dative
     thing: Phrase | None = None  # accusative
-    partner: tuple[str, Phrase, str] | None = None  # preposition, phrase, case: wartet auf den Vater
+    partner: tuple[str, Phrase, str] | None = (
+        None  # preposition, phrase, case: wartet auf den Vater
+    )
     time: Adverb | None = None
     frequency: Adverb | None = None
     manner: Adverb | None = None
@@ -47,7 +49,12 @@ def present(verb: Verb, subject: Phrase) -> str:
     """The present tense without a separable prefix: lese, liest, liest, lesen."""
     stem = verb.er[:-1]
     du = stem + ("t" if stem[-1] in "sßzx" else "st")
-    ich = verb.er if verb.er[-1] != "t" else (verb.infinitive[:-2] if verb.infinitive.endswith("en") else verb.infinitive[:-1]) + "e"
+    ich = (
+        verb.er
+        if verb.er[-1] != "t"
+        else (verb.infinitive[:-2] if verb.infinitive.endswith("en") else verb.infinitive[:-1])
+        + "e"
+    )
     return (ich, du, verb.er, verb.infinitive)[person_index(subject)]
 
 
@@ -75,14 +82,34 @@ def middle(clause: Clause, without: str = "") -> list[str]:
     heavy = [p.german[case] for p, case in objects if p and not p.light and without != case]
     time, place, manner, frequency = (
         [adverb[0]] if adverb and without != field else []
-        for field, adverb in (("time", clause.time), ("place", clause.place), ("manner", clause.manner), ("frequency", clause.frequency))
+        for field, adverb in (
+            ("time", clause.time),
+            ("place", clause.place),
+            ("manner", clause.manner),
+            ("frequency", clause.frequency),
+        )
     )
     said = clause.thing is not None and clause.thing.german["accusative"].startswith("kein")
     nicht = ["nicht"] if clause.negated and not said else []
-    partner = [f"{clause.partner[0]} {clause.partner[1].german[clause.partner[2]]}"] if clause.partner else []
+    partner = (
+        [f"{clause.partner[0]} {clause.partner[1].german[clause.partner[2]]}"]
+        if clause.partner
+        else []
+    )
     direction = [clause.direction[0]] if clause.direction else []
     progressive = ["gerade"] if clause.tense == "progressive" else []
-    return light + time + progressive + frequency + heavy + nicht + manner + place + partner + direction
+    return (
+        light
+        + time
+        + progressive
+        + frequency
+        + heavy
+        + nicht
+        + manner
+        + place
+        + partner
+        + direction
+    )
 
 
 def german_main(clause: Clause, front: str = "subject") -> list[str]:
@@ -159,7 +186,11 @@ def english_group(clause: Clause) -> tuple[str, str, str]:
         return "", "will", verb.english
     first, *more = MODAL_FORMS[clause.tense][1].split()
     if first in ("have", "want"):
-        return f"{third(first) if singular else first} to {verb.english}", do, f"{first} to {verb.english}"
+        return (
+            f"{third(first) if singular else first} to {verb.english}",
+            do,
+            f"{first} to {verb.english}",
+        )
     return "", be(subject) if first == "be" else first, " ".join([*more, verb.english])
 
 
@@ -169,10 +200,18 @@ def english_objects(clause: Clause, without: str = "") -> list[str]:
     if clause.thing and without != "accusative":
         words.append(clause.thing.english["object"])
     if clause.receiver:
-        words.append(("to " if clause.verb and clause.verb.frame == "both" else "") + clause.receiver.english["object"])
+        words.append(
+            ("to " if clause.verb and clause.verb.frame == "both" else "")
+            + clause.receiver.english["object"]
+        )
     if clause.partner:
         words.append(clause.partner[1].english["object"])
-    adverbs = (clause.direction, clause.manner, clause.place, None if without == "time" else clause.time)
+    adverbs = (
+        clause.direction,
+        clause.manner,
+        clause.place,
+        None if without == "time" else clause.time,
+    )
     return words + [adverb[1] for adverb in adverbs if adverb]
 
 
@@ -193,7 +232,14 @@ def english_question(clause: Clause) -> list[str]:
     """Does he read the book?"""
     _, auxiliary, rest = english_group(clause)
     often = [clause.frequency[1]] if clause.frequency else []
-    return [auxiliary, clause.subject.english["subject"], *(["not"] if clause.negated else []), *often, rest, *english_objects(clause)]
+    return [
+        auxiliary,
+        clause.subject.english["subject"],
+        *(["not"] if clause.negated else []),
+        *often,
+        rest,
+        *english_objects(clause),
+    ]
 
 
 def english_infinitive(clause: Clause) -> list[str]:

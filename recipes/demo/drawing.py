@@ -34,12 +34,24 @@ class Drawing:
         adjective = self.random.choice(found) if self.chance(0.4) else ()
         possessive = self.random.choice(list(phrases.POSSESSIVES))
         if self.chance(0.25):
-            kind = "der" if plain else self.random.choice(["der", "dieser", possessive, *phrases.QUANTITIES, "number"])
-            german, english = phrases.number(self.random.randrange(2, 13 if self.chance(0.7) else 100))
+            kind = (
+                "der"
+                if plain
+                else self.random.choice(
+                    ["der", "dieser", possessive, *phrases.QUANTITIES, "number"]
+                )
+            )
+            german, english = phrases.number(
+                self.random.randrange(2, 13 if self.chance(0.7) else 100)
+            )
             if kind == "number":
                 return phrases.phrase(noun, german, True, adjective, english)
             return phrases.phrase(noun, kind, True, adjective)
-        kind = "der" if plain else self.random.choice(["der", "der", "der", "ein", "ein", "dieser", possessive])
+        kind = (
+            "der"
+            if plain
+            else self.random.choice(["der", "der", "der", "ein", "ein", "dieser", possessive])
+        )
         return phrases.phrase(noun, kind, False, adjective)
 
     def who(self) -> Phrase:
@@ -47,13 +59,21 @@ class Drawing:
         draw = self.random.random()
         if draw < 0.3:
             return self.random.choice(phrases.PRONOUNS)
-        return phrases.name(self.random.choice(self.names)) if draw < 0.42 else self.noun_phrase(self.random.choice(self.nouns["person"]))
+        return (
+            phrases.name(self.random.choice(self.names))
+            if draw < 0.42
+            else self.noun_phrase(self.random.choice(self.nouns["person"]))
+        )
 
     def object_of(self, kinds: tuple[str, ...]) -> Phrase:
         """An object; persons may be pronouns or names."""
         kind = self.random.choice(kinds)
         if kind == "person" and self.chance(0.3):
-            return self.random.choice(phrases.OBJECT_PRONOUNS) if self.chance(0.6) else phrases.name(self.random.choice(self.names))
+            return (
+                self.random.choice(phrases.OBJECT_PRONOUNS)
+                if self.chance(0.6)
+                else phrases.name(self.random.choice(self.names))
+            )
         return self.noun_phrase(self.random.choice(self.nouns[kind]))
 
     def place(self) -> Adverb:
@@ -61,11 +81,18 @@ class Drawing:
         preposition, english, gender, noun, place = self.random.choice(self.places)
         column = "mfn".index(gender)
         if self.chance(0.25):
-            stem, adjective = self.random.choice(pairs("alt:old, neu:new, klein:small, groß:big, schön:beautiful"))
+            stem, adjective = self.random.choice(
+                pairs("alt:old, neu:new, klein:small, groß:big, schön:beautiful")
+            )
             kind = self.random.choice(["der", "ein"])
             words = f"{preposition} {phrases.determiner(kind, 'dative', column)} {stem}en {noun}"
-            return shorten(words), f"{english} {'the' if kind == 'der' else phrases.article(adjective)} {adjective} {place}"
-        return shorten(f"{preposition} {phrases.determiner('der', 'dative', column)} {noun}"), f"{english} the {place}"
+            return (
+                shorten(words),
+                f"{english} {'the' if kind == 'der' else phrases.article(adjective)} {adjective} {place}",
+            )
+        return shorten(
+            f"{preposition} {phrases.determiner('der', 'dative', column)} {noun}"
+        ), f"{english} the {place}"
 
     def direction(self) -> Adverb:
         """Nach Hause, in den Park."""

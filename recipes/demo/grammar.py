@@ -31,8 +31,21 @@ Pair = tuple[str, str]  # German, English
 
 CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "bevor": "before"}
 ADVERBIALS = {"time": 0.45, "place": 0.3, "manner": 0.2, "frequency": 0.15}
-TENSES = [("past", "past"), ("present", "present"), ("future", "present"), ("present", "past"), ("müssen", "present")]
-VAGUE = {"sehen", "finden", "verstehen", "vergessen", "lernen", "kommen"}  # nobody does these carefully
+TENSES = [
+    ("past", "past"),
+    ("present", "present"),
+    ("future", "present"),
+    ("present", "past"),
+    ("müssen", "present"),
+]
+VAGUE = {
+    "sehen",
+    "finden",
+    "verstehen",
+    "vergessen",
+    "lernen",
+    "kommen",
+}  # nobody does these carefully
 
 
 class Relative(NamedTuple):
@@ -83,19 +96,28 @@ class Grammar(Drawing):
         if verb.frame == "dative":
             return clause._replace(receiver=self.object_of(verb.objects))
         if verb.frame == "both":
-            thing = self.noun_phrase(self.random.choice(self.nouns[self.random.choice(verb.objects)]))
+            thing = self.noun_phrase(
+                self.random.choice(self.nouns[self.random.choice(verb.objects)])
+            )
             return clause._replace(receiver=self.object_of(("person",)), thing=thing)
         if verb.frame == "motion":
             return clause._replace(direction=self.direction())
         preposition, governs, case = verb.frame.partition("+")
-        return clause._replace(partner=(preposition, self.object_of(verb.objects), case)) if governs else clause
+        return (
+            clause._replace(partner=(preposition, self.object_of(verb.objects), case))
+            if governs
+            else clause
+        )
 
     def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
         """Somebody does something, somehow, somewhere, some time; ``short`` has at most one of these."""
         subject = subject or self.who()
         tense = tense or self.tense()
         if self.chance(0.06) and tense in ("present", "past"):
-            state, time = self.random.choice(pairs(lexicon.STATES)), self.time(tense) if self.chance(0.4) else None
+            state, time = (
+                self.random.choice(pairs(lexicon.STATES)),
+                self.time(tense) if self.chance(0.4) else None,
+            )
             return Clause(subject, None, tense, state=state, time=time, negated=self.chance(0.2))
         verb = self.random.choice(self.verbs)
         clause = self.governed(Clause(subject, verb, tense), verb)
@@ -111,7 +133,11 @@ class Grammar(Drawing):
             return self.negate(clause)
         if wanted["frequency"] and tense == "present" and not clause.time:
             clause = clause._replace(frequency=self.random.choice(pairs(lexicon.FREQUENCIES)))
-        if wanted["manner"] and verb.frame in ("accusative", "both", "motion") and verb.infinitive not in VAGUE:
+        if (
+            wanted["manner"]
+            and verb.frame in ("accusative", "both", "motion")
+            and verb.infinitive not in VAGUE
+        ):
             clause = clause._replace(manner=self.random.choice(pairs(lexicon.MANNERS)))
         return clause
 
@@ -143,19 +169,29 @@ class Grammar(Drawing):
     def question(self) -> Pair:
         """Hat der Kellner die Tür repariert?"""
         clause = self.clause()
-        return written(" ".join(german_main(clause, "")), "?"), written(" ".join(english_question(clause)), "?")
+        return written(" ".join(german_main(clause, "")), "?"), written(
+            " ".join(english_question(clause)), "?"
+        )
 
     def subordinate(self, conjunction: str, tense: str) -> Pair:
         """Weil es regnet."""
         if self.chance(0.1) and conjunction != "bevor":
-            regnet, rains, rained = self.random.choice([("regnet", "rains", "rained"), ("schneit", "snows", "snowed")])
+            regnet, rains, rained = self.random.choice(
+                [("regnet", "rains", "rained"), ("schneit", "snows", "snowed")]
+            )
             if tense == "past":
-                return f"{conjunction} es ge{regnet} hat", f"{CONJUNCTIONS[conjunction]} it {rained}"
+                return (
+                    f"{conjunction} es ge{regnet} hat",
+                    f"{CONJUNCTIONS[conjunction]} it {rained}",
+                )
             return f"{conjunction} es {regnet}", f"{CONJUNCTIONS[conjunction]} it {rains}"
         clause = self.clause(tense, short=True)
         while clause.negated and conjunction == "bevor":
             clause = self.clause(tense, short=True)
-        return f"{conjunction} {' '.join(german_verb_final(clause))}", f"{CONJUNCTIONS[conjunction]} {' '.join(english_main(clause))}"
+        return (
+            f"{conjunction} {' '.join(german_verb_final(clause))}",
+            f"{CONJUNCTIONS[conjunction]} {' '.join(english_main(clause))}",
+        )
 
     def subordinate_last(self) -> Pair:
         """Er lacht, weil es regnet."""
@@ -169,17 +205,23 @@ class Grammar(Drawing):
         main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
         clause = self.clause(main, short=True)
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
-        return written(f"{german_sub}, {' '.join(german_main(clause, ''))}"), written(f"{english_sub}, {' '.join(english_main(clause))}")
+        return written(f"{german_sub}, {' '.join(german_main(clause, ''))}"), written(
+            f"{english_sub}, {' '.join(english_main(clause))}"
+        )
 
     def report(self) -> Pair:
         """Ich glaube, dass er das Fenster aufgemacht hat."""
-        infinitive, er, participle, english, past, conjunction = self.random.choice(rows(lexicon.REPORTS))
+        infinitive, er, participle, english, past, conjunction = self.random.choice(
+            rows(lexicon.REPORTS)
+        )
         said, _, that = conjunction.partition(":")
         verb = Verb("", infinitive, er, participle, "haben", english, "", past, "intransitive", ())
         outer = Clause(self.who(), verb, self.random.choice(["present", "past"]))
         inner = self.clause()
         german = f"{' '.join(german_main(outer))}, {said} {' '.join(german_verb_final(inner))}"
-        return written(german), written(f"{' '.join(english_main(outer))} {that} {' '.join(english_main(inner))}")
+        return written(german), written(
+            f"{' '.join(english_main(outer))} {that} {' '.join(english_main(inner))}"
+        )
 
     def with_relative(self, noun: Noun) -> Relative:
         """The man who helped me; the book that the teacher is reading. At least one of the two must show its case."""
@@ -189,7 +231,13 @@ class Grammar(Drawing):
                 inner, gap = self.clause(subject=head, short=True), "nominative"
                 clear = head.marked or inner.thing is None or inner.thing.marked
             else:
-                verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative" and noun.kind in verb.objects])
+                verb = self.random.choice(
+                    [
+                        verb
+                        for verb in self.verbs
+                        if verb.frame == "accusative" and noun.kind in verb.objects
+                    ]
+                )
                 subject = self.who()
                 inner, gap = Clause(subject, verb, self.tense(), thing=head), "accusative"
                 clear = head.marked or subject.marked
@@ -197,7 +245,11 @@ class Grammar(Drawing):
                 break
         pronoun = phrases.RELATIVE[gap][head.column]
         link = "who" if gap == "nominative" else "that"
-        return Relative(head, f"{pronoun} {' '.join(german_verb_final(inner, gap))}", f"{link} {' '.join(english_main(inner, gap=gap))}")
+        return Relative(
+            head,
+            f"{pronoun} {' '.join(german_verb_final(inner, gap))}",
+            f"{link} {' '.join(english_main(inner, gap=gap))}",
+        )
 
     def relative(self) -> Pair:
         """A relative clause at the subject, or at the object and then at the end."""
@@ -206,11 +258,17 @@ class Grammar(Drawing):
             clause = self.clause(subject=head, short=True)
             subject, *rest = german_main(clause)
             _, *words = english_main(clause)
-            return written(f"{subject}, {german}, {' '.join(rest)}"), written(f"{head.english['subject']} {english} {' '.join(words)}")
+            return written(f"{subject}, {german}, {' '.join(rest)}"), written(
+                f"{head.english['subject']} {english} {' '.join(words)}"
+            )
         verb = self.random.choice([verb for verb in self.verbs if verb.frame == "accusative"])
-        head, german, english = self.with_relative(self.random.choice(self.nouns[self.random.choice(verb.objects)]))
+        head, german, english = self.with_relative(
+            self.random.choice(self.nouns[self.random.choice(verb.objects)])
+        )
         clause = Clause(self.who(), verb, self.tense(), thing=head)
-        return written(f"{' '.join(german_main(clause))}, {german}"), written(f"{' '.join(english_main(clause))} {english}")
+        return written(f"{' '.join(german_main(clause))}, {german}"), written(
+            f"{' '.join(english_main(clause))} {english}"
+        )
 
     def purpose(self) -> Pair:
         """Er geht in die Küche, um das Fenster aufzumachen; sie versucht, einen Brief zu schreiben."""
@@ -220,22 +278,33 @@ class Grammar(Drawing):
             inner = self.clause("present", subject, short=True)
         inner = inner._replace(time=None, frequency=None)
         if self.chance(0.5):
-            outer = self.clause(self.random.choice(["past", "future", "present"]), subject, short=True)
+            outer = self.clause(
+                self.random.choice(["past", "future", "present"]), subject, short=True
+            )
             german, english = self.main(outer)
             link, order = ", um", "in order "
         else:
             infinitive, er, participle, word, past = self.random.choice(rows(lexicon.ATTEMPTS))
             verb = Verb("", infinitive, er, participle, "haben", word, "", past, "intransitive", ())
-            german, english = self.main(Clause(subject, verb, self.random.choice(["past", "present"])))
+            german, english = self.main(
+                Clause(subject, verb, self.random.choice(["past", "present"]))
+            )
             link, order = ",", ""
-        german, english = f"{german}{link} {' '.join(german_infinitive(inner))}", f"{english} {order}{' '.join(english_infinitive(inner))}"
+        german, english = (
+            f"{german}{link} {' '.join(german_infinitive(inner))}",
+            f"{english} {order}{' '.join(english_infinitive(inner))}",
+        )
         return written(german), written(english)
 
     def coordination(self) -> Pair:
         """Er singt und sie tanzt."""
         tense = self.tense()
-        (german, english), (german_two, english_two) = (self.main(self.clause(tense, short=True)) for _ in range(2))
-        link, word = self.random.choice([(" und", " and"), (", aber", ", but"), (", denn", ", for")])
+        (german, english), (german_two, english_two) = (
+            self.main(self.clause(tense, short=True)) for _ in range(2)
+        )
+        link, word = self.random.choice(
+            [(" und", " and"), (", aber", ", but"), (", denn", ", for")]
+        )
         return written(f"{german}{link} {german_two}"), written(f"{english}{word} {english_two}")
 
 
@@ -258,7 +327,9 @@ def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
         while len(found[split]) < size:
             german, english = grammar.sentence()
             if german in english_of:
-                assert english_of[german] == english, f"{german}: {english_of[german]} or {english}?"
+                assert english_of[german] == english, (
+                    f"{german}: {english_of[german]} or {english}?"
+                )
                 continue
             if english in elsewhere:
                 continue
@@ -277,7 +348,9 @@ def lines(found: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="write a German-English corpus made by a small grammar")
+    parser = argparse.ArgumentParser(
+        description="write a German-English corpus made by a small grammar"
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--train", type=int, default=20_000, help="training pairs (20000)")

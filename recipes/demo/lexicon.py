@@ -215,7 +215,13 @@ VERBS = """
     zurück|kehren kehrt zurückgekehrt* return returned motion
 """
 
-ING = {"run": "running", "put": "putting", "get": "getting", "forget": "forgetting", "see": "seeing"}
+ING = {
+    "run": "running",
+    "put": "putting",
+    "get": "getting",
+    "forget": "forgetting",
+    "see": "seeing",
+}
 
 # German stem:English, by the kind of noun that they go with.
 ADJECTIVES = {
@@ -320,7 +326,9 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 def rows(table: str) -> list[list[str]]:
     """The lines of a table, cut at blanks, with ``_`` turned into a blank."""
-    return [[cell.replace("_", " ") for cell in line.split()] for line in table.strip().splitlines()]
+    return [
+        [cell.replace("_", " ") for cell in line.split()] for line in table.strip().splitlines()
+    ]
 
 
 def nouns() -> dict[str, list[Noun]]:
@@ -332,12 +340,24 @@ def nouns() -> dict[str, list[Noun]]:
             weak = singular.endswith("*")
             singular = singular.rstrip("*")
             oblique = plural if weak else singular
-            found[kind].append(Noun(gender, singular, plural, oblique, english, rest[0] if rest else f"{english}s", kind))
+            found[kind].append(
+                Noun(
+                    gender,
+                    singular,
+                    plural,
+                    oblique,
+                    english,
+                    rest[0] if rest else f"{english}s",
+                    kind,
+                )
+            )
     heads = {noun.singular: noun for kind in found.values() for noun in kind}
     for parts, names in COMPOUNDS:
         for part, english in pairs(parts):
             for head in (heads[name] for name in names.split()):
-                one, many, other = (part + word.lower() for word in (head.singular, head.plural, head.oblique))
+                one, many, other = (
+                    part + word.lower() for word in (head.singular, head.plural, head.oblique)
+                )
                 texts = (f"{english} {head.english}", f"{english} {head.english_plural}")
                 found[head.kind].append(Noun(head.gender, one, many, other, *texts, head.kind))
     return found
@@ -351,5 +371,18 @@ def verbs() -> list[Verb]:
         auxiliary = "sein" if participle.endswith("*") else "haben"
         base, _, particle = english.partition(" ")
         kinds = tuple(objects[0].split(",")) if objects else ()
-        found.append(Verb(prefix, infinitive, er, participle.rstrip("*"), auxiliary, base, particle, past, frame, kinds))
+        found.append(
+            Verb(
+                prefix,
+                infinitive,
+                er,
+                participle.rstrip("*"),
+                auxiliary,
+                base,
+                particle,
+                past,
+                frame,
+                kinds,
+            )
+        )
     return found

@@ -7,11 +7,31 @@ from lexicon import ENGLISH_ONES, ENGLISH_TENS, ONES, TENS, Noun
 CASES = ("nominative", "accusative", "dative")
 
 # Endings by case, for masculine, feminine, neuter and plural.
-DER = {"nominative": ("er", "ie", "as", "ie"), "accusative": ("en", "ie", "as", "ie"), "dative": ("em", "er", "em", "en")}
-DIESER = {"nominative": ("er", "e", "es", "e"), "accusative": ("en", "e", "es", "e"), "dative": ("em", "er", "em", "en")}
-EIN = {"nominative": ("", "e", "", "e"), "accusative": ("en", "e", "", "e"), "dative": ("em", "er", "em", "en")}
-WEAK = {"nominative": ("e", "e", "e", "en"), "accusative": ("en", "e", "e", "en"), "dative": ("en", "en", "en", "en")}
-MIXED = {"nominative": ("er", "e", "es", "en"), "accusative": ("en", "e", "es", "en"), "dative": ("en", "en", "en", "en")}
+DER = {
+    "nominative": ("er", "ie", "as", "ie"),
+    "accusative": ("en", "ie", "as", "ie"),
+    "dative": ("em", "er", "em", "en"),
+}
+DIESER = {
+    "nominative": ("er", "e", "es", "e"),
+    "accusative": ("en", "e", "es", "e"),
+    "dative": ("em", "er", "em", "en"),
+}
+EIN = {
+    "nominative": ("", "e", "", "e"),
+    "accusative": ("en", "e", "", "e"),
+    "dative": ("em", "er", "em", "en"),
+}
+WEAK = {
+    "nominative": ("e", "e", "e", "en"),
+    "accusative": ("en", "e", "e", "en"),
+    "dative": ("en", "en", "en", "en"),
+}
+MIXED = {
+    "nominative": ("er", "e", "es", "en"),
+    "accusative": ("en", "e", "es", "en"),
+    "dative": ("en", "en", "en", "en"),
+}
 STRONG_PLURAL = {"nominative": "e", "accusative": "e", "dative": "en"}
 
 POSSESSIVES = {"mein": "my", "dein": "your", "sein": "his", "ihr": "her", "unser": "our"}
@@ -26,7 +46,9 @@ class Phrase(NamedTuple):
     english: dict[str, str]  # as a subject and as an object
     person: int = 3
     plural: bool = False
-    marked: bool = True  # whether nominative and accusative differ, so that the order of words need not tell
+    marked: bool = (
+        True  # whether nominative and accusative differ, so that the order of words need not tell
+    )
     noun: Noun | None = None
     definite: bool = True
     light: bool = False  # a pronoun, which stands right after the finite verb
@@ -40,7 +62,10 @@ class Phrase(NamedTuple):
 def _pronoun(german: str, english: str, person: int, plural: bool = False) -> Phrase:
     forms = german.split()
     subject, other = english.split()
-    german_forms, english_forms = dict(zip(CASES, forms, strict=True)), {"subject": subject, "object": other}
+    german_forms, english_forms = (
+        dict(zip(CASES, forms, strict=True)),
+        {"subject": subject, "object": other},
+    )
     return Phrase(german_forms, english_forms, person, plural, forms[0] != forms[1], light=True)
 
 
@@ -68,7 +93,10 @@ def number(n: int) -> tuple[str, str]:
     tens, ones = n // 10 - 2, n % 10
     if not ones:
         return TENS[tens], ENGLISH_TENS[tens]
-    return f"{'ein' if ones == 1 else ONES[ones]}und{TENS[tens]}", f"{ENGLISH_TENS[tens]}-{ENGLISH_ONES[ones]}"
+    return (
+        f"{'ein' if ones == 1 else ONES[ones]}und{TENS[tens]}",
+        f"{ENGLISH_TENS[tens]}-{ENGLISH_ONES[ones]}",
+    )
 
 
 def article(english: str) -> str:
@@ -101,7 +129,9 @@ def dative_plural(plural: str) -> str:
     return plural if plural[-1] in "ns" else plural + "n"
 
 
-def phrase(noun: Noun, kind: str, plural: bool = False, adjective: tuple[str, ...] = (), english: str = "") -> Phrase:
+def phrase(
+    noun: Noun, kind: str, plural: bool = False, adjective: tuple[str, ...] = (), english: str = ""
+) -> Phrase:
     """A noun with its determiner and at most one adjective (German stem, English word).
 
     ``english`` gives the determiner of a number word.
@@ -117,7 +147,20 @@ def phrase(noun: Noun, kind: str, plural: bool = False, adjective: tuple[str, ..
         words += [adjective[0] + adjective_ending(kind, case, column)] if adjective else []
         german[case] = " ".join([*words, word])
     rest = " ".join([*adjective[1:], noun.english_plural if plural else noun.english])
-    known = {"der": "the", "dieser": "these" if plural else "this", "ein": article(rest), "kein": "any" if plural else article(rest)}
+    known = {
+        "der": "the",
+        "dieser": "these" if plural else "this",
+        "ein": article(rest),
+        "kein": "any" if plural else article(rest),
+    }
     text = f"{english or known.get(kind) or POSSESSIVES.get(kind) or QUANTITIES[kind]} {rest}"
     marked = column == 0
-    return Phrase(german, {"subject": text, "object": text}, 3, plural, marked, noun, kind not in ("ein", "kein"))
+    return Phrase(
+        german,
+        {"subject": text, "object": text},
+        3,
+        plural,
+        marked,
+        noun,
+        kind not in ("ein", "kein"),
+    )

@@ -16,14 +16,24 @@ from fusetk.data.text import read_lines
 def sentence_to_plot(folder: Path, words: int = 9) -> str:
     """The first test sentence with a subordinate clause, a right translation and about so many words."""
     sources, found, references = texts(folder)
-    right = [source for source, one, reference in zip(sources, found, references, strict=True) if one == reference]
-    clauses = [source for source in right if ", " in source and ("hat" in source.split() or "hat." in source.split())]
+    right = [
+        source
+        for source, one, reference in zip(sources, found, references, strict=True)
+        if one == reference
+    ]
+    clauses = [
+        source
+        for source in right
+        if ", " in source and ("hat" in source.split() or "hat." in source.split())
+    ]
     return min(clauses or right or sources, key=lambda source: abs(len(source.split()) - words))
 
 
 def texts(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """German test sentences, their translations, their references."""
-    german, found, english = (list(read_lines(folder / name)) for name in ("raw/test.de", "test.out.en", "raw/test.en"))
+    german, found, english = (
+        list(read_lines(folder / name)) for name in ("raw/test.de", "test.out.en", "raw/test.en")
+    )
     return german, found, english
 
 
@@ -34,13 +44,24 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
     speeds = sorted(record["tokens_per_second"] for record in records if record["kind"] == "train")
     speed = f", {speeds[len(speeds) // 2]:,.0f} target tokens/s" if speeds else ""
     splits = manifest["splits"]
-    pairs = " / ".join(f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo"))
-    bleu = {score["metric"]: score for score in json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]}
+    pairs = " / ".join(
+        f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo")
+    )
+    bleu = {
+        score["metric"]: score
+        for score in json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]
+    }
     return [
         ("model", model(folder)),
         ("text", f"German to English, {pairs} pairs for training, validation, test"),
-        ("training", f"{records[-1]['update']:,} updates, {records[-1]['epoch']:.1f} epochs{speed}"),
-        ("BLEU on test", f"[bold green]{bleu['sacrebleu']['value']:.1f}[/] (sacreBLEU, {bleu['sacrebleu']['signature']})"),
+        (
+            "training",
+            f"{records[-1]['update']:,} updates, {records[-1]['epoch']:.1f} epochs{speed}",
+        ),
+        (
+            "BLEU on test",
+            f"[bold green]{bleu['sacrebleu']['value']:.1f}[/] (sacreBLEU, {bleu['sacrebleu']['signature']})",
+        ),
         ("time of this call", f"{seconds // 60} min {seconds % 60} s"),
         ("run", f"{folder}/run"),
         ("translations", f"{folder}/test.out.en"),
@@ -68,7 +89,15 @@ def show(folder: Path, seconds: int, samples: int = 10) -> None:
     console.print(rows("fusetk demo", facts(folder, seconds)))
     sources, found, references = texts(folder)
     chosen = random.Random(1).sample(range(len(sources)), samples)
-    table = Table("German", "translation", "reference", title="held-out sentences", title_justify="left", box=box.SIMPLE, show_lines=True)
+    table = Table(
+        "German",
+        "translation",
+        "reference",
+        title="held-out sentences",
+        title_justify="left",
+        box=box.SIMPLE,
+        show_lines=True,
+    )
     for i in chosen:
         colour = "green" if found[i] == references[i] else "yellow"
         table.add_row(sources[i], f"[{colour}]{found[i]}[/]", references[i])

@@ -37,13 +37,29 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
     """A config and its prepared folder, of which only the training ids are large."""
     folder.mkdir(parents=True)
     for language in ("de", "en"):
-        lines = [" ".join(f"{language}{i}" for i in range(start, start + 20)) for start in range(0, WORDS, 20)]
+        lines = [
+            " ".join(f"{language}{i}" for i in range(start, start + 20))
+            for start in range(0, WORDS, 20)
+        ]
         for name, part in (("train", lines), ("valid", lines[:50])):
-            (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
+            (folder / f"{name}.{language}").write_text(
+                "".join(f"{line}\n" for line in part), encoding="utf-8"
+            )
     size = {"width": 16, "heads": 2, "ffn": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
-    stage = {"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.001}, "batch": {"size": 4096}, "end": {"updates": 1}}
+    stage = {
+        "optimizer": "adam",
+        "schedule": {"kind": "constant", "rate": 0.001},
+        "batch": {"size": 4096},
+        "end": {"updates": 1},
+    }
     values: dict[str, Any] = {
-        "data": {"source": "de", "target": "en", "folder": "prepared", "train": ["train"], "valid": ["valid"]},
+        "data": {
+            "source": "de",
+            "target": "en",
+            "folder": "prepared",
+            "train": ["train"],
+            "valid": ["valid"],
+        },
         "model": {"kind": "transformer", **size},
         "training": {"stages": [stage]},
     }
@@ -63,7 +79,10 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
                 out.write(ids, lengths, len(ids))
     split, outputs = data["splits"]["train"], data["stages"]["ids.train"]["outputs"]
     split["source"], split["target"] = (out.summary() for out in writers)
-    split["corpora"] = [{"prefix": "first", "pairs": pairs // 2}, {"prefix": "second", "pairs": pairs - pairs // 2}]
+    split["corpora"] = [
+        {"prefix": "first", "pairs": pairs // 2},
+        {"prefix": "second", "pairs": pairs - pairs // 2},
+    ]
     for name in outputs:
         outputs[name] = manifest.written(prepared / name)
     manifest.write(prepared, data)
@@ -75,7 +94,11 @@ def anonymous() -> Iterator[dict[str, float]]:
     """The process' anonymous memory in GB before, and at most inside."""
 
     def now() -> float:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        line = next(
+            line
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("RssAnon")
+        )
         return int(line.split()[1]) * 1024 / 1e9
 
     found = {"before": now(), "most": 0.0}
@@ -113,23 +136,37 @@ def measure(config: Path, weights: bool) -> None:
         raise Done
 
     Trainer._gradients = first  # type: ignore[method-assign]
-    recipe = load(config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else [])
+    recipe = load(
+        config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else []
+    )
     begun = time.perf_counter()
     with anonymous() as memory, suppress(Done):
         train_module.train(recipe, config.parent / "run", "cpu", quiet=True)
     trainer = found["trainer"]
     print(f"{len(trainer.corpus):,} pairs: first batch after {found['seconds']:.1f} s", end=", ")
-    print(f"memory {memory['before']:.2f} GB before and {memory['most']:.2f} GB at most beside mapped files", end=", ")
-    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with their pages")
-    lengths, begun = [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)], time.perf_counter()
+    print(
+        f"memory {memory['before']:.2f} GB before and {memory['most']:.2f} GB at most beside mapped files",
+        end=", ",
+    )
+    print(
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with their pages"
+    )
+    lengths, begun = (
+        [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)],
+        time.perf_counter(),
+    )
     with anonymous() as memory:
         order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._shares[0])
         ordered = time.perf_counter() - begun
-    print(f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, {memory['most'] - memory['before']:.2f} GB at most")
+    print(
+        f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, {memory['most'] - memory['before']:.2f} GB at most"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pairs", type=int, default=40_000_000)
     parser.add_argument("--tokens", type=int, default=25, help="of a sentence, on average")
@@ -144,10 +181,17 @@ def main() -> None:
     try:
         begun = time.perf_counter()
         make(given.folder, given.pairs, given.tokens)
-        sizes = {path.name: path.stat().st_size for path in (given.folder / "prepared").iterdir() if path.is_file()}
+        sizes = {
+            path.name: path.stat().st_size
+            for path in (given.folder / "prepared").iterdir()
+            if path.is_file()
+        }
         print(f"made in {time.perf_counter() - begun:.0f} s: {json.dumps(sizes)}", flush=True)
         options = ["--weights"] if given.weights else []
-        subprocess.run([sys.executable, os.path.abspath(__file__), str(given.folder), "--measure", *options], check=True)
+        subprocess.run(
+            [sys.executable, os.path.abspath(__file__), str(given.folder), "--measure", *options],
+            check=True,
+        )
     finally:
         shutil.rmtree(given.folder, ignore_errors=True)
 

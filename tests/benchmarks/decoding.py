@@ -27,11 +27,16 @@ from turns import compare, options  # isort: skip
 def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
     """Sentences a second, again and again; the first value is warm-up."""
     recipe, device = load(path, given.overrides), device_of(given.device)
-    corpus, pipeline = Corpus.open(Path(recipe.data.folder), "valid"), Pipeline.load(Path(recipe.data.folder) / TEXT)
+    corpus, pipeline = (
+        Corpus.open(Path(recipe.data.folder), "valid"),
+        Pipeline.load(Path(recipe.data.folder) / TEXT),
+    )
     sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = system.build(recipe, *sizes).to(device).eval()
     length = {"min_length": given.length, "max_length_factor": 0, "max_length_extra": given.length}
-    translator = Translator([model], pipeline, recipe.decoding.model_copy(update={"beam": given.beam, **length}))
+    translator = Translator(
+        [model], pipeline, recipe.decoding.model_copy(update={"beam": given.beam, **length})
+    )
     sources = [corpus.source[i] for i in range(min(given.sentences, len(corpus)))]
     while True:
         begun = time.perf_counter()
@@ -44,7 +49,9 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--length", type=int, default=14, help="tokens of every translation")
-    parser.add_argument("--sentences", type=int, default=200, help="sentences a turn, of the validation set")
+    parser.add_argument(
+        "--sentences", type=int, default=200, help="sentences a turn, of the validation set"
+    )
     given = parser.parse_args()
     with torch.inference_mode():
         compare(given, turns, "sentences/s")

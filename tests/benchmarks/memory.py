@@ -22,13 +22,27 @@ from fusetk.runs import TEXT
 from fusetk.training.step import autocast, batch_loss, length_multiple
 
 
-def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int] | None, device: torch.device) -> tuple[int, int]:
+def saved(
+    path: str,
+    precision: str,
+    overrides: list[str],
+    vocabulary: list[int] | None,
+    device: torch.device,
+) -> tuple[int, int]:
     """Target tokens of a batch, and bytes kept for its gradients."""
     recipe = load(path, overrides)
     data, stage = Path(recipe.data.folder), recipe.training.stages[0]
     corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
-    model = system.build(recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))).to(device).train()
-    order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0)
+    model = (
+        system.build(
+            recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))
+        )
+        .to(device)
+        .train()
+    )
+    order = batches(
+        corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0
+    )
     batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
     storages: dict[int, int] = {}
 
@@ -42,7 +56,12 @@ def saved(path: str, precision: str, overrides: list[str], vocabulary: list[int]
         return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
 
     before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: note(tensor, before), lambda tensor: tensor), autocast(device, precision):
+    with (
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: note(tensor, before), lambda tensor: tensor
+        ),
+        autocast(device, precision),
+    ):
         loss = batch_loss(model, model, batch, recipe.training.label_smoothing)
     for tensor in alive():
         note(tensor, before)
@@ -56,7 +75,9 @@ def main() -> None:
     for config in given.configs:
         for precision in given.precision:
             tokens, size = saved(config, precision, given.overrides, given.vocabulary, device)
-            print(f"{config} {precision}: {size / 2**20:,.0f} MB for {tokens:,} target tokens, {size / tokens / 1024:,.1f} KB each")
+            print(
+                f"{config} {precision}: {size / 2**20:,.0f} MB for {tokens:,} target tokens, {size / tokens / 1024:,.1f} KB each"
+            )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ def loop(how: str) -> AbstractContextManager[Any]:
     """Run recurrent models this way."""
     if how == "plain":
         return mock.patch.object(Recurrent, "forward", features)
-    return mock.patch.object(recurrence.fused, "usable", lambda *_: False) if how == "unfused" else nullcontext()
+    return (
+        mock.patch.object(recurrence.fused, "usable", lambda *_: False)
+        if how == "unfused"
+        else nullcontext()
+    )
 
 
 def turns(name: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
@@ -47,7 +51,9 @@ def turns(name: str, precision: str, given: argparse.Namespace) -> Iterator[floa
         yield found
 
 
-def gru(name: str, precision: str, given: argparse.Namespace, sentences: int = 240, words: int = 15) -> Iterator[float]:
+def gru(
+    name: str, precision: str, given: argparse.Namespace, sentences: int = 240, words: int = 15
+) -> Iterator[float]:
     """Words a second, forward and backward."""
     who, width = name.split()
     size, device = int(width), device_of(given.device)
@@ -64,7 +70,9 @@ def gru(name: str, precision: str, given: argparse.Namespace, sentences: int = 2
             return found
         read = x.flatten(0, 1)
         both = torch.stack((read, read.index_select(0, back))) @ ours.input
-        [states] = recurrence.recur(ours, both, read.new_zeros(2, sentences, size), [sentences] * words, Dropout(0.0)).states
+        [states] = recurrence.recur(
+            ours, both, read.new_zeros(2, sentences, size), [sentences] * words, Dropout(0.0)
+        ).states
         return torch.cat((states[0], states[1].index_select(0, back)), -1)
 
     while True:
@@ -92,8 +100,13 @@ def profile(name: str, precision: str, given: argparse.Namespace) -> None:
     own = {event.key: event.self_cpu_time_total / 1e6 for event in found.key_averages()}
     products = sum(own.pop(key, 0.0) for key in PRODUCTS)
     others = sorted(own.items(), key=lambda item: -item[1])[:6]
-    print(f"{name} {precision}: {1000 * took / given.updates:.0f} ms an update, products {products / took:.0%}; ", end="")
-    print(", ".join(f"{key.removeprefix('aten::')} {seconds / took:.0%}" for key, seconds in others))
+    print(
+        f"{name} {precision}: {1000 * took / given.updates:.0f} ms an update, products {products / took:.0%}; ",
+        end="",
+    )
+    print(
+        ", ".join(f"{key.removeprefix('aten::')} {seconds / took:.0%}" for key, seconds in others)
+    )
 
 
 def main() -> None:
@@ -109,7 +122,10 @@ def main() -> None:
                     profile(f"{how} {config}", precision, given)
         return
     for config in given.configs:
-        given.configs = [f"{who} {config}" for who in (("torch", "fused") if given.gru else ("plain", "unfused", "fused"))]
+        given.configs = [
+            f"{who} {config}"
+            for who in (("torch", "fused") if given.gru else ("plain", "unfused", "fused"))
+        ]
         compare(given, gru if given.gru else turns, "words/s" if given.gru else "target tokens/s")
 
 

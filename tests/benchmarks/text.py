@@ -24,7 +24,9 @@ def seconds(command: list[str], source: Path, output: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("language")
     parser.add_argument("--times", type=int, default=10)
@@ -32,15 +34,37 @@ def main() -> None:
     options = parser.parse_args()
     ours = [sys.executable, "-m", "fusetk", "text"]
     with tempfile.TemporaryDirectory() as folder:
-        raw, one, other, codes = (Path(folder) / name for name in ("raw", "ours", "theirs", "codes"))
-        raw.write_text("".join(f"{line}\n" for line in read_lines(options.file)) * options.times, encoding="utf-8")
-        pairs = [("tokenize", [*ours, "tokenize", "-l", options.language], ["sacremoses", "-l", options.language, "-q", "tokenize"])]
-        subprocess.run([*ours, "learn-bpe", "-s", str(options.merges), "-i", str(raw), "-o", str(codes)], check=True)
-        pairs.append(("apply-bpe", [*ours, "apply-bpe", "--codes", str(codes)], ["subword-nmt", "apply-bpe", "-c", str(codes)]))
+        raw, one, other, codes = (
+            Path(folder) / name for name in ("raw", "ours", "theirs", "codes")
+        )
+        raw.write_text(
+            "".join(f"{line}\n" for line in read_lines(options.file)) * options.times,
+            encoding="utf-8",
+        )
+        pairs = [
+            (
+                "tokenize",
+                [*ours, "tokenize", "-l", options.language],
+                ["sacremoses", "-l", options.language, "-q", "tokenize"],
+            )
+        ]
+        subprocess.run(
+            [*ours, "learn-bpe", "-s", str(options.merges), "-i", str(raw), "-o", str(codes)],
+            check=True,
+        )
+        pairs.append(
+            (
+                "apply-bpe",
+                [*ours, "apply-bpe", "--codes", str(codes)],
+                ["subword-nmt", "apply-bpe", "-c", str(codes)],
+            )
+        )
         for name, mine, theirs in pairs:
             fast, slow = seconds(mine, raw, one), seconds(theirs, raw, other)
             same = "equal output" if filecmp.cmp(one, other, shallow=False) else "DIFFERENT OUTPUT"
-            print(f"{name}: {fast:.2f} s against {slow:.2f} s, {slow / fast:.1f} times faster, {same}")
+            print(
+                f"{name}: {fast:.2f} s against {slow:.2f} s, {slow / fast:.1f} times faster, {same}"
+            )
 
 
 if __name__ == "__main__":

@@ -38,12 +38,22 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
     optimizer = OPTIMIZERS[stage.optimizer.kind].build(stage.optimizer, model.parameters())  # type: ignore[attr-defined]
     epoch = 0
     while True:
-        order = batches(corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, epoch)
+        order = batches(
+            corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, epoch
+        )
         for start in range(0, len(order) - given.updates + 1, given.updates):
             begun, tokens = time.perf_counter(), 0
             for indices in order[start : start + given.updates]:
                 batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
-                tokens += update(model, optimizer, [batch], 1e-4, recipe.training.label_smoothing, stage.clip, precision).tokens
+                tokens += update(
+                    model,
+                    optimizer,
+                    [batch],
+                    1e-4,
+                    recipe.training.label_smoothing,
+                    stage.clip,
+                    precision,
+                ).tokens
             if device.type == "cuda":
                 torch.cuda.synchronize()
             yield tokens / (time.perf_counter() - begun)

@@ -56,7 +56,10 @@ def test_sentences_stand_under_one_another_with_marks() -> None:
         "  second     The man {+fell asleep+}.",
     ]
     [case] = [part for part in found if part[0].startswith("line 4,")]
-    assert case[3:] == ["  first      It [-took place-] in a [-parking lot-].", "  second     It {+happened+} in a {+park area+}."]
+    assert case[3:] == [
+        "  first      It [-took place-] in a [-parking lot-].",
+        "  second     It {+happened+} in a {+park area+}.",
+    ]
 
 
 def test_the_largest_gain_comes_first_and_the_scores_are_those_of_sacrebleu() -> None:
@@ -75,30 +78,52 @@ def test_without_references_in_order() -> None:
     assert shown("a", "b", "-i", "src", "--all") == [1, 2, 3, 4, 5]
     assert shown("a", "b", "-i", "src", "--top", 2) == [1, 3]
     found = blocks("a", "b", "-i", "src")
-    assert found[1][0] == "line 1" and not any(line.startswith("  reference") for part in found for line in part)
+    assert found[1][0] == "line 1" and not any(
+        line.startswith("  reference") for part in found for line in part
+    )
     assert found[-1] == ["sentences: 5, translations that differ: 3, the same: 2"]
 
 
 def test_the_last_line_is_over_all_sentences() -> None:
     [line] = blocks("a", "b", "-i", "src", "-r", "ref", "--top", 1)[-1]
-    bleu, chrf = ([score(lines, [REFERENCE], [name])[0].value for lines in (FIRST, SECOND)] for name in ("sacrebleu", "chrf"))
+    bleu, chrf = (
+        [score(lines, [REFERENCE], [name])[0].value for lines in (FIRST, SECOND)]
+        for name in ("sacrebleu", "chrf")
+    )
     counts = "of 5 sentences the second has 2 better, 1 worse, 2 equal (2 the same)"
-    assert line == f"chrF2 {chrf[0]:.2f} -> {chrf[1]:.2f}, BLEU {bleu[0]:.2f} -> {bleu[1]:.2f}; {counts}"
+    assert (
+        line
+        == f"chrF2 {chrf[0]:.2f} -> {chrf[1]:.2f}, BLEU {bleu[0]:.2f} -> {bleu[1]:.2f}; {counts}"
+    )
     [line] = blocks("b", "a", "-i", "src", "-r", "ref")[-1]
     assert "1 better, 2 worse" in line
 
 
 def test_tokenized_text_is_not_tokenised_again() -> None:
-    for name, lines in (("a", ["a b c d e."]), ("b", ["a b c d e ."]), ("src", ["x"]), ("ref", ["a b c d e ."])):
+    for name, lines in (
+        ("a", ["a b c d e."]),
+        ("b", ["a b c d e ."]),
+        ("src", ["x"]),
+        ("ref", ["a b c d e ."]),
+    ):
         write(name, lines)
     documents = {}
     for more in ([], ["--tokenized"]):
-        assert run("a", "b", "-i", "src", "-r", "ref", "--metric", "sacrebleu", "-o", "c.json", *more).exit_code == 0
+        assert (
+            run(
+                "a", "b", "-i", "src", "-r", "ref", "--metric", "sacrebleu", "-o", "c.json", *more
+            ).exit_code
+            == 0
+        )
         documents[bool(more)] = json.loads(Path("c.json").read_text(encoding="utf-8"))
     assert documents[False]["sentences"][0]["scores"][0] == pytest.approx(100)
     assert documents[True]["sentences"][0]["scores"][0] < 70
     [expected] = score(["a b c d e."], [["a b c d e ."]], ["sacrebleu"], tokenize="none")
-    assert documents[True]["summary"]["corpus"]["BLEU"][0] == expected.value < documents[False]["summary"]["corpus"]["BLEU"][0]
+    assert (
+        documents[True]["summary"]["corpus"]["BLEU"][0]
+        == expected.value
+        < documents[False]["summary"]["corpus"]["BLEU"][0]
+    )
 
 
 def test_json() -> None:
@@ -109,9 +134,16 @@ def test_json() -> None:
     assert [one["line"] for one in document["sentences"]] == [1, 4]
     assert document["sentences"][0]["scores"][1] == pytest.approx(100)
     assert document["sentences"][1]["second"] == SECOND[3]
-    assert {name: document["summary"][name] for name in ("sentences", "same", "better", "worse", "equal")} == {
-        "sentences": 5, "same": 2, "better": 2, "worse": 1, "equal": 2,
-    }  # fmt: skip
+    assert {
+        name: document["summary"][name]
+        for name in ("sentences", "same", "better", "worse", "equal")
+    } == {
+        "sentences": 5,
+        "same": 2,
+        "better": 2,
+        "worse": 1,
+        "equal": 2,
+    }
 
 
 def test_runs_are_translated_as_decode_does(tmp_path: Path) -> None:
@@ -129,7 +161,9 @@ def test_runs_are_translated_as_decode_does(tmp_path: Path) -> None:
         assert document[side] == f"{name}, update-0000001"
         assert [case[side] for case in document["sentences"]] == translated[name]
     write("a", translated["one"])
-    assert blocks("a", one / "checkpoints" / "best", "-i", "src")[-1] == ["sentences: 3, translations that differ: 0, the same: 3"]
+    assert blocks("a", one / "checkpoints" / "best", "-i", "src")[-1] == [
+        "sentences: 3, translations that differ: 0, the same: 3"
+    ]
     piped = run(one, other, "-i", "-", "--all", stdin="".join(line + "\n" for line in lines))
     assert piped.stdout == run(one, other, "-i", "src", "--all").stdout
 
@@ -157,8 +191,14 @@ def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> N
         (["a", "b", "-i", "src", "-o", "nowhere/c.json"], "no folder nowhere"),
         (["a", "text.json", "-i", "src", "-o", "text.json"], "both read and written"),
         (["a", "b", "-i", "src", "--top", "0"], "--top"),
-        (["a", "b", "-i", "src", "--device", "cpu", "--threads", "1"], "--device and --threads would change nothing"),
-        (["a", "b", "-i", "src", "--tokenized"], "a and b are translations already, so --tokenized would change nothing"),
+        (
+            ["a", "b", "-i", "src", "--device", "cpu", "--threads", "1"],
+            "--device and --threads would change nothing",
+        ),
+        (
+            ["a", "b", "-i", "src", "--tokenized"],
+            "a and b are translations already, so --tokenized would change nothing",
+        ),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:
@@ -171,7 +211,9 @@ def test_mistakes(arguments: list[str], said: str) -> None:
     assert said in result.stderr and "Traceback" not in result.stderr and result.stdout == ""
 
 
-def test_a_wrong_second_run_is_told_before_the_first_is_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_second_run_is_told_before_the_first_is_translated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[object] = []
     monkeypatch.setattr("fusetk.cli.compare._translate", lambda *arguments: asked.append(arguments))
     make_run(Path("one"))

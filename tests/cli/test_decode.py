@@ -20,8 +20,20 @@ from fusetk.training import checkpoint
 
 WORDS = ["ein", "hund", "läuft", "und", "bellt", ".", ","]
 LINES = ["Ein Hund läuft.", "", "Hund", "Ein\u2028Hund läuft und bellt, und bellt.", "Katze?"]
-TINY = {"kind": "transformer", "width": 16, "heads": 2, "ffn": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
-STAGE = {"optimizer": {"kind": "adam"}, "schedule": {"kind": "constant", "rate": 1e-3}, "batch": {"size": 100}, "end": {"updates": 1}}
+TINY = {
+    "kind": "transformer",
+    "width": 16,
+    "heads": 2,
+    "ffn": 16,
+    "encoder": {"layers": 1},
+    "decoder": {"layers": 1},
+}
+STAGE = {
+    "optimizer": {"kind": "adam"},
+    "schedule": {"kind": "constant", "rate": 1e-3},
+    "batch": {"size": 100},
+    "end": {"updates": 1},
+}
 
 
 def make_run(folder: Path, words=WORDS, seed: int = 1, **decoding) -> Path:
@@ -29,7 +41,13 @@ def make_run(folder: Path, words=WORDS, seed: int = 1, **decoding) -> Path:
     Pipeline(text, {}, (Vocabulary(words), Vocabulary(words))).save(folder / runs.TEXT)
     recipe = Recipe.model_validate(
         {
-            "data": {"folder": "data", "source": "de", "target": "en", "train": ["train"], "valid": ["valid"]},
+            "data": {
+                "folder": "data",
+                "source": "de",
+                "target": "en",
+                "train": ["train"],
+                "valid": ["valid"],
+            },
             "model": TINY,
             "training": {"seed": seed, "stages": [STAGE]},
             "decoding": {"beam": 3, "max_length_factor": 1.0, "max_length_extra": 3, **decoding},
@@ -66,7 +84,11 @@ def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):
     result = decode("-m", trained)
     found = result.stdout.split("\n")[:-1]
     assert [bool(line) for line in found] == [True, False, True, True, True]
-    assert "4 sentences in" in result.stderr and "sentences/s" in result.stderr and "target tokens/s" in result.stderr
+    assert (
+        "4 sentences in" in result.stderr
+        and "sentences/s" in result.stderr
+        and "target tokens/s" in result.stderr
+    )
     assert decode("-m", trained, "--quiet").stderr == ""
     assert output("-m", trained, "--batch-tokens", 1) == found
     assert output("-m", trained / "checkpoints" / "best") == found
@@ -80,7 +102,11 @@ def test_files(trained, tmp_path):
     assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == wanted
     before = (tmp_path / "in.gz").read_bytes()
     result = decode("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "in.gz")
-    assert result.exit_code == 2 and "is both read and written" in result.stderr and (tmp_path / "in.gz").read_bytes() == before
+    assert (
+        result.exit_code == 2
+        and "is both read and written" in result.stderr
+        and (tmp_path / "in.gz").read_bytes() == before
+    )
     result = decode("-m", trained, "-o", tmp_path / "no" / "out")
     assert result.exit_code == 2 and "cannot be written" in result.stderr
 
@@ -125,8 +151,15 @@ def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
 def test_an_ensemble(tmp_path, trained):
     other = make_run(tmp_path / "other", seed=2)
     score = {}
-    for name, models in {"a": [trained], "b": [other], "both": [trained, other], "twice": [trained, trained]}.items():
-        rows = output(*(argument for model in models for argument in ("-m", model)), "--json", lines=LINES[:1])
+    for name, models in {
+        "a": [trained],
+        "b": [other],
+        "both": [trained, other],
+        "twice": [trained, trained],
+    }.items():
+        rows = output(
+            *(argument for model in models for argument in ("-m", model)), "--json", lines=LINES[:1]
+        )
         score[name] = json.loads(rows[0])["translations"][0]
     assert score["twice"]["tokens"] == score["a"]["tokens"]
     assert score["twice"]["score"] == pytest.approx(score["a"]["score"], abs=1e-4)
@@ -138,15 +171,26 @@ def test_an_ensemble(tmp_path, trained):
 
 def test_a_wide_beam_is_said_to_be_slow(trained):
     """Once, with its cost: the candidates of a step are at most beam * vocabulary."""
-    said = decode("-m", trained, "-b", 101, "--chunk", 1, "-q", "--max-length-factor", 0, lines=["Hund"] * 3).stderr
-    assert said.count("\n") == 1 and "warning: beam 101 is slow: each step sorts 1,111 candidates a sentence" in said
+    said = decode(
+        "-m", trained, "-b", 101, "--chunk", 1, "-q", "--max-length-factor", 0, lines=["Hund"] * 3
+    ).stderr
+    assert (
+        said.count("\n") == 1
+        and "warning: beam 101 is slow: each step sorts 1,111 candidates a sentence" in said
+    )
     assert "--stop beam may end sentences earlier" in said
     for options in (["-b", 100], ["-b", 101, "--sample", "--n-best", 2]):
-        assert decode("-m", trained, "-q", "--max-length-factor", 0, *options, lines=["Hund"]).stderr == ""
+        assert (
+            decode("-m", trained, "-q", "--max-length-factor", 0, *options, lines=["Hund"]).stderr
+            == ""
+        )
 
 
 def test_bf16_is_close(trained):
-    rows = [output("-m", trained, "--json", "-b", 1, "--precision", precision)[0] for precision in ("fp32", "bf16")]
+    rows = [
+        output("-m", trained, "--json", "-b", 1, "--precision", precision)[0]
+        for precision in ("fp32", "bf16")
+    ]
     plain, short = (json.loads(row)["translations"][0]["score"] for row in rows)
     assert short == pytest.approx(plain, rel=0.2) and short != plain
 
@@ -162,7 +206,9 @@ def test_what_was_translated_stays_when_a_line_is_broken(trained, tmp_path):
 def test_a_reader_that_has_seen_enough_and_one_that_types(trained):
     """A closed pipe ends quietly; a line is answered while the writer waits."""
     command = [sys.executable, "-m", "fusetk", "decode", "-m", str(trained), "--threads", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stdin.write(b"Ein Hund\n")
         process.stdin.flush()

@@ -14,7 +14,16 @@ from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 
 # Each is one line: nothing but a line feed ends one.
-ODD = ["ein\0hund", "\x1b[31mein\x1b[0m", "ein\u2028hund", "ein\u0085hund", "ein\u2029", "ein\x0b\x0chund", "\x1c\x1d\x1e", "ein\rhund"]
+ODD = [
+    "ein\0hund",
+    "\x1b[31mein\x1b[0m",
+    "ein\u2028hund",
+    "ein\u0085hund",
+    "ein\u2029",
+    "ein\x0b\x0chund",
+    "\x1c\x1d\x1e",
+    "ein\rhund",
+]
 ODD += ["\x7f", "\ufeff"]
 
 
@@ -38,7 +47,11 @@ def said(*arguments: object, lines: list[str] | None = None) -> str:
 
 def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
     """Each file in turn is missing, empty, or ends early: it is named."""
-    needed = sorted(path.relative_to(trained) for path in trained.rglob("*") if path.is_file() and path.name != "training.safetensors")
+    needed = sorted(
+        path.relative_to(trained)
+        for path in trained.rglob("*")
+        if path.is_file() and path.name != "training.safetensors"
+    )
     needed = [path for path in needed if "best" not in path.parts]
     assert len(needed) >= 7
     for path in needed:
@@ -69,7 +82,9 @@ def test_a_mark_at_the_start_and_windows_line_ends(trained):
 
 
 def test_a_source_that_is_too_long(trained, caplog):
-    result = decode("-m", trained, "-b", 1, "--max-length-factor", 0, lines=["ein", "hund " * 1500, "hund"])
+    result = decode(
+        "-m", trained, "-b", 1, "--max-length-factor", 0, lines=["ein", "hund " * 1500, "hund"]
+    )
     assert result.exit_code == 0 and len(result.stdout.split("\n")) == 4
     assert "line 2 has 1500 tokens: only the first" in caplog.text
 
@@ -77,7 +92,10 @@ def test_a_source_that_is_too_long(trained, caplog):
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (["-n", "text.de"], "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the text"),
+        (
+            ["-n", "text.de"],
+            "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the text",
+        ),
         (["-n", "-1"], "normalize"),
         (["--n-best", "0"], "n_best"),
         (["-b", "0"], "beam"),
@@ -108,11 +126,16 @@ def test_a_full_disk(trained, tmp_path):
     assert b"fusetk: standard output cannot be written: No space left on device" in ran.stderr
     for name in ("full", "full.gz"):
         (tmp_path / name).symlink_to("/dev/full")
-        assert "No space left" in (found := said("-m", trained, "-o", tmp_path / name)) and found.count("\n") == 1
+        assert (
+            "No space left" in (found := said("-m", trained, "-o", tmp_path / name))
+            and found.count("\n") == 1
+        )
 
 
 def test_files_that_are_read_are_not_written(trained, tmp_path):
     (tmp_path / "a").write_text("hund\n")
     for option in ("--input", "--prefix", "--constraints", "--replace-unknown"):
-        assert "is both read and written" in said("-m", trained, option, tmp_path / "a", "-o", tmp_path / "a")
+        assert "is both read and written" in said(
+            "-m", trained, option, tmp_path / "a", "-o", tmp_path / "a"
+        )
     assert (tmp_path / "a").read_text() == "hund\n"

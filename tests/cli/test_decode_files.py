@@ -43,7 +43,11 @@ def refused(*arguments: object) -> str:
     """What is said of a call that cannot be done: one sentence."""
     result = decode(*arguments)
     assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output and result.stderr.startswith("fusetk: ") and len(result.stderr.strip().split("\n")) == 1
+    assert (
+        "Traceback" not in result.output
+        and result.stderr.startswith("fusetk: ")
+        and len(result.stderr.strip().split("\n")) == 1
+    )
     return result.stderr
 
 
@@ -52,9 +56,19 @@ def refused(*arguments: object) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_outputs_of_all_parts_are_that_of_the_file(trained, text, tmp_path, form, parts=3):
-    options = [*FORMS[form], "--batch-tokens", 1, "--sample", "--seed", 3]  # a batch a line: equal to the last bit
+    options = [
+        *FORMS[form],
+        "--batch-tokens",
+        1,
+        "--sample",
+        "--seed",
+        3,
+    ]  # a batch a line: equal to the last bit
     whole = written(trained, text, tmp_path / "whole", *options)
-    found = [written(trained, text, tmp_path / f"{i}", *options, "--shard", f"{i}/{parts}") for i in range(1, parts + 1)]
+    found = [
+        written(trained, text, tmp_path / f"{i}", *options, "--shard", f"{i}/{parts}")
+        for i in range(1, parts + 1)
+    ]
     assert "".join(found) == whole
     if form == "text":
         assert [len(part.splitlines()) for part in found] == [6, 7, 7]
@@ -62,7 +76,9 @@ def test_the_outputs_of_all_parts_are_that_of_the_file(trained, text, tmp_path, 
 
 def test_more_parts_than_lines_and_a_packed_file(trained, tmp_path):
     (tmp_path / "in.gz").write_bytes(gzip.compress(b"ein\nhund"))
-    parts = [output("-m", trained, "-i", tmp_path / "in.gz", "--shard", f"{i}/3") for i in (1, 2, 3)]
+    parts = [
+        output("-m", trained, "-i", tmp_path / "in.gz", "--shard", f"{i}/3") for i in (1, 2, 3)
+    ]
     assert [len(part) for part in parts] == [0, 1, 1]
     assert [line for part in parts for line in part] == output("-m", trained, lines=["ein", "hund"])
 
@@ -76,8 +92,12 @@ def test_parts_that_there_are_not(trained, text, given):
 def test_parts_of_what_can_be_read_only_once(trained, tmp_path):
     assert "standard input can be read only once" in refused("-m", trained, "--shard", "1/2")
     os.mkfifo(tmp_path / "pipe")
-    assert "pipe can be read only once" in refused("-m", trained, "-i", tmp_path / "pipe", "--shard", "1/2")
-    assert "there is no folder" in refused("-m", trained, "-i", tmp_path / "no" / "in", "--shard", "1/2")
+    assert "pipe can be read only once" in refused(
+        "-m", trained, "-i", tmp_path / "pipe", "--shard", "1/2"
+    )
+    assert "there is no folder" in refused(
+        "-m", trained, "-i", tmp_path / "no" / "in", "--shard", "1/2"
+    )
 
 
 # Going on ------------------------------------------------------------------------------------------------------------
@@ -98,9 +118,14 @@ def test_the_count_is_said_and_standard_input_is_skipped(trained, text, tmp_path
     lines = text.read_text(encoding="utf-8").split("\n")[:-1]
     out = tmp_path / "out"
     whole = written(trained, text, out, "--batch-tokens", 1)
-    out.write_text("".join(f"{line}\n" for line in whole.split("\n")[:10]) + "half a li", encoding="utf-8")
+    out.write_text(
+        "".join(f"{line}\n" for line in whole.split("\n")[:10]) + "half a li", encoding="utf-8"
+    )
     result = decode("-m", trained, "-o", out, "--batch-tokens", 1, "--resume", lines=lines)
-    assert result.exit_code == 0 and f"{out} has translations of 10 lines: going on with line 11" in result.stderr
+    assert (
+        result.exit_code == 0
+        and f"{out} has translations of 10 lines: going on with line 11" in result.stderr
+    )
     assert out.read_text(encoding="utf-8") == whole
 
 
@@ -111,7 +136,10 @@ def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
         lines = {"text": "x", "n-best": "{} ||| x", "json": '{{"id": {}}}'}
         long = "".join(lines[form].format(i) + "\n" for i in range(30))
         out.write_text(long)
-        assert "translations of 30 lines" in (said := refused(*given, *FORMS[form])) and "only 20 lines" in said
+        assert (
+            "translations of 30 lines" in (said := refused(*given, *FORMS[form]))
+            and "only 20 lines" in said
+        )
         assert out.read_text() == long  # nothing is lost
     assert "part 1/2 of" in refused(*given, "--shard", "1/2")
     out.write_text("words\nmore\n")
@@ -135,8 +163,22 @@ def test_a_kill_loses_nothing(trained, tmp_path):
     source.write_text("\n".join(lines), encoding="utf-8")
     options = ["-b", "1", "--chunk", "60", "--threads", "1", "--quiet"]
     whole = written(trained, source, tmp_path / "whole", *options)
-    command = [sys.executable, "-m", "fusetk", "decode", "-m", trained, "-i", source, "-o", out, *options]
-    with subprocess.Popen(list(map(str, command)), env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "fusetk",
+        "decode",
+        "-m",
+        trained,
+        "-i",
+        source,
+        "-o",
+        out,
+        *options,
+    ]
+    with subprocess.Popen(
+        list(map(str, command)), env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
         end = time.monotonic() + 60
         while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
             time.sleep(0.002)
@@ -153,15 +195,34 @@ def test_a_kill_loses_nothing(trained, tmp_path):
 def test_prefixes_and_constraints_go_with_their_lines(trained, tmp_path):
     (tmp_path / "begin").write_text("und\n\n\nhund ein\n", encoding="utf-8")
     (tmp_path / "contain").write_text("\n\nbellt\tein hund\n\n", encoding="utf-8")
-    given = ["-m", trained, "--tokenized", "--max-length-extra", 6, "--prefix", tmp_path / "begin", "--constraints", tmp_path / "contain"]
+    given = [
+        "-m",
+        trained,
+        "--tokenized",
+        "--max-length-extra",
+        6,
+        "--prefix",
+        tmp_path / "begin",
+        "--constraints",
+        tmp_path / "contain",
+    ]
     found = output(*given, lines=["ein", "hund", "läuft", "."])
     assert found[0].split()[0] == "und" and found[3].split()[:2] == ["hund", "ein"]
-    assert found[1] == output("-m", trained, "--tokenized", "--max-length-extra", 6, lines=["hund"])[0]
+    assert (
+        found[1] == output("-m", trained, "--tokenized", "--max-length-extra", 6, lines=["hund"])[0]
+    )
     assert found[2].index("bellt") < found[2].index("ein hund")
     (tmp_path / "in").write_text("ein\nhund\nläuft\n.\n", encoding="utf-8")
-    assert [line for i in (1, 2, 3) for line in output(*given, "-i", tmp_path / "in", "--shard", f"{i}/3")] == found
+    assert [
+        line
+        for i in (1, 2, 3)
+        for line in output(*given, "-i", tmp_path / "in", "--shard", f"{i}/3")
+    ] == found
     (tmp_path / "out").write_text(f"{found[0]}\n{found[1]}\n", encoding="utf-8")
-    assert written(trained, tmp_path / "in", tmp_path / "out", *given[2:], "--resume").split("\n")[:-1] == found
+    assert (
+        written(trained, tmp_path / "in", tmp_path / "out", *given[2:], "--resume").split("\n")[:-1]
+        == found
+    )
 
 
 @pytest.mark.parametrize(("lines", "said"), [(3, "3"), (6, "6")])
@@ -170,13 +231,20 @@ def test_a_file_that_is_not_in_step(trained, tmp_path, lines, said):
     (tmp_path / "in").write_text("hund\n" * 5)
     given = ["-m", trained, "--prefix", tmp_path / "begin"]
     result = refused(*given, "-i", tmp_path / "in", "-o", tmp_path / "out")
-    assert said in result and "5" in result and str(tmp_path / "begin") in result and str(tmp_path / "in") in result
+    assert (
+        said in result
+        and "5" in result
+        and str(tmp_path / "begin") in result
+        and str(tmp_path / "in") in result
+    )
     assert len((tmp_path / "out").read_text().split("\n")[:-1]) == min(lines, 5)
     result = refused(*given, "-i", tmp_path / "in", "--shard", "1/2")
     assert said in result and "5" in result
     result = decode(*given, lines=["hund"] * 5)
     assert result.exit_code == 2 and len(result.stdout.split("\n")[:-1]) == min(lines, 5)
-    assert ("standard input has more" if lines < 5 else "standard input has 5 lines") in result.stderr
+    assert (
+        "standard input has more" if lines < 5 else "standard input has 5 lines"
+    ) in result.stderr
 
 
 # Forms ---------------------------------------------------------------------------------------------------------------
@@ -187,12 +255,17 @@ def test_word_scores_and_alignments_in_every_form(trained):
     row = json.loads(output(*given, "--json", lines=["Ein Hund läuft."])[0])
     best = row["translations"][0]
     assert row["source_tokens"] == ["ein", "hund", "läuft", "."]
-    assert len(best["word_scores"]) == len(best["tokens"]) + 1 and sum(best["word_scores"]) == pytest.approx(best["score"], abs=1e-4)
+    assert len(best["word_scores"]) == len(best["tokens"]) + 1 and sum(
+        best["word_scores"]
+    ) == pytest.approx(best["score"], abs=1e-4)
     assert [target for _, target in best["alignment"]] == list(range(len(best["tokens"])))
     assert all(0 <= source < 4 for source, _ in best["alignment"])
     pairs = " ".join(f"{source}-{target}" for source, target in sorted(best["alignment"]))
     scores = "WordScores= " + " ".join(f"{score:.6f}" for score in best["word_scores"])
-    assert output(*given, lines=["Ein Hund läuft.", ""]) == [f"{best['text']} ||| {pairs} ||| {scores}", ""]
+    assert output(*given, lines=["Ein Hund läuft.", ""]) == [
+        f"{best['text']} ||| {pairs} ||| {scores}",
+        "",
+    ]
     moses = f"0 ||| {best['text']} ||| LogProb= {best['score']:.6f} {scores} ||| {best['normalized']:.6f} ||| {pairs}"
     assert output(*given, "--n-best", 1, lines=["Ein Hund läuft."]) == [moses]
 
@@ -201,12 +274,16 @@ def test_soft_alignments(trained):
     given = ["-m", trained, "--alignment", "1.2", "--alignment-form", "soft"]
     rows = json.loads(output(*given, "--json", lines=["Ein Hund"])[0])["translations"][0]
     assert [len(row) for row in rows["alignment"]] == [3] * (len(rows["tokens"]) + 1)
-    assert [sum(row) for row in rows["alignment"]] == pytest.approx([1.0] * len(rows["alignment"]), abs=1e-4)
+    assert [sum(row) for row in rows["alignment"]] == pytest.approx(
+        [1.0] * len(rows["alignment"]), abs=1e-4
+    )
     words = output(*given, lines=["Ein Hund"])[0].partition(" ||| ")[2].split(" ")
     found = [float(weight) for word in words for weight in word.split(",")]
     assert found == pytest.approx([weight for row in rows["alignment"] for weight in row], abs=1e-5)
     for counted_back in (["--alignment", "-1.-1"], ["--alignment=-1.2"]):
-        assert output("-m", trained, *counted_back, *given[4:], lines=["Ein Hund"]) == output(*given, lines=["Ein Hund"])
+        assert output("-m", trained, *counted_back, *given[4:], lines=["Ein Hund"]) == output(
+            *given, lines=["Ein Hund"]
+        )
 
 
 def test_unknown_words_are_replaced(trained, tmp_path):
@@ -215,12 +292,18 @@ def test_unknown_words_are_replaced(trained, tmp_path):
     given = ["-m", trained, "--tokenized", "--prefix", tmp_path / "begin"]
     assert output(*given, lines=["katze"])[0].split()[0] == "<unk>"
     assert output(*given, "--replace-unknown", lines=["katze"])[0].split()[0] == "katze"
-    assert output(*given, "--replace-unknown", tmp_path / "words", lines=["katze"])[0].split()[0] == "cat"
+    assert (
+        output(*given, "--replace-unknown", tmp_path / "words", lines=["katze"])[0].split()[0]
+        == "cat"
+    )
 
 
 def test_seconds_are_there_when_asked_for(trained):
     begun = time.perf_counter()
-    rows = [json.loads(line) for line in output("-m", trained, "--json", "--timing", lines=["ein", "", "hund"])]
+    rows = [
+        json.loads(line)
+        for line in output("-m", trained, "--json", "--timing", lines=["ein", "", "hund"])
+    ]
     assert 0 < sum(row["seconds"] for row in rows) < time.perf_counter() - begun
     assert "--json" in refused("-m", trained, "--timing")
     assert "--alignment" in refused("-m", trained, "--alignment-form", "hard")

@@ -14,12 +14,20 @@ SCRIPT = Path(__file__).parent.parent.parent / "recipes" / "run_decode_modes.sh"
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, "PATH": path})
+    return subprocess.run(
+        [SCRIPT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path},
+    )
 
 
 def test_usage_and_what_is_refused():
     assert call("-h").returncode == 0 and "--other RUN" in call("-h").stdout
-    for arguments, reason in [(["run"], "give RUN, SOURCE and REFERENCE"), (["--wide"], "there is no option --wide")]:
+    for arguments, reason in [
+        (["run"], "give RUN, SOURCE and REFERENCE"),
+        (["--wide"], "there is no option --wide"),
+    ]:
         found = call(*arguments)
         assert found.returncode != 0 and reason in found.stderr
 
@@ -30,13 +38,23 @@ def test_every_mode_has_a_line(tmp_path):
     for folder, seed in ((one, 1), (other, 2)):
         folder.mkdir()
         make_run(folder, seed=seed)
-    (tmp_path / "source").write_text("ein hund läuft .\nhund\nein hund bellt und läuft , und bellt .\n" * 3)
+    (tmp_path / "source").write_text(
+        "ein hund läuft .\nhund\nein hund bellt und läuft , und bellt .\n" * 3
+    )
     (tmp_path / "reference").write_text("ein hund .\nbellt\nhund bellt , und läuft .\n" * 3)
     texts = [one, tmp_path / "source", tmp_path / "reference"]
-    found = call(*texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu")
+    found = call(
+        *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
+    )
     assert found.returncode == 0, found.stderr
     head, *rows, parts = (tmp_path / "out" / "table.txt").read_text().splitlines()
     assert head.split() == ["mode", "BLEU", "speed"] and "the same bytes" in parts
-    assert len(rows) == 28 and all(row.split()[-1] == "sentences/s" and float(row.split()[-3]) >= 0 for row in rows)
-    again = call(*texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu")
-    assert again.returncode == 0 and "==" not in again.stdout, "what was translated is not translated again"
+    assert len(rows) == 28 and all(
+        row.split()[-1] == "sentences/s" and float(row.split()[-3]) >= 0 for row in rows
+    )
+    again = call(
+        *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
+    )
+    assert again.returncode == 0 and "==" not in again.stdout, (
+        "what was translated is not translated again"
+    )

@@ -47,14 +47,26 @@ def trained(tmp_path_factory) -> Path:
 def ended(trained: Path, tmp_path_factory) -> dict[str, list[Ended]]:
     """What two processes made of each call; they are forks of a process that has imported all, so each begins at once."""
     folder = tmp_path_factory.mktemp("calls")
-    (folder / "half").write_text("".join(f"{line}\n" for line in alone(trained, *CALLS["text"]).split("\n")[:30]) + "ha")
+    (folder / "half").write_text(
+        "".join(f"{line}\n" for line in alone(trained, *CALLS["text"]).split("\n")[:30]) + "ha"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "tests.cli.test_decode_processes", trained, folder], check=True, timeout=200, env=environment)
-    return {name: [Ended(*one) for one in json.loads((folder / f"{name}.json").read_text())] for name in CALLS}
+    subprocess.run(
+        [sys.executable, "-m", "tests.cli.test_decode_processes", trained, folder],
+        check=True,
+        timeout=200,
+        env=environment,
+    )
+    return {
+        name: [Ended(*one) for one in json.loads((folder / f"{name}.json").read_text())]
+        for name in CALLS
+    }
 
 
 def alone(trained: Path, options: list[str], given: bytes) -> str:
-    found = CliRunner().invoke(main, ["decode", "-m", str(trained), "-d", "cpu", *options], input=given)
+    found = CliRunner().invoke(
+        main, ["decode", "-m", str(trained), "-d", "cpu", *options], input=given
+    )
     assert found.exit_code == 0, found.output
     return found.stdout
 
@@ -77,7 +89,10 @@ def test_they_go_on_with_an_output(ended: dict[str, list[Ended]]) -> None:
 def test_a_process_that_fails_is_named(ended: dict[str, list[Ended]]) -> None:
     first, second = ended["broken process"]
     assert first.code == second.code == 2
-    assert first.said.startswith("fusetk: process 1 of 2 on") and "failed: RuntimeError: this one is broken\n" in first.said
+    assert (
+        first.said.startswith("fusetk: process 1 of 2 on")
+        and "failed: RuntimeError: this one is broken\n" in first.said
+    )
     assert first.said.count("\n") == 1 and "Traceback" in second.said
 
 
@@ -90,7 +105,11 @@ def test_what_all_find_wrong_is_said_once(ended: dict[str, list[Ended]]) -> None
 def test_a_broken_line_ends_all_after_those_before_it(ended: dict[str, list[Ended]]) -> None:
     first, second = ended["broken line"]
     assert (first.code, second.code) == (2, 0)
-    assert first.out.count("\n") == 2 and first.said.startswith("fusetk: standard input, line 3") and second.said == ""
+    assert (
+        first.out.count("\n") == 2
+        and first.said.startswith("fusetk: standard input, line 3")
+        and second.said == ""
+    )
 
 
 def test_a_reader_that_has_seen_enough_ends_all_quietly(ended: dict[str, list[Ended]]) -> None:
@@ -99,10 +118,26 @@ def test_a_reader_that_has_seen_enough_ends_all_quietly(ended: dict[str, list[En
 
 @pytest.mark.slow
 def test_torchrun_starts_them(trained: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fusetk"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "fusetk",
+    ]
     command = [*launcher, "decode", "-m", str(trained), "-d", "cpu", "--quiet", *TEXT]
-    ran = subprocess.run(command, input=CALLS["text"][1], capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
-    assert ran.returncode == 0 and ran.stdout.decode() == alone(trained, *CALLS["text"]), ran.stderr.decode()
+    ran = subprocess.run(
+        command,
+        input=CALLS["text"][1],
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert ran.returncode == 0 and ran.stdout.decode() == alone(trained, *CALLS["text"]), (
+        ran.stderr.decode()
+    )
 
 
 # The process that forks ----------------------------------------------------------------------------------------------
@@ -126,11 +161,16 @@ def _fork(trained: str, folder: Path, name: str) -> list[Ended]:
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     said = [(folder / f"said{rank}").read_text() for rank in (0, 1)]
-    out = [output.read_text() if name == "resumed" else (folder / f"out{rank}").read_text() for rank in (0, 1)]
+    out = [
+        output.read_text() if name == "resumed" else (folder / f"out{rank}").read_text()
+        for rank in (0, 1)
+    ]
     return [Ended(*one) for one in zip(codes, out, said, strict=True)]
 
 
-def _child(rank: int, settings: dict[str, str], options: list[str], folder: Path, name: str) -> None:
+def _child(
+    rank: int, settings: dict[str, str], options: list[str], folder: Path, name: str
+) -> None:
     os.environ.update(settings, RANK=str(rank), LOCAL_RANK=str(rank))
     os.dup2(os.open(folder / "given", os.O_RDONLY), 0)
     for number, kind in ((1, "out"), (2, "said")):
@@ -162,6 +202,10 @@ if __name__ == "__main__":
     import fusetk
 
     torch.set_num_threads(1)
-    fusetk.load(sys.argv[1]).translate(["hund"])  # what takes long at first is done before there are forks
+    fusetk.load(sys.argv[1]).translate(
+        ["hund"]
+    )  # what takes long at first is done before there are forks
     for name in CALLS:
-        (Path(sys.argv[2]) / f"{name}.json").write_text(json.dumps(_fork(sys.argv[1], Path(sys.argv[2]), name)))
+        (Path(sys.argv[2]) / f"{name}.json").write_text(
+            json.dumps(_fork(sys.argv[1], Path(sys.argv[2]), name))
+        )

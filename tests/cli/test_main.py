@@ -62,7 +62,9 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
     call("decode", "-m", run / "checkpoints" / "average", "-i", text, "-o", tmp_path / "out.en")
     lines = (tmp_path / "out.en").read_text().split("\n")
     assert len(lines) == 4 and lines[1] == lines[3] == ""
-    assert "BLEU" in call("score", tmp_path / "out.en", "-r", tmp_path / "out.en", "--metric", "multi-bleu")
+    assert "BLEU" in call(
+        "score", tmp_path / "out.en", "-r", tmp_path / "out.en", "--metric", "multi-bleu"
+    )
     call("plot-attention", "-m", run, "-s", "eins zwei drei", "-o", tmp_path / "heat.png")
     call("plot-curves", run, "-o", tmp_path / "curves.png")
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("heat.png", "curves.png"))
@@ -71,7 +73,10 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [([], "give one of"), (["--last", "1", "--best", "1"], "give one of")]
-    + [(["--last", "1", "--name", name], "is taken") for name in ("best", "a/b", "", "..", "update-0000001")],
+    + [
+        (["--last", "1", "--name", name], "is taken")
+        for name in ("best", "a/b", "", "..", "update-0000001")
+    ],
 )
 def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["average", "run", *options])
@@ -81,22 +86,50 @@ def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> N
 def refused(*words: str) -> str:
     """What is said of a command line that cannot be right, in one sentence."""
     result = CliRunner().invoke(main, words)
-    assert result.exit_code == 2 and result.stderr.startswith("fusetk: ") and result.stderr.count("\n") == 1, result.output
+    assert (
+        result.exit_code == 2
+        and result.stderr.startswith("fusetk: ")
+        and result.stderr.count("\n") == 1
+    ), result.output
     return result.stderr.removeprefix("fusetk: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(
     ("words", "here"),
     [
-        ("train a.yaml --max-tokens 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
-        ("train a.yaml --lenpen=3", "here it is a key of the config: --set decoding.normalize=VALUE"),
-        ("train a.yaml --mini-batch 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
-        ("train a.yaml --batch-size 3", "here it is a key of the config: --set training.stages.0.batch.size=VALUE"),
+        (
+            "train a.yaml --max-tokens 3",
+            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+        ),
+        (
+            "train a.yaml --lenpen=3",
+            "here it is a key of the config: --set decoding.normalize=VALUE",
+        ),
+        (
+            "train a.yaml --mini-batch 3",
+            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+        ),
+        (
+            "train a.yaml --batch-size 3",
+            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+        ),
         ("train a.yaml --arch big", "here it is a key of the config: --set model.kind=VALUE"),
-        ("train a.yaml --lr 0.1", "here it is a key of the config: --set training.stages.0.schedule.peak=VALUE"),
-        ("train a.yaml --after-epochs 3", "here it is a key of the config: --set training.stages.0.end.epochs=VALUE"),
-        ("train a.yaml --epochs 3", "here it is a key of the config: --set training.stages.0.end.epochs=VALUE"),
-        ("train a.yaml --valid-freq 3", "here it is a key of the config: --set training.validation.every_updates=VALUE"),
+        (
+            "train a.yaml --lr 0.1",
+            "here it is a key of the config: --set training.stages.0.schedule.peak=VALUE",
+        ),
+        (
+            "train a.yaml --after-epochs 3",
+            "here it is a key of the config: --set training.stages.0.end.epochs=VALUE",
+        ),
+        (
+            "train a.yaml --epochs 3",
+            "here it is a key of the config: --set training.stages.0.end.epochs=VALUE",
+        ),
+        (
+            "train a.yaml --valid-freq 3",
+            "here it is a key of the config: --set training.validation.every_updates=VALUE",
+        ),
         ("train a.yaml --seed 3", "here it is a key of the config: --set training.seed=VALUE"),
         ("train a.yaml --fp16", "here it is a key of the config: --set training.precision=fp16"),
         ("train --config a.yaml", "give the config without an option: fusetk train CONFIG"),
@@ -105,7 +138,10 @@ def refused(*words: str) -> str:
         ("train a.yaml --model b", "here it is --run"),
         ("train a.yaml --cpu-threads 2", "here it is --threads"),
         ("train a.yaml --log-file b", "the log is always written to log.txt in the run folder"),
-        ("train a.yaml --no-shuffle", "the order of batches is always drawn by training.seed and epoch"),
+        (
+            "train a.yaml --no-shuffle",
+            "the order of batches is always drawn by training.seed and epoch",
+        ),
         ("train a.yaml --verbose", "progress is printed by default"),
         ("decode -m a --lenpen 0.6", "here it is -n"),
         ("decode -m a --max-tokens 100", "here it is --batch-tokens"),
@@ -113,8 +149,14 @@ def refused(*words: str) -> str:
         ("decode -m a --fp16", "here it is --precision bf16"),
         ("decode --path a", "here it is --model"),
         ("rescore -m a --lenpen 0.6", "here it is -n"),
-        ("score --patience 3", "it is a key of the config: fusetk train CONFIG --set training.stages.0.end.patience=VALUE"),
-        ("score --trainpref a", "it is a key of the config: fusetk prep CONFIG --set data.train=VALUE"),
+        (
+            "score --patience 3",
+            "it is a key of the config: fusetk train CONFIG --set training.stages.0.end.patience=VALUE",
+        ),
+        (
+            "score --trainpref a",
+            "it is a key of the config: fusetk prep CONFIG --set data.train=VALUE",
+        ),
         ("score --lenpen 3", "it is an option of fusetk decode"),
         ("prep a.yaml --workers 3", "here it is --jobs"),
     ],
@@ -137,7 +179,13 @@ def test_every_key_that_is_advised_exists(toy: Path, setting: str) -> None:
 def test_every_option_that_is_advised_exists() -> None:
     """Or its advice is never given."""
     members = commands().values()
-    every = {name for one in members for member in getattr(one, "commands", {"": one}).values() for p in member.params for name in p.opts}
+    every = {
+        name
+        for one in members
+        for member in getattr(one, "commands", {"": one}).values()
+        for p in member.params
+        for name in p.opts
+    }
     for names in OPTIONS.values():
         assert {name.partition(" ")[0] for name in names} <= every
     assert {name for given, _ in NEEDLESS.values() for name in given} <= set(COMMANDS)
@@ -146,20 +194,32 @@ def test_every_option_that_is_advised_exists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("trian", "train"), ("translate", "decode"), ("evalute", "score"), ("help", "--help"), ("plot-curve", "plot-curves")],
+    [
+        ("trian", "train"),
+        ("translate", "decode"),
+        ("evalute", "score"),
+        ("help", "--help"),
+        ("plot-curve", "plot-curves"),
+    ],
 )
 def test_a_mistyped_command(name: str, near: str) -> None:
     assert refused(name, "x") == f"there is no command {name!r}; did you mean `fusetk {near}`?"
 
 
 def test_a_command_that_resembles_none() -> None:
-    assert refused("xyzzy") == f"there is no command 'xyzzy'; the commands are {', '.join(COMMANDS)}"
+    assert (
+        refused("xyzzy") == f"there is no command 'xyzzy'; the commands are {', '.join(COMMANDS)}"
+    )
 
 
-def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_folder_in_a_run_option(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A shell does not expand the ~ of --run=~/x."""
     folders: list[Path] = []
-    monkeypatch.setattr("fusetk.train.train", lambda recipe, run, device, quiet: folders.append(run))
+    monkeypatch.setattr(
+        "fusetk.train.train", lambda recipe, run, device, quiet: folders.append(run)
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
     for words in (["--run=~/x"], ["-r", "./~"], []):
         assert CliRunner().invoke(main, ["train", str(toy), *words]).exit_code == 0
@@ -169,9 +229,16 @@ def test_the_home_folder_in_a_run_option(toy: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["train", "decode", "rescore", "compare"])
 def test_no_more_threads_than_processors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [option] = [option for option in commands()[name].params if option.name == "threads"]
-    command = click.Command("x", params=[option], callback=lambda threads: click.echo(f"threads: {threads}"))
+    command = click.Command(
+        "x", params=[option], callback=lambda threads: click.echo(f"threads: {threads}")
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    for words, used in (["--threads=1000"], 3), (["--threads=3"], 3), (["--threads=1"], 1), ([], None):
+    for words, used in (
+        (["--threads=1000"], 3),
+        (["--threads=3"], 3),
+        (["--threads=1"], 1),
+        ([], None),
+    ):
         result = CliRunner().invoke(command, words)
         assert result.stdout == f"threads: {used}\n"
         said = "warning: --threads 1000 is limited to 3, the processors that this process may use\n"

@@ -34,11 +34,27 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: Any) -> Any:
-    pipeline = Pipeline(Text([Lowercase(step="lowercase")], "de", "en"), {}, (Vocabulary(SOURCE), Vocabulary(TARGET)))
+    pipeline = Pipeline(
+        Text([Lowercase(step="lowercase")], "de", "en"),
+        {},
+        (Vocabulary(SOURCE), Vocabulary(TARGET)),
+    )
     model_class = MODELS[kind]
-    settings = {"kind": kind, "width": 16, "heads": 4, "ffn": 16, "positions": "learned", "max_positions": 20, **sides}
+    settings = {
+        "kind": kind,
+        "width": 16,
+        "heads": 4,
+        "ffn": 16,
+        "positions": "learned",
+        "max_positions": 20,
+        **sides,
+    }
     torch.manual_seed(3)
-    model = model_class(model_class.Config.model_validate(settings), len(pipeline.source_vocab), len(pipeline.target_vocab)).eval()
+    model = model_class(
+        model_class.Config.model_validate(settings),
+        len(pipeline.source_vocab),
+        len(pipeline.target_vocab),
+    ).eval()
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
     checkpoint = Path("demo/checkpoints/update-0000010")
     found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
@@ -51,7 +67,9 @@ def fusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The same with fusions and connections."""
     monkeypatch.chdir(tmp_path)
     linear = {"layers": 2, "fuse": {"kind": "linear"}, "connect": {"kind": "linear"}}
-    return load(monkeypatch, encoder=linear, decoder={"layers": 3, "fuse": {"kind": "attention", "hops": 2}})
+    return load(
+        monkeypatch, encoder=linear, decoder={"layers": 3, "fuse": {"kind": "attention", "hops": 2}}
+    )
 
 
 def write(name: str, *lines: str) -> str:
@@ -64,7 +82,10 @@ def run(*arguments: str, output: str = "a.json") -> Result:
 
 
 def panels() -> dict[str, dict[str, Any]]:
-    return {panel["name"]: panel for panel in json.loads(Path("a.json").read_text(encoding="utf-8"))["panels"]}
+    return {
+        panel["name"]: panel
+        for panel in json.loads(Path("a.json").read_text(encoding="utf-8"))["panels"]
+    }
 
 
 def test_a_forced_translation(loaded: Any) -> None:
@@ -77,7 +98,10 @@ def test_a_forced_translation(loaded: Any) -> None:
         assert panel["y"] == ["the", "man", ".", "</s>"]
         np.testing.assert_allclose(np.sum(panel["matrix"], axis=1), 1, rtol=1e-5)
     vocabularies = loaded.pipeline.source_vocab, loaded.pipeline.target_vocab
-    ids = [vocabulary.encode(text.split()) for vocabulary, text in zip(vocabularies, ["der mann .", "the man ."], strict=True)]
+    ids = [
+        vocabulary.encode(text.split())
+        for vocabulary, text in zip(vocabularies, ["der mann .", "the man ."], strict=True)
+    ]
     weights = attention.record(loaded.model, *ids)["decoder.layer2.cross"]
     np.testing.assert_allclose(found["decoder.layer2.cross"]["matrix"], weights.mean(0), rtol=1e-6)
 
@@ -98,7 +122,10 @@ def test_a_found_translation_is_that_of_the_search(loaded: Any) -> None:
 def test_sides_layers_and_heads(loaded: Any) -> None:
     text = ["-s", "Der Mann", "-t", "The man"]
     run(*text, "--what", "self")
-    assert list(panels()) == [*(f"encoder.layer{n}.self" for n in (1, 2)), *(f"decoder.layer{n}.self" for n in (1, 2, 3))]
+    assert list(panels()) == [
+        *(f"encoder.layer{n}.self" for n in (1, 2)),
+        *(f"decoder.layer{n}.self" for n in (1, 2, 3)),
+    ]
     run(*text, "--what", "encoder-self", "--layer", "2", "--head", "all")
     assert list(panels()) == [f"encoder.layer2.self.head{n}" for n in (1, 2, 3, 4)]
     run(*text, "--what", "decoder-self", "--layer", "3", "--head", "4")
@@ -115,7 +142,11 @@ def mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.npz", "a.html", "a.json"])
-@pytest.mark.parametrize("more", [[], ["--head", "all"], ["--head", "all", "--step", "man"], ["--step", "3", "--layer", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--head", "all"], ["--head", "all", "--step", "man"], ["--step", "3", "--layer", "1"]],
+    ids=str,
+)
 def test_mixed_attention(mixing: Any, more: list[str], output: str) -> None:
     result = run("-s", "Der Mann .", "-t", "The man .", "--what", "mixed", *more, output=output)
     assert (result.exit_code, result.output) == (0, "")
@@ -128,7 +159,9 @@ def test_a_row_of_mixed_attention_is_that_of_the_step(mixing: Any) -> None:
     full = panels()
     assert list(full) == [f"decoder.layer2.mixed.head{n}" for n in (1, 2, 3, 4)]
     first = full["decoder.layer2.mixed.head1"]
-    assert first["x"] == ["der", "mann", ".", "</s>", "<s>", "the", "man", "."] and first["cut"] == 4
+    assert (
+        first["x"] == ["der", "mann", ".", "</s>", "<s>", "the", "man", "."] and first["cut"] == 4
+    )
     assert first["y"] == ["the", "man", ".", "</s>"]
     for step in ("man", "2"):
         run(*text, "--step", step)
@@ -136,12 +169,16 @@ def test_a_row_of_mixed_attention_is_that_of_the_step(mixing: Any) -> None:
         assert list(found) == [f"decoder.layer{n}.mixed.heads" for n in (1, 2, 3)]
         one = found["decoder.layer2.mixed.heads"]
         assert one["x"] == first["x"][:6] and one["y"] == [f"head {n}" for n in (1, 2, 3, 4)]
-        np.testing.assert_allclose(one["matrix"], [panel["matrix"][1][:6] for panel in full.values()], rtol=1e-5)
+        np.testing.assert_allclose(
+            one["matrix"], [panel["matrix"][1][:6] for panel in full.values()], rtol=1e-5
+        )
 
 
 def test_with_all_heads_a_row_is_a_layer(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("fusetk.cli.plot_attention.save", lambda *_, columns, **__: asked.append(columns))
+    monkeypatch.setattr(
+        "fusetk.cli.plot_attention.save", lambda *_, columns, **__: asked.append(columns)
+    )
     for head in ("all", "mean"):
         assert run("-s", "der", "-t", "the", "--head", head).exit_code == 0
     assert asked == [4, None]
@@ -156,7 +193,17 @@ def test_tokenized_text_is_taken_as_it_is(loaded: Any) -> None:
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
 def test_pictures_and_numbers(loaded: Any, output: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        result = run("-s", "Привет , $5 .", "-t", "hello .", "--head", "all", "--colors", "grey", output=output)
+        result = run(
+            "-s",
+            "Привет , $5 .",
+            "-t",
+            "hello .",
+            "--head",
+            "all",
+            "--colors",
+            "grey",
+            output=output,
+        )
     assert result.exit_code == 0, result.output
     assert Path(output).stat().st_size > 1000
     assert not caplog.records  # Cyrillic needs no further font
@@ -177,7 +224,12 @@ def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
         assert list(found) == names
         for name in set(names) - {"encoder.fuse.weights"}:
             np.testing.assert_allclose(np.sum(found[name]["matrix"], axis=0), 1, rtol=1e-5)
-    assert found[HOPS[0]]["x"] == ["<s>", "the", "man", "."] and found[HOPS[0]]["y"] == ["l0", "l1", "l2", "l3"]
+    assert found[HOPS[0]]["x"] == ["<s>", "the", "man", "."] and found[HOPS[0]]["y"] == [
+        "l0",
+        "l1",
+        "l2",
+        "l3",
+    ]
     run(*TEXT, "--what", "fuse", "--head", "2")
     assert list(panels()) == [*SHARES, HOPS[1]]
     run(*TEXT, "--what", "decoder-fuse", "--head", "mean")
@@ -194,7 +246,11 @@ def test_connections_need_no_sentence(fusing: Any) -> None:
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
-@pytest.mark.parametrize("more", [[*TEXT, "--what", "fuse"], [*TEXT, "--what", "fuse", "--corpus"], ["--what", "connect"]], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [[*TEXT, "--what", "fuse"], [*TEXT, "--what", "fuse", "--corpus"], ["--what", "connect"]],
+    ids=str,
+)
 def test_pictures_of_fusions(fusing: Any, more: list[str], output: str) -> None:
     result = run(*more, output=output)
     assert result.exit_code == 0, result.output
@@ -215,7 +271,9 @@ def test_sentences_of_a_file(fusing: Any) -> None:
     run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--lines", "3")
     assert panels()["decoder.fuse.hop1"]["matrix"] == third
     run("-i", "a.de", "-r", "a.en", "--lines", "2-3")
-    assert list(panels()) == [f"decoder.layer{n}.cross" for n in (1, 2, 3)]  # of one sentence no number
+    assert list(panels()) == [
+        f"decoder.layer{n}.cross" for n in (1, 2, 3)
+    ]  # of one sentence no number
     run("-s", "der mann", "-t", "the man", "-s", "der .", "-t", "the .", "--what", "fuse")
     assert panels()["2.decoder.fuse.hop1"]["matrix"] == third
     assert run("-i", "a.de", "-r", "a.en", output="a.html").exit_code == 0
@@ -238,7 +296,11 @@ def test_translations_are_found_for_a_file(fusing: Any) -> None:
     for name, panel in panels().items():
         assert many[f"2.{name}"]["x"] == panel["x"]
         np.testing.assert_allclose(many[f"2.{name}"]["matrix"], panel["matrix"], rtol=1e-5)
-    piped = CliRunner().invoke(main, ["plot-attention", "-m", "x", "-o", "a.json", "-i", "-", "--what", "decoder-fuse"], input="der\n")
+    piped = CliRunner().invoke(
+        main,
+        ["plot-attention", "-m", "x", "-o", "a.json", "-i", "-", "--what", "decoder-fuse"],
+        input="der\n",
+    )
     assert piped.exit_code == 0 and list(panels()) == HOPS
 
 
@@ -256,7 +318,9 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("fusetk.cli.plot_attention.CHUNK", 2)
     run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
     for name, panel in panels().items():
-        np.testing.assert_allclose(np.array(panel["matrix"], float), np.array(found[name]["matrix"], float), rtol=1e-4)
+        np.testing.assert_allclose(
+            np.array(panel["matrix"], float), np.array(found[name]["matrix"], float), rtol=1e-4
+        )
     assert run("-i", "a.de", "--what", "fuse", "--corpus", output="a.png").exit_code == 0
 
 
@@ -297,7 +361,9 @@ def test_mistakes_with_files_and_fusions(fusing: Any, arguments: list[str], said
     assert not Path("a.json").exists()
 
 
-@pytest.mark.parametrize("arguments", [["-i", "a.de"], ["-s", "der", "-s", "mann"], ["-i", "a.de", "--what", "fuse"]])
+@pytest.mark.parametrize(
+    "arguments", [["-i", "a.de"], ["-s", "der", "-s", "mann"], ["-i", "a.de", "--what", "fuse"]]
+)
 def test_a_picture_is_of_one_sentence(fusing: Any, arguments: list[str]) -> None:
     write("a.de", "der", "mann", "der mann")
     result = run(*arguments, output="a.png")
@@ -314,7 +380,10 @@ def test_help_imports_no_torch() -> None:
 
 
 def test_a_model_without_fusions(loaded: Any) -> None:
-    for more, said in ((["-s", "der", "--what", "fuse"], "neither side of this model fuses"), (["--what", "connect"], "no connections")):
+    for more, said in (
+        (["-s", "der", "--what", "fuse"], "neither side of this model fuses"),
+        (["--what", "connect"], "no connections"),
+    ):
         result = run(*more)
         assert result.exit_code == 2 and said in result.stderr and "found:" not in result.stderr
 
@@ -325,15 +394,30 @@ def test_a_model_without_fusions(loaded: Any) -> None:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["-s", "der", "--layer", "4"], "no layer 4: the decoder has cross-attention in layers 1 to 3"),
-        (["-s", "der", "--what", "self", "--layer", "3"], "no layer 3: the encoder has self-attention in layers 1 to 2"),
+        (
+            ["-s", "der", "--layer", "4"],
+            "no layer 4: the decoder has cross-attention in layers 1 to 3",
+        ),
+        (
+            ["-s", "der", "--what", "self", "--layer", "3"],
+            "no layer 3: the encoder has self-attention in layers 1 to 2",
+        ),
         (["-s", "der", "--head", "5"], "no head 5: there are 4"),
         (["-s", "der", "--head", "-1"], "neither a number nor mean nor all"),
-        (["-s", "der", "--what", "mixed"], "no mixed attention in its decoder: choose --what cross"),
+        (
+            ["-s", "der", "--what", "mixed"],
+            "no mixed attention in its decoder: choose --what cross",
+        ),
         (["-s", "der", "-t", "the man", "--step", "hello"], "no word 'hello': it has the man </s>"),
         (["-s", "der", "-t", "the man", "--step", "4"], "no step 4: there are 3"),
-        (["-s", "der", "--what", "encoder-self", "--step", "1"], "--step is a step of the decoder's attention"),
-        (["-s", "der", "--what", "fuse", "--step", "1"], "--step is a step of the decoder's attention"),
+        (
+            ["-s", "der", "--what", "encoder-self", "--step", "1"],
+            "--step is a step of the decoder's attention",
+        ),
+        (
+            ["-s", "der", "--what", "fuse", "--step", "1"],
+            "--step is a step of the decoder's attention",
+        ),
         (["--what", "connect", "--step", "1"], "leave out --corpus, --layer, --head and --step"),
         (["-s", " "], "the source sentence is empty"),
         (["-s", "der", "-t", ""], "the target sentence is empty"),

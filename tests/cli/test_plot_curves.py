@@ -17,8 +17,21 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, gain in (("x/base", 1.0), ("y/base", 1.5)):
         folder = Path(name)
         folder.mkdir(parents=True)
-        lines = [{"kind": "train", "update": n, "epoch": n / 4, "loss": 9 - gain * n, "lr": n} for n in range(1, 6)]
-        lines += [{"kind": "valid", "update": n, "epoch": n / 4, "loss": 9 - n, "bleu": n * gain, "best": True} for n in (2, 4)]
+        lines = [
+            {"kind": "train", "update": n, "epoch": n / 4, "loss": 9 - gain * n, "lr": n}
+            for n in range(1, 6)
+        ]
+        lines += [
+            {
+                "kind": "valid",
+                "update": n,
+                "epoch": n / 4,
+                "loss": 9 - n,
+                "bleu": n * gain,
+                "best": True,
+            }
+            for n in (2, 4)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
 
@@ -33,15 +46,25 @@ def test_what_stands_in_the_numbers(runs: Path) -> None:
     def found(*arguments: str) -> list[tuple[str, str, str]]:
         result = run("x/base", "y/base", "-o", "a.json", *arguments)
         assert result.exit_code == 0, result.output
-        return [(curve["run"], curve["kind"], curve["what"]) for curve in json.loads(Path("a.json").read_text())]
+        return [
+            (curve["run"], curve["kind"], curve["what"])
+            for curve in json.loads(Path("a.json").read_text())
+        ]
 
     x, y = "x/base", "y/base"  # the folders' own names are the same
     both = [(name, kind, "loss") for name in (x, y) for kind in ("train", "valid")]
     bleu = [(x, "valid", "bleu"), (y, "valid", "bleu")]
     assert found() == [*both, *bleu]
     assert found("--train", "--valid", "--what", "loss") == both
-    assert found("--valid", "--what", "bleu,loss") == [*bleu, (x, "valid", "loss"), (y, "valid", "loss")]
-    assert found("--train", "--names", "one,two", "--what", "lr") == [("one", "train", "lr"), ("two", "train", "lr")]
+    assert found("--valid", "--what", "bleu,loss") == [
+        *bleu,
+        (x, "valid", "loss"),
+        (y, "valid", "loss"),
+    ]
+    assert found("--train", "--names", "one,two", "--what", "lr") == [
+        ("one", "train", "lr"),
+        ("two", "train", "lr"),
+    ]
 
 
 @pytest.mark.parametrize(

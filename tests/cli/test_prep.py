@@ -14,14 +14,35 @@ from fusetk.data.prepare import DataConfig
 
 CONFIG: dict[str, Any] = {
     "data": {
-        "source": "de", "target": "en", "folder": "out", "train": ["train"], "valid": {"every": 5}, "test": {"tiny": ["train"]},
-        "steps": [{"step": "tokenize"}, {"step": "filter", "max_length": 8}], "bpe": {"merges": 5},
+        "source": "de",
+        "target": "en",
+        "folder": "out",
+        "train": ["train"],
+        "valid": {"every": 5},
+        "test": {"tiny": ["train"]},
+        "steps": [{"step": "tokenize"}, {"step": "filter", "max_length": 8}],
+        "bpe": {"merges": 5},
     },
-    "model": {"kind": "transformer", "width": 8, "heads": 1, "ffn": 8, "dropout": 0.1, "encoder": {"layers": 1}, "decoder": {"layers": 1}},
+    "model": {
+        "kind": "transformer",
+        "width": 8,
+        "heads": 1,
+        "ffn": 8,
+        "dropout": 0.1,
+        "encoder": {"layers": 1},
+        "decoder": {"layers": 1},
+    },
     "training": {
-        "stages": [{"optimizer": "adam", "schedule": {"kind": "constant", "rate": 0.1}, "batch": {"size": 40}, "end": {"updates": 8}}]
+        "stages": [
+            {
+                "optimizer": "adam",
+                "schedule": {"kind": "constant", "rate": 0.1},
+                "batch": {"size": 40},
+                "end": {"updates": 8},
+            }
+        ]
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -43,7 +64,13 @@ def test_table_json_and_nothing_to_do(folder: Path) -> None:
     found = json.loads(first.stdout)
     assert found["splits"]["train"]["dropped"] == {"empty": 1, "too long": 1}
     assert found["splits"]["test.tiny"]["pairs_out"] == 22
-    for text in ("words.train: to be made", "test.tiny", "1 empty, 1 too long, (4 to valid)", "vocabularies: de ", "words/s)"):
+    for text in (
+        "words.train: to be made",
+        "test.tiny",
+        "1 empty, 1 too long, (4 to valid)",
+        "vocabularies: de ",
+        "words/s)",
+    ):
         assert text in first.stderr, first.stderr
     second = call(folder / "config.yaml")
     assert "nothing changed, nothing to do" in second.stderr and second.stdout == ""
@@ -55,14 +82,26 @@ def test_errors_are_one_sentence(folder: Path) -> None:
     (folder / "train.en").write_text("x\n")
     result = call(folder / "config.yaml")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "train.de has 22 lines and" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert (
+        "train.de has 22 lines and" in result.stderr
+        and len(result.stderr.strip().splitlines()) == 1
+    )
 
 
 def test_jobs(folder: Path) -> None:
-    data = DataConfig.model_validate({**CONFIG["data"], "train": [str(folder / "train")], "folder": str(folder / "two"), "test": {}})
+    data = DataConfig.model_validate(
+        {
+            **CONFIG["data"],
+            "train": [str(folder / "train")],
+            "folder": str(folder / "two"),
+            "test": {},
+        }
+    )
     run(data, jobs=2, force=False)
     run(data.model_copy(update={"folder": str(folder / "one")}), jobs=1, force=False)
-    assert (folder / "one" / "train.de.ids").read_bytes() == (folder / "two" / "train.de.ids").read_bytes()
+    assert (folder / "one" / "train.de.ids").read_bytes() == (
+        folder / "two" / "train.de.ids"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("written", ["~/out", "$PLACE/out", "${PLACE}/out"])
@@ -77,21 +116,38 @@ def test_home_and_variables_in_paths_are_expanded(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PLACE", str(home))
     monkeypatch.setenv("TEXT", str(folder))
-    data = {**CONFIG["data"], "train": ["$TEXT/train"], "test": {"tiny": ["${TEXT}/train"]}, "valid": ["$TEXT/train"]}
-    (folder / "c.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data if by_option else {**data, "folder": written}}))
+    data = {
+        **CONFIG["data"],
+        "train": ["$TEXT/train"],
+        "test": {"tiny": ["${TEXT}/train"]},
+        "valid": ["$TEXT/train"],
+    }
+    (folder / "c.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "data": data if by_option else {**data, "folder": written}})
+    )
     result = call(folder / "c.yaml", *(["--set", f"data.folder={written}"] if by_option else []))
     assert result.exit_code == 0, result.output
     assert (home / "out" / "manifest.json").exists() and not list(here.iterdir())
     assert not list(folder.glob("[~$]*"))
 
 
-def test_paths_that_cannot_be_expanded_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_cannot_be_expanded_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MISSING", raising=False)
     monkeypatch.setenv("EMPTY", "")
-    options = ["data.folder=$MISSING/x", "data.train=[a, ~nobody-here/x]", "data.test.tiny=['${EMPTY}/x']"]
-    result = call(folder / "config.yaml", *(part for option in options for part in ("--set", option)))
+    options = [
+        "data.folder=$MISSING/x",
+        "data.train=[a, ~nobody-here/x]",
+        "data.test.tiny=['${EMPTY}/x']",
+    ]
+    result = call(
+        folder / "config.yaml", *(part for option in options for part in ("--set", option))
+    )
     assert result.exit_code == 2 and "3 errors" in result.stderr
-    assert "data.folder: the environment variable MISSING in '$MISSING/x' is not set" in result.stderr
+    assert (
+        "data.folder: the environment variable MISSING in '$MISSING/x' is not set" in result.stderr
+    )
     assert "data.train.1: ~nobody-here in '~nobody-here/x' has no home folder" in result.stderr
     assert "data.test.tiny.0: the environment variable EMPTY" in result.stderr
     assert "[--set data.folder=$MISSING/x]" in result.stderr

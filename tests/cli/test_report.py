@@ -21,7 +21,11 @@ from fusetk.reporting import score_log
 from fusetk.reporting.score_log import Note
 
 TABLE = "A Paper, Table 1"
-FOLDERS = sorted(path for path in (Path(fusetk.__file__).parent.parent / "recipes" / "mlrf").glob("*") if path.is_dir())
+FOLDERS = sorted(
+    path
+    for path in (Path(fusetk.__file__).parent.parent / "recipes" / "mlrf").glob("*")
+    if path.is_dir()
+)
 
 
 def call(*words: object) -> Result:
@@ -60,7 +64,14 @@ def recipes(toy: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def make_run(folder: Path, of: Path, seed: int, *scores: Note, updates: int = 100, settings: tuple[str, ...] = ()) -> Path:
+def make_run(
+    folder: Path,
+    of: Path,
+    seed: int,
+    *scores: Note,
+    updates: int = 100,
+    settings: tuple[str, ...] = (),
+) -> Path:
     """A run folder as training and scoring leave it, without weights."""
     folder.mkdir(parents=True)
     found = recipe.load(of, [f"training.seed={seed}", *settings])
@@ -73,8 +84,16 @@ def make_run(folder: Path, of: Path, seed: int, *scores: Note, updates: int = 10
     return folder
 
 
-def bleu(value: float, set_name: str = "test", checkpoint: str = "best", metric: str = "multi-bleu", **others: Any) -> Note:
-    return Note(set_name, checkpoint, metric, value, "sig", "", 2, "r" * 64, **{"updates": 100, **others})
+def bleu(
+    value: float,
+    set_name: str = "test",
+    checkpoint: str = "best",
+    metric: str = "multi-bleu",
+    **others: Any,
+) -> Note:
+    return Note(
+        set_name, checkpoint, metric, value, "sig", "", 2, "r" * 64, **{"updates": 100, **others}
+    )
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -95,21 +114,38 @@ def test_printed_figures_and_counts_without_runs(recipes: Path) -> None:
 def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> None:
     values = [41.0, 41.5, 40.2]
     for seed, value in enumerate(values):
-        make_run(tmp_path / "runs" / "wide" / f"seed{seed}", recipes / "a_wide.yaml", seed, bleu(value))
+        make_run(
+            tmp_path / "runs" / "wide" / f"seed{seed}", recipes / "a_wide.yaml", seed, bleu(value)
+        )
     make_run(tmp_path / "runs" / "plain", recipes / "b_plain.yaml", 1, bleu(40.0))
     output = report(recipes, "--runs", tmp_path / "runs")
     mean = statistics.mean(values)
-    assert line(output, "wide")[-4:] == [f"{mean:.2f}", f"±{statistics.stdev(values):.2f}", "(3)", f"{mean - 40:+.2f}"]
+    assert line(output, "wide")[-4:] == [
+        f"{mean:.2f}",
+        f"±{statistics.stdev(values):.2f}",
+        "(3)",
+        f"{mean - 40:+.2f}",
+    ]
     assert line(output, "plain")[-2:] == ["40.00", "(1)"]
     assert line(output, "none")[-2:] == ["-", "-"]
     assert "measured: test, best, multi-bleu; mean" in output
-    assert "differ" not in output and "updates" not in output and "not as in" not in output and "seed:" not in output
+    assert (
+        "differ" not in output
+        and "updates" not in output
+        and "not as in" not in output
+        and "seed:" not in output
+    )
     [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
     [score] = table["rows"][2]["measured"]
     assert score == {
-        "set_name": "test", "checkpoint": "best", "metric": "multi-bleu", "mean": pytest.approx(mean),
-        "deviation": pytest.approx(statistics.stdev(values)), "runs": 3, "difference": pytest.approx(mean - 40),
-    }  # fmt: skip
+        "set_name": "test",
+        "checkpoint": "best",
+        "metric": "multi-bleu",
+        "mean": pytest.approx(mean),
+        "deviation": pytest.approx(statistics.stdev(values)),
+        "runs": 3,
+        "difference": pytest.approx(mean - 40),
+    }
     assert [run["seed"] for run in table["rows"][2]["runs"]] == [0, 1, 2]
     assert table["rows"][1]["measured"] == [] and table["remarks"] == []
 
@@ -131,28 +167,46 @@ def test_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     cells = ["[red]", "1.0", *[f"{i:.10f}" for i in range(9)]]
     show("[b]title", [""] * len(cells), [cells], ["a line"])
     output = capsys.readouterr().out
-    assert all(text in output for text in ("[b]title", "a line", "───", *cells)), "no cell is cut on a narrow terminal"
+    assert all(text in output for text in ("[b]title", "a line", "───", *cells)), (
+        "no cell is cut on a narrow terminal"
+    )
 
 
 def test_a_column_for_each_set_checkpoint_and_metric(recipes: Path, tmp_path: Path) -> None:
-    scores = [bleu(1.0), bleu(2.0, checkpoint="average-5"), bleu(3.0, metric="ter"), bleu(4.0, set_name="a set")]
+    scores = [
+        bleu(1.0),
+        bleu(2.0, checkpoint="average-5"),
+        bleu(3.0, metric="ter"),
+        bleu(4.0, set_name="a set"),
+    ]
     make_run(tmp_path / "run", recipes / "b_plain.yaml", 1, *scores)
     rows = report(recipes, "--runs", tmp_path / "run").splitlines()
     names = ("a set best multi-bleu", "test best multi-bleu", "test best ter", "test average-5")
     places = [rows[1].index(f"measured {name}") for name in names]
     assert places == sorted(places)
     chosen = report(recipes, "--runs", tmp_path / "run", "--checkpoint", "average-5")
-    assert line(chosen, "plain")[-2:] == ["2.00", "(1)"] and "measured: test, average-5, multi-bleu;" in chosen
-    rows = report(recipes, "--runs", tmp_path / "run", "--set-name", "test", "--metric", "multi-bleu").splitlines()
+    assert (
+        line(chosen, "plain")[-2:] == ["2.00", "(1)"]
+        and "measured: test, average-5, multi-bleu;" in chosen
+    )
+    rows = report(
+        recipes, "--runs", tmp_path / "run", "--set-name", "test", "--metric", "multi-bleu"
+    ).splitlines()
     assert rows[1].split()[4:] == ["measured", "best", "Δ", "measured", "average-5", "Δ"]
     result = call(recipes, "--runs", tmp_path / "run", "--checkpoint", "last")
-    assert result.exit_code == 2 and "--checkpoint last: no run here has such a score; noted are best, average-5" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "--checkpoint last: no run here has such a score; noted are best, average-5"
+        in result.stderr
+    )
 
 
 def test_bleu_of_several_sets_has_a_column_each(toy: Path, tmp_path: Path) -> None:
     for number, printed in enumerate([{"tst13": 30.1, "tst12": 28.0}, {"tst13": 31.0}], 1):
         paper = {"table": TABLE, "row": f"row{number}", "line": number, "bleu": printed}
-        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}, sort_keys=False))
+        (tmp_path / f"{number}.yaml").write_text(
+            yaml.safe_dump({"extends": str(toy), "paper": paper}, sort_keys=False)
+        )
     make_run(tmp_path / "runs" / "x", tmp_path / "1.yaml", 1, bleu(5, "tst12"), bleu(6, "tst13"))
     output = report(tmp_path / "1.yaml", tmp_path / "2.yaml", "--runs", tmp_path / "runs")
     assert output.splitlines()[1].split()[2:6] == ["BLEU", "tst13", "Δ", "BLEU"]
@@ -161,21 +215,38 @@ def test_bleu_of_several_sets_has_a_column_each(toy: Path, tmp_path: Path) -> No
 
 
 def test_a_count_that_does_not_add_up_has_a_footnote(toy: Path, tmp_path: Path) -> None:
-    for number, (printed, note) in enumerate([("0.03M", None), ("9.99M", "A misprint."), (None, None)], 1):
-        paper = {"table": TABLE, "row": f"row{number}", "line": number, "parameters": printed, "vocabulary": [100, 100], "note": note}
-        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))
+    for number, (printed, note) in enumerate(
+        [("0.03M", None), ("9.99M", "A misprint."), (None, None)], 1
+    ):
+        paper = {
+            "table": TABLE,
+            "row": f"row{number}",
+            "line": number,
+            "parameters": printed,
+            "vocabulary": [100, 100],
+            "note": note,
+        }
+        (tmp_path / f"{number}.yaml").write_text(
+            yaml.safe_dump({"extends": str(toy), "paper": paper})
+        )
     rows = tables(tmp_path)["tables"][0]["rows"]
     assert [row["parameters"]["adds_up"] for row in rows] == [True, False, None]
     total = rows[0]["parameters"]["ours"]
     output = report(tmp_path)
     assert line(output, "row2")[0] == "row2¹" and line(output, "row1")[0] == "row1"
-    assert f"¹ 9.99M is printed, the system that is described counts {total:,}; A misprint." in output
+    assert (
+        f"¹ 9.99M is printed, the system that is described counts {total:,}; A misprint." in output
+    )
     assert "at the paper's vocabulary of 100 and 100" in output
 
 
 def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: Path) -> None:
     path = recipes / "d.yaml"
-    values = {"extends": "b_plain.yaml", "data": {"folder": "nowhere"}, "paper": {"row": "unprepared"}}
+    values = {
+        "extends": "b_plain.yaml",
+        "data": {"folder": "nowhere"},
+        "paper": {"row": "unprepared"},
+    }
     path.write_text(yaml.safe_dump(values))
     assert line(report(path), "unprepared")[1:3] == ["-", "-"]
     text = make_run(tmp_path / "run", path, 1, bleu(1.0)) / "text"
@@ -204,24 +275,48 @@ def test_different_updates_are_a_column_and_a_remark(recipes: Path, tmp_path: Pa
     make_run(runs / "b", recipes / "b_plain.yaml", 2, bleu(1.0, updates=2588), updates=2588)
     make_run(runs / "c", recipes / "a_wide.yaml", 2, bleu(1.0, updates=2588), updates=2588)
     output = report(recipes, "--runs", runs)
-    assert line(output, "plain")[-3:] == ["1,294", "/", "2,588"] and line(output, "wide")[-1] == "2,588" and line(output, "none")[-1] == "-"
+    assert (
+        line(output, "plain")[-3:] == ["1,294", "/", "2,588"]
+        and line(output, "wide")[-1] == "2,588"
+        and line(output, "none")[-1] == "-"
+    )
     assert "the runs differ in updates trained: 2,588 (2 runs); 1,294 (a)" in output
 
 
-def test_updates_come_from_the_metrics_or_the_notes_where_no_checkpoint_is(recipes: Path, tmp_path: Path) -> None:
+def test_updates_come_from_the_metrics_or_the_notes_where_no_checkpoint_is(
+    recipes: Path, tmp_path: Path
+) -> None:
     for name in ("a", "b"):
-        run = make_run(tmp_path / "runs" / name, recipes / "b_plain.yaml", 1, bleu(1.0, updates=70, data="e" * 64))
+        run = make_run(
+            tmp_path / "runs" / name,
+            recipes / "b_plain.yaml",
+            1,
+            bleu(1.0, updates=70, data="e" * 64),
+        )
         (run / "checkpoints" / "last" / "state.json").unlink()
-    (run / "metrics.jsonl").write_text('{"kind": "train", "update": 40}\n{"kind": "train", "update": 80}\n{"upd')
+    (run / "metrics.jsonl").write_text(
+        '{"kind": "train", "update": 40}\n{"kind": "train", "update": 80}\n{"upd'
+    )
     found = tables(recipes, "--runs", tmp_path / "runs")["tables"][0]
-    assert [(run["updates"], run["data"]) for run in found["rows"][0]["runs"]] == [(70, "e" * 64), (80, "e" * 64)]
+    assert [(run["updates"], run["data"]) for run in found["rows"][0]["runs"]] == [
+        (70, "e" * 64),
+        (80, "e" * 64),
+    ]
 
 
 def test_precision_data_references_and_signatures(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))
-    make_run(runs / "b", recipes / "b_plain.yaml", 2, bleu(1.0)._replace(references="s" * 64), settings=("training.precision=bf16",))
-    (runs / "b" / "checkpoints" / "last" / "state.json").write_text(json.dumps({"progress": {"update": 100}, "data": "e" * 64}))
+    make_run(
+        runs / "b",
+        recipes / "b_plain.yaml",
+        2,
+        bleu(1.0)._replace(references="s" * 64),
+        settings=("training.precision=bf16",),
+    )
+    (runs / "b" / "checkpoints" / "last" / "state.json").write_text(
+        json.dumps({"progress": {"update": 100}, "data": "e" * 64})
+    )
     make_run(runs / "c", recipes / "b_plain.yaml", 3, bleu(1.0)._replace(signature="lc"))
     assert remarks(recipes, runs) == [
         "the runs differ in training.precision: fp32 (2 runs); bf16 (b)",
@@ -232,10 +327,18 @@ def test_precision_data_references_and_signatures(recipes: Path, tmp_path: Path)
     ]
 
 
-def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(recipes: Path, tmp_path: Path) -> None:
+def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(
+    recipes: Path, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     for name in "abcd":
-        make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(1.0), settings=("model.dropout=0.3", "data.folder=elsewhere"))
+        make_run(
+            runs / name,
+            recipes / "b_plain.yaml",
+            1,
+            bleu(1.0),
+            settings=("model.dropout=0.3", "data.folder=elsewhere"),
+        )
     make_run(runs / "e", recipes / "a_wide.yaml", 1, bleu(1.0, updates=90))
     make_run(runs / "f", recipes / "a_wide.yaml", 2)
     assert remarks(recipes, runs) == [
@@ -332,23 +435,33 @@ def test_strangers_are_counted(recipes: Path, tmp_path: Path) -> None:
     make_run(runs / "c", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.table=another",))
     result = call(recipes, "--runs", runs, "--runs", runs / "a")
     assert f"2 runs in {runs} belong to no row here" in result.stderr
-    assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], "a run that is found twice counts once"
+    assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (
+        "a run that is found twice counts once"
+    )
 
 
 def test_a_damaged_run_is_a_warning(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "good", recipes / "b_plain.yaml", 1, bleu(1.0))
     for name, text in {"yaml": "a: [", "list": "- 1", "bytes": "\xff"}.items():
-        (make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(9.0)) / "config.yaml").write_text(text, encoding="latin-1")
+        (make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(9.0)) / "config.yaml").write_text(
+            text, encoding="latin-1"
+        )
     (make_run(runs / "scores", recipes / "b_plain.yaml", 2) / score_log.NAME).write_text("{")
-    (make_run(runs / "state", recipes / "b_plain.yaml", 3, bleu(1.0)) / "checkpoints/last/state.json").write_text("[]")
+    (
+        make_run(runs / "state", recipes / "b_plain.yaml", 3, bleu(1.0))
+        / "checkpoints/last/state.json"
+    ).write_text("[]")
     (runs / "loop").symlink_to(runs)
     result = call(recipes, "--runs", runs)
     assert result.exit_code == 0, result.output
     for name in ("yaml", "list", "bytes"):
         assert f"warning: {runs / name / 'config.yaml'} cannot be read" in result.stderr
     assert f"{runs / 'scores' / score_log.NAME} is damaged" in result.stderr
-    assert " ".join(line(result.stdout, "plain")).startswith("plain - ") and "1.00 ±0.00 (2)" in result.stdout
+    assert (
+        " ".join(line(result.stdout, "plain")).startswith("plain - ")
+        and "1.00 ±0.00 (2)" in result.stdout
+    )
 
 
 def test_mistakes_are_one_sentence(recipes: Path, tmp_path: Path) -> None:
@@ -381,10 +494,15 @@ def test_help_imports_no_torch() -> None:
 def test_notes_replace_their_like(tmp_path: Path) -> None:
     score_log.write(tmp_path, [bleu(1.0), bleu(2.0, checkpoint="last")])
     score_log.write(tmp_path, [bleu(3.0)])
-    assert {note.key: note.value for note in score_log.read(tmp_path)} == {bleu(0, checkpoint="last").key: 2.0, bleu(0).key: 3.0}
+    assert {note.key: note.value for note in score_log.read(tmp_path)} == {
+        bleu(0, checkpoint="last").key: 2.0,
+        bleu(0).key: 3.0,
+    }
 
 
-def test_a_write_that_fails_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_what_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     score_log.write(tmp_path, [bleu(1.0)])
 
     def refuse(*_: object) -> None:
@@ -393,11 +511,16 @@ def test_a_write_that_fails_leaves_what_was(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(DataError, match="cannot be written: No space left"):
         score_log.write(tmp_path, [bleu(2.0)])
-    assert score_log.read(tmp_path) == [bleu(1.0)] and [path.name for path in tmp_path.iterdir()] == [score_log.NAME]
+    assert score_log.read(tmp_path) == [bleu(1.0)] and [
+        path.name for path in tmp_path.iterdir()
+    ] == [score_log.NAME]
 
 
 def test_writers_wait_for_each_other(tmp_path: Path) -> None:
-    threads = [threading.Thread(target=score_log.write, args=(tmp_path, [bleu(i, checkpoint=str(i))])) for i in range(12)]
+    threads = [
+        threading.Thread(target=score_log.write, args=(tmp_path, [bleu(i, checkpoint=str(i))]))
+        for i in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -407,7 +530,15 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "scores": [1]}', '{"format": 2, "scores": []}', '{"format": 1, "scores": [{}]}'],
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "scores": [1]}',
+        '{"format": 2, "scores": []}',
+        '{"format": 1, "scores": [{}]}',
+    ],
 )
 def test_damaged_notes_are_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / score_log.NAME).write_text(text)
@@ -415,7 +546,10 @@ def test_damaged_notes_are_one_sentence(tmp_path: Path, text: str) -> None:
         score_log.read(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"value": "1"}, {"value": float("nan")}, {"metric": 3}, {"updates": "3"}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"value": "1"}, {"value": float("nan")}, {"metric": 3}, {"updates": "3"}, {"more": 1}],
+)
 def test_damaged_values_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     entry = {**bleu(1.0)._asdict(), **change}
     (tmp_path / score_log.NAME).write_text(json.dumps({"format": 1, "scores": [entry]}))
@@ -447,12 +581,28 @@ def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:
     for words in (
         ["train", recipes / "b_plain.yaml", "--run", run, "--device", "cpu", "--quiet"],
         ["average", run, "--last", 2],
-        ["score", text, "-r", text, "--metric", "multi-bleu", "--run", run / "checkpoints" / "average", "--set-name", "news"],
+        [
+            "score",
+            text,
+            "-r",
+            text,
+            "--metric",
+            "multi-bleu",
+            "--run",
+            run / "checkpoints" / "average",
+            "--set-name",
+            "news",
+        ],
     ):
         result = CliRunner().invoke(main, [str(word) for word in words])
         assert result.exit_code == 0, result.output
     [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
     [found] = table["rows"][0]["runs"]
-    assert (found["updates"], found["seed"], found["precision"], len(found["data"])) == (8, 1, "fp32", 64)
+    assert (found["updates"], found["seed"], found["precision"], len(found["data"])) == (
+        8,
+        1,
+        "fp32",
+        64,
+    )
     assert table["remarks"] == [] and table["rows"][0]["measured"][0]["checkpoint"] == "average"
     assert line(report(recipes, "--runs", tmp_path / "runs"), "plain")[-2:] == ["100.00", "(1)"]

@@ -57,9 +57,17 @@ def wanted(trained: Path) -> list[list[float] | None]:
     made = []
     for side, text in (("source", SOURCE), ("target", TARGET)):
         vocabulary = getattr(loaded.pipeline, f"{side}_vocab")
-        made.append([vocabulary.encode(loaded.pipeline.subwords(side, loaded.pipeline.words(side, line))) for line in text])
+        made.append(
+            [
+                vocabulary.encode(loaded.pipeline.subwords(side, loaded.pipeline.words(side, line)))
+                for line in text
+            ]
+        )
     pairs = list(zip(*made, strict=True))
-    return [force([loaded.model], [([*source, EOS], target)])[0].scores if source else None for source, target in pairs]
+    return [
+        force([loaded.model], [([*source, EOS], target)])[0].scores if source else None
+        for source, target in pairs
+    ]
 
 
 def test_a_score_for_each_line(trained, files, tmp_path):
@@ -70,12 +78,21 @@ def test_a_score_for_each_line(trained, files, tmp_path):
         assert not line or float(line) == pytest.approx(sum(one), abs=1e-5)
     assert len(scores[2]) == 1  # a blank target has its end mark
     tsv = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCE, TARGET, strict=True))
-    assert lines("-m", trained, given=tsv) == lines("-m", trained, "--tsv", "-", given=tsv.replace("\n\t\n", "\n\n")) == found
+    assert (
+        lines("-m", trained, given=tsv)
+        == lines("-m", trained, "--tsv", "-", given=tsv.replace("\n\t\n", "\n\n"))
+        == found
+    )
     (tmp_path / "both").write_text(tsv)
     assert lines("-m", trained, "--tsv", tmp_path / "both") == found
-    assert lines("-m", trained, files[0], "-", given=gzip.decompress(files[1].read_bytes())) == found
+    assert (
+        lines("-m", trained, files[0], "-", given=gzip.decompress(files[1].read_bytes())) == found
+    )
     assert lines("-m", trained, "-", files[1], given=files[0].read_bytes()) == found
-    assert lines("-m", trained, *files, "-o", tmp_path / "scores") == [] and (tmp_path / "scores").read_text().split("\n")[:-1] == found
+    assert (
+        lines("-m", trained, *files, "-o", tmp_path / "scores") == []
+        and (tmp_path / "scores").read_text().split("\n")[:-1] == found
+    )
     assert len(lines("-m", trained, files[0], files[0])) == len(SOURCE)
 
 
@@ -93,20 +110,31 @@ def test_what_counts_and_what_divides(trained, files):
 
 def test_scores_of_words(trained, files):
     scores = wanted(trained)
-    rows = [json.loads(line) for line in lines("-m", trained, *files, "--json", "--word-scores", "-n")]
+    rows = [
+        json.loads(line) for line in lines("-m", trained, *files, "--json", "--word-scores", "-n")
+    ]
     assert [row["id"] for row in rows] == list(range(len(SOURCE)))
     assert rows[1] == {"id": 1, "score": None, "normalized": None, "tokens": [], "word_scores": []}
     assert rows[4]["tokens"] == ["ein", ",", "hund", "."]
-    for line, row, one in zip(lines("-m", trained, *files, "--word-scores"), rows, scores, strict=True):
+    for line, row, one in zip(
+        lines("-m", trained, *files, "--word-scores"), rows, scores, strict=True
+    ):
         if one is None:
             assert line == ""
             continue
         score, *words = line.split("\t")
         assert [word.split(" ")[0] for word in words] == [*row["tokens"], "</s>"]
-        assert [float(word.split(" ")[1]) for word in words] == pytest.approx(one, abs=1e-5) == row["word_scores"]
+        assert (
+            [float(word.split(" ")[1]) for word in words]
+            == pytest.approx(one, abs=1e-5)
+            == row["word_scores"]
+        )
         assert float(score) == pytest.approx(row["score"], abs=1e-5) == sum(one)
         assert row["normalized"] == pytest.approx(sum(one) / len(one), abs=1e-5)
-    short = [json.loads(line) for line in lines("-m", trained, *files, "--json", "--word-scores", "--no-end-mark")]
+    short = [
+        json.loads(line)
+        for line in lines("-m", trained, *files, "--json", "--word-scores", "--no-end-mark")
+    ]
     assert [len(row["word_scores"]) for row in short] == [len(row["tokens"]) for row in short]
     assert lines("-m", trained, *files, "--word-scores", "--no-end-mark")[2] == "0.000000"
 
@@ -114,17 +142,29 @@ def test_scores_of_words(trained, files):
 def test_the_summary(trained, files):
     scores = [score for one in wanted(trained) if one for score in one]
     found = json.loads(lines("-m", trained, *files, "--summary", "--json")[0])
-    assert found["score"] == pytest.approx(sum(scores), abs=1e-4) and found["tokens"] == len(scores) == found["words"]
+    assert (
+        found["score"] == pytest.approx(sum(scores), abs=1e-4)
+        and found["tokens"] == len(scores) == found["words"]
+    )
     assert found["perplexity"] == pytest.approx(math.exp(-sum(scores) / len(scores)), rel=1e-5)
     assert (found["sentences"], found["blank"], found["unknown"]) == (4, 2, 0)
     [line] = lines("-m", trained, *files, "--summary")
-    assert f"perplexity {found['perplexity']:.4f} a token" in line and "4 sentences, 2 without a source, 14 tokens (0 unknown)" in line
+    assert (
+        f"perplexity {found['perplexity']:.4f} a token" in line
+        and "4 sentences, 2 without a source, 14 tokens (0 unknown)" in line
+    )
     result = call("-m", trained, *files)
-    assert line in result.stderr and "4 sentences in" in result.stderr and "target tokens/s" in result.stderr
+    assert (
+        line in result.stderr
+        and "4 sentences in" in result.stderr
+        and "target tokens/s" in result.stderr
+    )
     assert call("-m", trained, *files, "-q").stderr == ""
     assert lines("-m", trained, given="", command="rescore") == []
     assert "no sentence was scored" in call("-m", trained).stderr
-    assert json.loads(lines("-m", trained, "--summary", "--json", given="\n")[0])["perplexity"] is None
+    assert (
+        json.loads(lines("-m", trained, "--summary", "--json", given="\n")[0])["perplexity"] is None
+    )
 
 
 def test_neither_chunks_nor_batches_matter(trained, files, monkeypatch):
@@ -150,9 +190,21 @@ def other(tmp_path_factory) -> Path:
 
 
 def test_an_n_best_list(trained, other, files):
-    listed = lines("-m", trained, "--n-best", 2, "--tokenized", given="".join(f"{line}\n" for line in SOURCE), command="decode")
-    text = "".join(f"{line}\n" for line in [*listed, "4 |||  |||  ||| -1 ||| 0-0", "4|||hund|||x= 1"])
-    found = lines("-m", trained, files[0], "--n-best", "-", "--tokenized", "--feature", "Again", given=text)
+    listed = lines(
+        "-m",
+        trained,
+        "--n-best",
+        2,
+        "--tokenized",
+        given="".join(f"{line}\n" for line in SOURCE),
+        command="decode",
+    )
+    text = "".join(
+        f"{line}\n" for line in [*listed, "4 |||  |||  ||| -1 ||| 0-0", "4|||hund|||x= 1"]
+    )
+    found = lines(
+        "-m", trained, files[0], "--n-best", "-", "--tokenized", "--feature", "Again", given=text
+    )
     for before, after in zip(listed, found, strict=False):
         number, words, features, score = after.split(" ||| ")
         old, new = features.split(" Again= ")
@@ -160,8 +212,14 @@ def test_an_n_best_list(trained, other, files):
         assert float(new) == pytest.approx(float(old.removeprefix("LogProb= ")), abs=1e-5)
     assert found[-2].startswith("4 |||  ||| Again= -") and found[-2].endswith(" ||| -1 ||| 0-0")
     assert found[-1].startswith("4|||hund|||x= 1 Again= -")
-    scores = [line.split("Rescore= ")[1].split(" ")[0] for line in lines("-m", other, files[0], "--n-best", "-", "-n", given=text)]
-    pairs = "".join(f"{SOURCE[int(line.split('|||')[0])]}\t{line.split('|||')[1].strip()}\n" for line in text.split("\n")[:-1])
+    scores = [
+        line.split("Rescore= ")[1].split(" ")[0]
+        for line in lines("-m", other, files[0], "--n-best", "-", "-n", given=text)
+    ]
+    pairs = "".join(
+        f"{SOURCE[int(line.split('|||')[0])]}\t{line.split('|||')[1].strip()}\n"
+        for line in text.split("\n")[:-1]
+    )
     assert scores == lines("-m", other, "-n", given=pairs)
 
 
@@ -170,19 +228,34 @@ def test_an_n_best_list(trained, other, files):
     [
         ("0 ||| hund\n", "line 1: '0 ||| hund' is not `ID ||| text ||| features ||| score`"),
         ("0 ||| hund ||| x= 1 ||| 1\nhund ||| a ||| b\n", "line 2: 'hund ||| a ||| b' is not"),
-        ("2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n", "line 2: ID 0 stands behind ID 2"),
+        (
+            "2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n",
+            "line 2: ID 0 stands behind ID 2",
+        ),
         ("6 ||| hund ||| x= 1 ||| 1\n", "line 1: there is no line for ID 6, counted from 0, in "),
         ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: line 2 of "),
-        ("0 ||| hund ||| Rescore= 1 ||| 1\n", "line 1: there is a Rescore already; choose another name by --feature"),
+        (
+            "0 ||| hund ||| Rescore= 1 ||| 1\n",
+            "line 1: there is a Rescore already; choose another name by --feature",
+        ),
     ],
 )
 def test_what_is_no_n_best_list(trained, files, text, said):
-    assert f"standard input, {said}" in refused("-m", trained, files[0], "--n-best", "-", given=text)
+    assert f"standard input, {said}" in refused(
+        "-m", trained, files[0], "--n-best", "-", given=text
+    )
 
 
 def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
     ensemble = ["-m", trained, "-m", other, "--ensemble", "log"]
-    printed = lines(*ensemble, "--json", "--n-best", 2, given="".join(f"{line}\n" for line in SOURCE), command="decode")
+    printed = lines(
+        *ensemble,
+        "--json",
+        "--n-best",
+        2,
+        given="".join(f"{line}\n" for line in SOURCE),
+        command="decode",
+    )
     (tmp_path / "found").write_text("".join(f"{line}\n" for line in printed))
     found = lines(*ensemble, "--json-lines", tmp_path / "found")
     for before, after in zip(map(json.loads, printed), map(json.loads, found), strict=True):
@@ -192,7 +265,13 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
     assert [json.loads(line)["translations"] for line in found][1] == []
     again = "".join(f"{line}\n" for line in found)
     assert "there is a Rescore already" in refused(*ensemble, "--json-lines", "-", given=again)
-    for wrong in ("hund", "[]", '{"id": 0}', '{"source_tokens": 3, "translations": []}', '{"source_tokens": [], "translations": [{}]}'):
+    for wrong in (
+        "hund",
+        "[]",
+        '{"id": 0}',
+        '{"source_tokens": 3, "translations": []}',
+        '{"source_tokens": [], "translations": [{}]}',
+    ):
         said = refused(*ensemble, "--json-lines", "-", given=wrong)
         assert "standard input, line 1: this is not what `fusetk decode --json` prints" in said
 
@@ -200,7 +279,12 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
 def test_an_ensemble(trained, other, files):
     one, two, both, mean = (
         [float(line) for line in lines(*options, *files, "--no-end-mark") if line]
-        for options in (["-m", trained], ["-m", other], ["-m", trained, "-m", other], ["-m", trained, "-m", other, "--ensemble", "log"])
+        for options in (
+            ["-m", trained],
+            ["-m", other],
+            ["-m", trained, "-m", other],
+            ["-m", trained, "-m", other, "--ensemble", "log"],
+        )
     )
     assert mean == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)], abs=1e-5)
     assert both != pytest.approx(mean, abs=1e-3)
@@ -213,7 +297,11 @@ def test_files_of_unequal_length_after_what_both_have(trained, files, tmp_path):
     for name, text in (("short", "hund\nhund\n"), ("long", "hund\n" * 9)):
         (tmp_path / name).write_text(text)
         result = call("-m", trained, files[0], tmp_path / name)
-        assert result.exit_code == 2 and f"in has 6 lines and {tmp_path / name} has {2 if name == 'short' else 9}" in result.stderr
+        assert (
+            result.exit_code == 2
+            and f"in has 6 lines and {tmp_path / name} has {2 if name == 'short' else 9}"
+            in result.stderr
+        )
         assert result.stdout.count("\n") == min(6, len(text) // 5)
     result = call("-m", trained, files[0], "-", given="hund\n" * 7)
     assert result.exit_code == 2 and "in has 6 lines and standard input has more" in result.stderr
@@ -222,13 +310,19 @@ def test_files_of_unequal_length_after_what_both_have(trained, files, tmp_path):
 
 
 def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(test_decode, "TINY", {**test_decode.TINY, "positions": "learned", "max_positions": 6})
+    monkeypatch.setattr(
+        test_decode, "TINY", {**test_decode.TINY, "positions": "learned", "max_positions": 6}
+    )
     short = make_run(tmp_path / "run")
-    result = call("-m", short, given="Hund\tHund\nHund\thund hund hund hund hund hund\nHund\tHund\n")
+    result = call(
+        "-m", short, given="Hund\tHund\nHund\thund hund hund hund hund hund\nHund\tHund\n"
+    )
     assert result.exit_code == 2 and result.stdout.count("\n") == 1
     said = "standard input, line 2: a target sentence of 6 tokens is too long: with its mark the model has 6 positions"
     assert said in result.stderr
-    assert f"{files[0]} and {files[1]}, line 4: a source sentence of 9 tokens" in refused("-m", short, *files)
+    assert f"{files[0]} and {files[1]}, line 4: a source sentence of 9 tokens" in refused(
+        "-m", short, *files
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,14 +352,31 @@ def test_options_that_make_no_sense(trained, arguments, said):
 
 def test_lines_with_other_tabs_and_an_output_that_is_read(trained, tmp_path, files):
     result = call("-m", trained, given="a\tb\na b\n")
-    assert result.exit_code == 2 and "standard input, line 2: there are 0 tabs" in result.stderr and result.stdout.count("\n") == 1
+    assert (
+        result.exit_code == 2
+        and "standard input, line 2: there are 0 tabs" in result.stderr
+        and result.stdout.count("\n") == 1
+    )
     assert "line 1: there are 2 tabs" in refused("-m", trained, given="a\tb\tc\n")
     before = files[0].read_bytes()
-    assert "is both read and written" in refused("-m", trained, *files, "-o", files[0]) and files[0].read_bytes() == before
+    assert (
+        "is both read and written" in refused("-m", trained, *files, "-o", files[0])
+        and files[0].read_bytes() == before
+    )
 
 
 def test_a_pair_is_answered_while_the_writer_waits(trained):
-    command = [sys.executable, "-m", "fusetk", "rescore", "-m", str(trained), "--threads", "1", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "fusetk",
+        "rescore",
+        "-m",
+        str(trained),
+        "--threads",
+        "1",
+        "-q",
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin and process.stdout
         process.stdin.write(b"Ein Hund\thund\n")

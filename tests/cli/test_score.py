@@ -50,7 +50,10 @@ def test_every_metric_has_its_line(files: Path) -> None:
 
 
 def test_several_references_in_both_ways(files: Path) -> None:
-    outputs = {run("hyp", *arguments).stdout for arguments in (["ref", "ref2"], ["-r", "ref", "-r", "ref2"], ["ref2", "-r", "ref"])}
+    outputs = {
+        run("hyp", *arguments).stdout
+        for arguments in (["ref", "ref2"], ["-r", "ref", "-r", "ref2"], ["ref2", "-r", "ref"])
+    }
     assert len(outputs) == 1
     [output] = outputs
     assert "against ref (13 words), ref2 (13 words)" in output and "nrefs:2" in output
@@ -63,7 +66,9 @@ def test_json(files: Path) -> None:
     assert document["references"] == [{"file": "ref", "words": 13}]
     found = {entry["metric"]: entry for entry in document["scores"]}
     assert list(found) == ["sacrebleu", "multi-bleu-lc", "chrf", "ter"]
-    assert found["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
+    assert (
+        found["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
+    )
     assert found["multi-bleu-lc"]["reference_length"] == 13
     assert "case:lc" in found["sacrebleu"]["signature"]
 
@@ -103,14 +108,29 @@ def test_unequal_line_counts(files: Path) -> None:
         (["hyp", "ref", "--tokenize", "13b"], "no tokeniser '13b'"),
         (["hyp", "."], "is a folder"),
         (["hyp", "binary"], "binary, line 2: byte 0xff at offset 0 of the line is not UTF-8"),
-        (["hyp", "ref", "--metric", "chrf", "--metric", "ter", "--tokenize", "zh"], "--tokenize is for sacrebleu, not for chrf, ter"),
-        (["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"], "give --metric multi-bleu or multi-bleu-lc, or leave it out"),
+        (
+            ["hyp", "ref", "--metric", "chrf", "--metric", "ter", "--tokenize", "zh"],
+            "--tokenize is for sacrebleu, not for chrf, ter",
+        ),
+        (
+            ["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"],
+            "give --metric multi-bleu or multi-bleu-lc, or leave it out",
+        ),
         (["hyp", "ref", "--name", "x"], "--name: of no use without --system or --by-length"),
         (["hyp", "ref", "--significance", "bootstrap"], "give --system NAME=FILE"),
-        (["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"], "no --by-length"),
+        (
+            ["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"],
+            "no --by-length",
+        ),
         (["hyp", "ref", "--system", "a=ref", "--samples", "9"], "give --significance"),
-        (["hyp", "ref", "--system", "a=ref", "--significance", "bootstrap", "--seed", "0"], "--seed"),
-        (["hyp", "ref", "--system", "a=ref", "--run", "run", "--set-name", "test"], "note them without --system"),
+        (
+            ["hyp", "ref", "--system", "a=ref", "--significance", "bootstrap", "--seed", "0"],
+            "--seed",
+        ),
+        (
+            ["hyp", "ref", "--system", "a=ref", "--run", "run", "--set-name", "test"],
+            "note them without --system",
+        ),
         (["hyp", "ref", "--system", "hyp=ref"], "two systems are called 'hyp'"),
         (["hyp", "ref", "--source", "empty"], "empty is empty"),
     ],
@@ -147,7 +167,10 @@ def test_line_ends_of_windows_and_a_byte_order_mark_do_not_matter(files: Path) -
 def test_options_that_some_metrics_do_not_heed(files: Path) -> None:
     result = run("hyp", "ref", "--tokenize", "char")
     assert result.exit_code == 0 and "tok:char" in result.stdout
-    assert result.stderr == "warning: --tokenize is for sacrebleu; it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
+    assert (
+        result.stderr
+        == "warning: --tokenize is for sacrebleu; it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
+    )
     assert run("hyp", "ref", "--tokenize", "none", "--metric", "sacrebleu").stderr == ""
 
 
@@ -155,13 +178,22 @@ def test_compound_split(files: Path) -> None:
     Path("hyp").write_text("ein Ost-West Ding\nund mehr .\n")
     Path("ref").write_text("das Ost-Nord Ding\nund mehr .\n")
     result = run("hyp", "ref", "--metric", "multi-bleu", "--compound-split")
-    assert "hyp_len=8, ref_len=8" in result.stdout and "compounds:split" in result.stdout and result.stderr == ""
-    assert "--compound-split changes nothing" in run("ref2", "ref2", "--metric", "multi-bleu", "--compound-split").stderr
+    assert (
+        "hyp_len=8, ref_len=8" in result.stdout
+        and "compounds:split" in result.stdout
+        and result.stderr == ""
+    )
+    assert (
+        "--compound-split changes nothing"
+        in run("ref2", "ref2", "--metric", "multi-bleu", "--compound-split").stderr
+    )
 
 
 def test_compound_split_of_raw_text(files: Path) -> None:
     Path("raw").write_text("Ein Ost-West-Ding.\nUnd mehr.\n" * 2)
-    warned = run("raw", "raw", "--metric", "sacrebleu", "--metric", "multi-bleu", "--compound-split").stderr.splitlines()
+    warned = run(
+        "raw", "raw", "--metric", "sacrebleu", "--metric", "multi-bleu", "--compound-split"
+    ).stderr.splitlines()
     assert len(warned) == 2 and "does not look tokenised: for multi-bleu," in warned[1]
     assert run("raw", "raw", "--metric", "sacrebleu").stderr == ""
 
@@ -206,7 +238,9 @@ def test_lines_that_were_not_translated(files: Path) -> None:
 
 def test_a_reader_that_has_seen_enough(files: Path) -> None:
     for more in ("--system a=ref", "--by-length", "--metric all", "--json"):
-        command = f"{sys.executable} -m fusetk score hyp ref {more} | head -1; echo ${{PIPESTATUS[0]}}"
+        command = (
+            f"{sys.executable} -m fusetk score hyp ref {more} | head -1; echo ${{PIPESTATUS[0]}}"
+        )
         result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert result.stdout.splitlines()[1:] == ["0"] and result.stderr == ""
 
@@ -215,70 +249,149 @@ def test_a_reader_that_has_seen_enough(files: Path) -> None:
 
 
 def test_a_table_of_systems(files: Path) -> None:
-    result = run("hyp", "ref", "--system", "the other=ref2", "--name", "base", "--metric", "multi-bleu", "--metric", "ter")
+    result = run(
+        "hyp",
+        "ref",
+        "--system",
+        "the other=ref2",
+        "--name",
+        "base",
+        "--metric",
+        "multi-bleu",
+        "--metric",
+        "ter",
+    )
     assert result.exit_code == 0 and result.stderr == ""
     lines = result.stdout.splitlines()
     assert lines[0] == "2 systems"
     assert lines[1] == "system     multi-bleu    ter"
-    for line, name, system in ((lines[2], "base", HYPOTHESIS), (lines[3], "the other", HYPOTHESIS[:1] + REFERENCE[1:])):
+    for line, name, system in (
+        (lines[2], "base", HYPOTHESIS),
+        (lines[3], "the other", HYPOTHESIS[:1] + REFERENCE[1:]),
+    ):
         found = score(system, [REFERENCE], ["multi-bleu", "ter"])
-        assert line.split("  ")[0] == name and line.split()[-2:] == [f"{one.value:.2f}" for one in found]
+        assert line.split("  ")[0] == name and line.split()[-2:] == [
+            f"{one.value:.2f}" for one in found
+        ]
     assert lines[4] == "base: hyp (2 sentences, 12 words) against ref (13 words)"
-    assert lines[6] == f"multi-bleu: {found[0].signature}" and lines[7] == f"ter: {found[1].signature}" and len(lines) == 8
+    assert (
+        lines[6] == f"multi-bleu: {found[0].signature}"
+        and lines[7] == f"ter: {found[1].signature}"
+        and len(lines) == 8
+    )
 
 
 @pytest.fixture
 def long(files: Path) -> None:
     draw = random.Random(1)
     reference = [" ".join(draw.choice("abcdefgh") for _ in range(12)) for _ in range(40)]
-    noisy = [" ".join("x" if draw.random() < 0.1 else word for word in line.split()) for line in reference]
-    for name, lines in (("ref", reference), ("hyp", noisy), ("bad", noisy[::-1]), ("near", [reference[0], *noisy[1:]])):
+    noisy = [
+        " ".join("x" if draw.random() < 0.1 else word for word in line.split())
+        for line in reference
+    ]
+    for name, lines in (
+        ("ref", reference),
+        ("hyp", noisy),
+        ("bad", noisy[::-1]),
+        ("near", [reference[0], *noisy[1:]]),
+    ):
         Path(name).write_text("".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_systems_are_tested_against_the_first(long: None, kind: str) -> None:
-    arguments = ["hyp", "ref", "--system", "same=hyp", "--system", "bad=bad", "--metric", "multi-bleu", "--metric", "chrf"]
+    arguments = [
+        "hyp",
+        "ref",
+        "--system",
+        "same=hyp",
+        "--system",
+        "bad=bad",
+        "--metric",
+        "multi-bleu",
+        "--metric",
+        "chrf",
+    ]
     arguments += ["--significance", kind]
     result = run(*arguments, "--samples", "200")
     assert result.exit_code == 0, result.output
     bleu, chrf, end = result.stdout.split("\n\n")
     title, head, first, same, bad, signature = bleu.splitlines()
-    assert (title, signature.split(":")[0], chrf.splitlines()[0]) == ("multi-bleu", "signature", "chrf")
-    assert " ".join(head.split()) == "system score difference mean 95% p" and first.split()[2::3] == ["-", "-"]
+    assert (title, signature.split(":")[0], chrf.splitlines()[0]) == (
+        "multi-bleu",
+        "signature",
+        "chrf",
+    )
+    assert " ".join(head.split()) == "system score difference mean 95% p" and first.split()[
+        2::3
+    ] == ["-", "-"]
     assert same.split()[2] == "+0.00" and same.split()[-1] == "1.0000"
     assert float(bad.split()[2]) < -20 and float(bad.split()[-1]) < 0.01
     assert f"200 samples, seed 12345, sacrebleu {sacrebleu.__version__}" in end.splitlines()[0]
-    assert run(*arguments, "--samples", "200", "--seed", "12345").stdout == result.stdout != run(*arguments, "--samples", "201").stdout
+    assert (
+        run(*arguments, "--samples", "200", "--seed", "12345").stdout
+        == result.stdout
+        != run(*arguments, "--samples", "201").stdout
+    )
 
 
 def test_json_of_systems(long: None) -> None:
     arguments = ["hyp", "ref", "--system", "bad=bad", "--metric", "multi-bleu", "--json"]
     plain = json.loads(run(*arguments).stdout)
-    document = json.loads(run(*arguments, "--significance", "bootstrap", "--samples", "50", "--seed", "3").stdout)
-    assert document["test"] == {"kind": "bootstrap", "samples": 50, "seed": 3, "sacrebleu": sacrebleu.__version__} and plain["test"] is None
-    assert [system["name"] for system in document["systems"]] == ["hyp", "bad"] and document["sentences"] == 40
+    document = json.loads(
+        run(*arguments, "--significance", "bootstrap", "--samples", "50", "--seed", "3").stdout
+    )
+    assert (
+        document["test"]
+        == {"kind": "bootstrap", "samples": 50, "seed": 3, "sacrebleu": sacrebleu.__version__}
+        and plain["test"] is None
+    )
+    assert [system["name"] for system in document["systems"]] == ["hyp", "bad"] and document[
+        "sentences"
+    ] == 40
     for system, other in zip(document["systems"], plain["systems"], strict=True):
         [found], [expected] = system["scores"], other["scores"]
         test = found.pop("test")
         assert expected.pop("test") is None and found == expected
-    assert test["p"] < 0.05 and test["differ"] == 40 and test["difference"] == found["value"] - plain["systems"][0]["scores"][0]["value"]
+    assert (
+        test["p"] < 0.05
+        and test["differ"] == 40
+        and test["difference"] == found["value"] - plain["systems"][0]["scores"][0]["value"]
+    )
 
 
 def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
-    result = run("hyp", "ref", "--system", "near=near", "--significance", "randomization", "--samples", "50", "--metric", "multi-bleu")
-    assert "warning: multi-bleu: lines that set near and hyp apart: 1; with so few, p is too small" in result.stderr
+    result = run(
+        "hyp",
+        "ref",
+        "--system",
+        "near=near",
+        "--significance",
+        "randomization",
+        "--samples",
+        "50",
+        "--metric",
+        "multi-bleu",
+    )
+    assert (
+        "warning: multi-bleu: lines that set near and hyp apart: 1; with so few, p is too small"
+        in result.stderr
+    )
 
 
 def test_warnings_of_systems_name_them(files: Path) -> None:
     Path("bpe").write_text("the c@@ at sat on the m@@ at .\na d@@ og ran home .\n")
-    assert run("hyp", "ref", "--system", "bpe=bpe").stderr.startswith("warning: bpe: the hypothesis looks like subwords")
+    assert run("hyp", "ref", "--system", "bpe=bpe").stderr.startswith(
+        "warning: bpe: the hypothesis looks like subwords"
+    )
 
 
 def test_unequal_pipes_are_one_sentence() -> None:
     command = f"{sys.executable} -m fusetk score <(printf 'a\\nb\\nc\\n') <(printf 'a\\nb\\n')"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert result.returncode == 2 and "3 lines" in result.stderr and "Traceback" not in result.stderr
+    assert (
+        result.returncode == 2 and "3 lines" in result.stderr and "Traceback" not in result.stderr
+    )
 
 
 # Notes in a run folder -----------------------------------------------------------------------------------------------
@@ -290,29 +403,64 @@ def folder(files: Path) -> Path:
     for name, update in (("last", 12), ("best", 8), ("average-5", None)):
         state = Path("run/checkpoints") / name / "state.json"
         state.parent.mkdir(parents=True)
-        state.write_text(json.dumps({"format": 1, **({"progress": {"update": update}, "data": "abc"} if update else {})}))
+        state.write_text(
+            json.dumps(
+                {"format": 1, **({"progress": {"update": update}, "data": "abc"} if update else {})}
+            )
+        )
     Path("run/config.yaml").write_text("{}")
     return Path("run")
 
 
 def test_scores_are_noted_in_a_run(folder: Path) -> None:
-    result = run("hyp", "ref", "--metric", "multi-bleu", "--metric", "chrf", "--run", "run", "--set-name", "test")
+    result = run(
+        "hyp",
+        "ref",
+        "--metric",
+        "multi-bleu",
+        "--metric",
+        "chrf",
+        "--run",
+        "run",
+        "--set-name",
+        "test",
+    )
     assert result.exit_code == 0, result.output
     assert result.stderr == "noted in run/scores.json\n" and "noted" not in result.stdout
     found = score_log.read(folder)
-    assert [note.key for note in found] == [("test", "best", "multi-bleu"), ("test", "best", "chrf")]
+    assert [note.key for note in found] == [
+        ("test", "best", "multi-bleu"),
+        ("test", "best", "chrf"),
+    ]
     [expected] = score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])
-    assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (expected.value, expected.signature, 12, "abc")
-    assert found[0].references == score_log.fingerprint([REFERENCE]) != score_log.fingerprint([HYPOTHESIS])
+    assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (
+        expected.value,
+        expected.signature,
+        12,
+        "abc",
+    )
+    assert (
+        found[0].references
+        == score_log.fingerprint([REFERENCE])
+        != score_log.fingerprint([HYPOTHESIS])
+    )
 
 
 def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> None:
     same = ["--metric", "multi-bleu", "--set-name", "test", "--run"]
-    for arguments in (["hyp", "ref", *same, "run"], ["ref", "ref", *same, "run"], ["hyp", "ref", *same, "run/checkpoints/average-5"]):
+    for arguments in (
+        ["hyp", "ref", *same, "run"],
+        ["ref", "ref", *same, "run"],
+        ["hyp", "ref", *same, "run/checkpoints/average-5"],
+    ):
         assert run(*arguments).exit_code == 0
     run("hyp", "ref", *same, "run/checkpoints/last", "--checkpoint", "label", "--json")
     found = {note.checkpoint: note.value for note in score_log.read(folder)}
-    assert list(found) == ["best", "average-5", "label"] and found["best"] == pytest.approx(100) and found["average-5"] < 100
+    assert (
+        list(found) == ["best", "average-5", "label"]
+        and found["best"] == pytest.approx(100)
+        and found["average-5"] < 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -321,9 +469,15 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
         (["--run", "run"], "by --set-name"),
         (["--set-name", "test"], "give --run"),
         (["--checkpoint", "best"], "give --run"),
-        (["--run", "nowhere", "--set-name", "test"], "nowhere is no run folder: there is no such folder"),
+        (
+            ["--run", "nowhere", "--set-name", "test"],
+            "nowhere is no run folder: there is no such folder",
+        ),
         (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
-        (["--run", "damaged", "--set-name", "test", "--checkpoint", "best"], "scores.json is damaged"),
+        (
+            ["--run", "damaged", "--set-name", "test", "--checkpoint", "best"],
+            "scores.json is damaged",
+        ),
     ],
 )
 def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> None:
@@ -345,7 +499,9 @@ SIZES = [0, 1, 4, 5, 6, 9, 10, 11, 24, 24]  # words of the source; none between 
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Two systems, a reference and a source."""
     monkeypatch.chdir(tmp_path)
-    reference = [" ".join(f"W{(i * k) % 7}" for k in range(size + 5)) for i, size in enumerate(SIZES)]
+    reference = [
+        " ".join(f"W{(i * k) % 7}" for k in range(size + 5)) for i, size in enumerate(SIZES)
+    ]
     texts = {
         "src.de": [" ".join(["x"] * size) for size in SIZES],
         "ref.en": reference,
@@ -362,18 +518,31 @@ def by_length(*arguments: str) -> Result:
 
 
 def test_a_table_by_length(texts: dict[str, list[str]]) -> None:
-    result = by_length("--source", "src.de", "--system", "deep one=deep.en", "--bounds", "0,5,11,20")
+    result = by_length(
+        "--source", "src.de", "--system", "deep one=deep.en", "--bounds", "0,5,11,20"
+    )
     assert result.exit_code == 0, result.output
     title, head, *rest = result.stdout.splitlines()
     rows, lines = rest[:4], rest[4:]
     assert title == "multi-bleu by the length of the source" and "\t" not in result.stdout
     assert head.split("  ")[0] == "words" and head.endswith("  sentences   base  deep one")
-    assert [row.split()[:2] for row in rows[:3]] == [["0-5", "4"], ["6-11", "4"], ["12-20", "0"]] and rows[3].startswith("> 20")
+    assert [row.split()[:2] for row in rows[:3]] == [
+        ["0-5", "4"],
+        ["6-11", "4"],
+        ["12-20", "0"],
+    ] and rows[3].startswith("> 20")
     assert rows[2].split()[2:] == ["-", "-"]
     first = [texts[name][:4] for name in ("base.en", "ref.en")]
     assert rows[0].split()[2] == f"{score(first[0], [first[1]], ['multi-bleu'])[0].value:.2f}"
-    assert lines[0].startswith("base: base.en (10 sentences, ") and " against ref.en (" in lines[0] and lines[1].startswith("deep one: ")
-    assert lines[2:4] == ["lengths: words between white space in src.de", "blank: 1 of these lines, in the row 0-5"]
+    assert (
+        lines[0].startswith("base: base.en (10 sentences, ")
+        and " against ref.en (" in lines[0]
+        and lines[1].startswith("deep one: ")
+    )
+    assert lines[2:4] == [
+        "lengths: words between white space in src.de",
+        "blank: 1 of these lines, in the row 0-5",
+    ]
     assert lines[4].startswith("signature: nrefs:1|case:mixed")
 
 
@@ -381,27 +550,65 @@ def test_longer_than_each_bound(texts: dict[str, list[str]]) -> None:
     result = by_length("--source", "src.de", "--longer-than", "--name", "one")
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["words", "sentences", "one"]
-    assert [line.split()[:3] for line in lines[2:9]] == [[">", f"{10 * k}", f"{n}"] for k, n in enumerate([9, 3, 2, 0, 0, 0, 0])]
+    assert [line.split()[:3] for line in lines[2:9]] == [
+        [">", f"{10 * k}", f"{n}"] for k, n in enumerate([9, 3, 2, 0, 0, 0, 0])
+    ]
     assert "blank: 1 of these lines, in no row" in lines
 
 
 @pytest.mark.parametrize("metric", ["multi-bleu", "sacrebleu", "ter"])
 def test_json_by_length(texts: dict[str, list[str]], metric: str) -> None:
-    arguments = ["--system", "deep=deep.en", "--bounds", "0,30", "--longer-than", "--json", "--lowercase", "--metric", metric]
+    arguments = [
+        "--system",
+        "deep=deep.en",
+        "--bounds",
+        "0,30",
+        "--longer-than",
+        "--json",
+        "--lowercase",
+        "--metric",
+        metric,
+    ]
     document = json.loads(by_length(*arguments).stdout)
     [whole, empty] = document["rows"]
-    results = {name: score(texts[f"{name}.en"], [texts["ref.en"]], [metric], lowercase=True)[0] for name in ("base", "deep")}
-    assert whole == {"fewest": 1, "most": None, "sentences": 10, "scores": {name: result.value for name, result in results.items()}}
-    assert empty == {"fewest": 31, "most": None, "sentences": 0, "scores": {"base": None, "deep": None}}
-    assert (document["metric"], document["signature"]) == (results["base"].metric, results["base"].signature)
-    assert document["lengths"] == {"of": "reference", "file": "ref.en", "words": sum(SIZES) + 50, "blank": 0}
-    assert [system["name"] for system in document["systems"]] == ["base", "deep"] and document["sentences"] == 10
+    results = {
+        name: score(texts[f"{name}.en"], [texts["ref.en"]], [metric], lowercase=True)[0]
+        for name in ("base", "deep")
+    }
+    assert whole == {
+        "fewest": 1,
+        "most": None,
+        "sentences": 10,
+        "scores": {name: result.value for name, result in results.items()},
+    }
+    assert empty == {
+        "fewest": 31,
+        "most": None,
+        "sentences": 0,
+        "scores": {"base": None, "deep": None},
+    }
+    assert (document["metric"], document["signature"]) == (
+        results["base"].metric,
+        results["base"].signature,
+    )
+    assert document["lengths"] == {
+        "of": "reference",
+        "file": "ref.en",
+        "words": sum(SIZES) + 50,
+        "blank": 0,
+    }
+    assert [system["name"] for system in document["systems"]] == ["base", "deep"] and document[
+        "sentences"
+    ] == 10
 
 
 def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:
     lines = by_length("-r", "deep.en").stdout.splitlines()
     assert lines[0] == "multi-bleu by the length of the first reference"
-    assert "lengths: words between white space in ref.en, the first reference, for there is no --source" in lines
+    assert (
+        "lengths: words between white space in ref.en, the first reference, for there is no --source"
+        in lines
+    )
     assert not any(line.startswith("blank") for line in lines)
 
 
@@ -414,13 +621,23 @@ def test_standard_input_by_length(texts: dict[str, list[str]]) -> None:
         file.write(Path("base.en").read_text())
     source = Path("src.de").read_text()
     result = run("packed.en.gz", "ref.en", "--by-length", "--source", "-", stdin=source)
-    assert result.stdout.splitlines()[1].split()[2] == "packed" and "white space in standard input\n" in result.stdout
-    assert "standard input can be only one" in run("-", "ref.en", "--by-length", "--source", "-", stdin=source).stderr
+    assert (
+        result.stdout.splitlines()[1].split()[2] == "packed"
+        and "white space in standard input\n" in result.stdout
+    )
+    assert (
+        "standard input can be only one"
+        in run("-", "ref.en", "--by-length", "--source", "-", stdin=source).stderr
+    )
 
 
 def test_a_picture_by_length(texts: dict[str, list[str]]) -> None:
     result = by_length("--source", "src.de", "--system", "deep=deep.en", "-o", "a.png", "--json")
-    assert result.exit_code == 0 and json.loads(result.stdout)["rows"] and Path("a.png").stat().st_size > 10_000
+    assert (
+        result.exit_code == 0
+        and json.loads(result.stdout)["rows"]
+        and Path("a.png").stat().st_size > 10_000
+    )
 
 
 def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
@@ -450,7 +667,10 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
         (["--source", "short"], "base.en has 10 lines and short has 1"),
         (["-o", "a.json"], "must end in .png, .pdf, .svg for a picture"),
         (["-o", "nowhere/a.png"], "no folder nowhere"),
-        (["-o", "a.png", "--longer-than", "--bounds", "99,100"], "no line has more than 99 words; give lower --bounds"),
+        (
+            ["-o", "a.png", "--longer-than", "--bounds", "99,100"],
+            "no line has more than 99 words; give lower --bounds",
+        ),
     ],
 )
 def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], said: str) -> None:

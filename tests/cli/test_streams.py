@@ -56,7 +56,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(words: str, place: Path, toy: Path, capsys: pytest.CaptureFixture) -> tuple[int, str]:
     """The exit status, and what standard error has."""
     (place / "OUT").write_text("kept\n")
-    paths = {name: str(place / name) for name in ("RUN", "TEXT", "OUT")} | {"CONFIG": str(toy), "PICTURE": str(place / "a.html")}
+    paths = {name: str(place / name) for name in ("RUN", "TEXT", "OUT")} | {
+        "CONFIG": str(toy),
+        "PICTURE": str(place / "a.html"),
+    }
     with pytest.raises(SystemExit) as caught:
         main([paths.get(word, word) for word in words.split()])
     assert (place / "OUT").read_text() == "kept\n"
@@ -68,7 +71,11 @@ def run(words: str, place: Path, toy: Path, capsys: pytest.CaptureFixture) -> tu
 def test_standard_input_is_closed(words, place, toy, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     code, said = run(words, place, toy, capsys)
-    assert code == 2 and said.startswith("fusetk: standard input is closed: ") and said.count("\n") == 1
+    assert (
+        code == 2
+        and said.startswith("fusetk: standard input is closed: ")
+        and said.count("\n") == 1
+    )
     assert sys.stdin is None
 
 
@@ -83,8 +90,16 @@ def test_standard_output_is_closed(words, place, toy, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("closed", "code", "said"),
     [
-        ("<&-", 2, "fusetk: standard input is closed: name a file instead, or connect it to a file or pipe\n"),
-        ("< TEXT >&-", 2, "fusetk: standard output is closed: connect it to a file or pipe; to discard it, use > /dev/null\n"),
+        (
+            "<&-",
+            2,
+            "fusetk: standard input is closed: name a file instead, or connect it to a file or pipe\n",
+        ),
+        (
+            "< TEXT >&-",
+            2,
+            "fusetk: standard output is closed: connect it to a file or pipe; to discard it, use > /dev/null\n",
+        ),
         ("-i TEXT -o NEW <&- >&-", 0, ""),
         ("-i TEXT -o NEW <&- >&- 2>&-", 0, ""),
     ],
@@ -102,7 +117,13 @@ def without_reader(arguments: list[str], stream: str, cwd: Path, **options: obje
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        both = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options, stream: writing}
+        both = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            **options,
+            stream: writing,
+        }
         return subprocess.run([*FUSETK, *arguments], cwd=cwd, **both).returncode
     finally:
         os.close(writing)

@@ -13,7 +13,9 @@ ODD = "x\u2028y\u0085z\x0c\t\0 1\u00a0%"
 
 
 def call(*arguments: object, text: str | bytes = "") -> Result:
-    return CliRunner().invoke(main, ["text", *(str(argument) for argument in arguments)], input=text)
+    return CliRunner().invoke(
+        main, ["text", *(str(argument) for argument in arguments)], input=text
+    )
 
 
 def out(*arguments: object, text: str | bytes = "") -> str:
@@ -46,7 +48,9 @@ def test_normalized() -> None:
 def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("hund hunde hund\n")
     (tmp_path / "b").write_text("hunde\n\nkatze katze\n")
-    learned = call("learn-bpe", "-s", 50, "-i", tmp_path / "a", "-i", tmp_path / "b", "-o", tmp_path / "codes")
+    learned = call(
+        "learn-bpe", "-s", 50, "-i", tmp_path / "a", "-i", tmp_path / "b", "-o", tmp_path / "codes"
+    )
     assert "no pair stands 2 times any more after" in learned.stderr
     text = "hund  hunden katze\n\n"
     split = out("apply-bpe", "-c", tmp_path / "codes", text=text)
@@ -61,7 +65,16 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
 def test_filtered(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("a b\nc\n\nd d d d\na b\n")
     (tmp_path / "x.en").write_text("a\nc c c c\ny\nd\na\n")
-    result = call("filter", tmp_path / "x.de", tmp_path / "x.en", "-o", tmp_path / "y", "--max-ratio", 2, "--deduplicate")
+    result = call(
+        "filter",
+        tmp_path / "x.de",
+        tmp_path / "x.en",
+        "-o",
+        tmp_path / "y",
+        "--max-ratio",
+        2,
+        "--deduplicate",
+    )
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "5 pairs in, 1 out, 1 duplicate, 1 empty, 2 length ratio\n"
     assert ((tmp_path / "y.de").read_text(), (tmp_path / "y.en").read_text()) == ("a b\n", "a\n")
@@ -71,7 +84,9 @@ def test_filtered(tmp_path: Path) -> None:
 
 def test_errors_name_where(tmp_path: Path) -> None:
     result = call("tokenize", text=b"good\n\xff\n")
-    assert result.exit_code == 2 and "standard input, line 2: byte 0xff at offset 0" in result.stderr
+    assert (
+        result.exit_code == 2 and "standard input, line 2: byte 0xff at offset 0" in result.stderr
+    )
     result = call("tokenize", "-i", tmp_path / "none")
     assert result.exit_code == 2 and "none does not exist" in result.stderr
     result = call("learn-bpe", text="\n")

@@ -13,9 +13,19 @@ SOURCE_SIZE, TARGET_SIZE = 11, 9
 
 # Options without which a kind cannot be built.
 SIZES: dict[str, dict[str, Any]] = {
-    "transformer": {"width": 16, "heads": 2, "ffn": 24, "encoder": {"layers": 2}, "decoder": {"layers": 2}},
+    "transformer": {
+        "width": 16,
+        "heads": 2,
+        "ffn": 24,
+        "encoder": {"layers": 2},
+        "decoder": {"layers": 2},
+    },
     "coordinated": {"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}},
-    "conv": {"width": 10, "encoder": {"layers": 2, "widths": [8, 12]}, "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]}},
+    "conv": {
+        "width": 10,
+        "encoder": {"layers": 2, "widths": [8, 12]},
+        "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]},
+    },
     "recurrent": {
         "width": 16,
         "heads": 2,
@@ -34,13 +44,21 @@ FUSES: dict[str, list[dict[str, Any]]] = {
     "average": [{}],
     "ffn": [{"hidden": 12}],
     "attention": [ATTENTION, {**ATTENTION, "feature_wise": True, "independent_w1": True}],
-    "linear": [{}, {"normalize": "softmax", "norm_layers": True}, {"weights": "matrix", "aggregation": "ewp-ffn"}],
+    "linear": [
+        {},
+        {"normalize": "softmax", "norm_layers": True},
+        {"weights": "matrix", "aggregation": "ewp-ffn"},
+    ],
     "iterative": [{"hidden": 12}, {"aggregation": "concat-ffn", "embedding": True}],
     "tree": [{"leaves": 2}, {"leaves": 2, "aggregation": "mean", "layer_embedding": True}],
 }
 CONNECTS: dict[str, list[dict[str, Any]]] = {
     "linear": [{}, {"normalize": "softmax", "norm_layers": False, "norm": True}],
-    "dense": [{"growth": 6}, {"growth": [6, 10], "summary_every": 1}, {"growth": 6, "summary_every": 1, "summary_layer": "added"}],
+    "dense": [
+        {"growth": 6},
+        {"growth": [6, 10], "summary_every": 1},
+        {"growth": 6, "summary_every": 1, "summary_layer": "added"},
+    ],
 }
 
 
@@ -49,8 +67,17 @@ COORDINATED: dict[str, dict[str, Any]] = {
     "weights of their own": {"share_weights": False},
     "two sub-layers": {"mixed_attention": False},
     "two sub-layers with maps of their own": {"mixed_attention": False, "cross_weights": "own"},
-    "nothing shared": {"share_weights": False, "mixed_attention": False, "cross_weights": "own", "scale": 1.5},
-    "no language embedding, learned positions": {"language_embedding": False, "positions": "learned", "attention_bias": False},
+    "nothing shared": {
+        "share_weights": False,
+        "mixed_attention": False,
+        "cross_weights": "own",
+        "scale": 1.5,
+    },
+    "no language embedding, learned positions": {
+        "language_embedding": False,
+        "positions": "learned",
+        "attention_bias": False,
+    },
     "recomputed": {"stack": {"checkpoint": True, "connect": "linear"}},
 }
 
@@ -59,9 +86,22 @@ COORDINATED: dict[str, dict[str, Any]] = {
 RECURRENT: dict[str, dict[str, Any]] = {
     "shallow": {side: {"cell": "gru", "depth": 0} for side in ("encoder", "query", "decoder")},
     "LAU, deeper": {side: {"cell": "lau", "depth": 2} for side in ("encoder", "query", "decoder")},
-    "three cells and depths": {"encoder": {"cell": "lau", "depth": 0}, "query": {"cell": "gru"}, "decoder": {"depth": 2}},
-    "without the advanced techniques": {"heads": 1, "layer_norm": False, "positions": "none", "scale": 2.0},
-    "projected context, embeddings of another width, tied": {"project_context": True, "embedding": 12, "tie": "target"},
+    "three cells and depths": {
+        "encoder": {"cell": "lau", "depth": 0},
+        "query": {"cell": "gru"},
+        "decoder": {"depth": 2},
+    },
+    "without the advanced techniques": {
+        "heads": 1,
+        "layer_norm": False,
+        "positions": "none",
+        "scale": 2.0,
+    },
+    "projected context, embeddings of another width, tied": {
+        "project_context": True,
+        "embedding": 12,
+        "tie": "target",
+    },
 }
 
 
@@ -98,7 +138,11 @@ def _system(kind: str, **options: Any) -> Callable[[], Seq2Seq]:
 
 
 def _name(option: dict[str, Any]) -> str:
-    named = [f"{key} {value}" for key, value in option.items() if isinstance(value, str | bool | list) and key != "kind"]
+    named = [
+        f"{key} {value}"
+        for key, value in option.items()
+        if isinstance(value, str | bool | list) and key != "kind"
+    ]
     return ", ".join([option["kind"], *named])
 
 
@@ -113,37 +157,77 @@ def _systems() -> dict[str, Callable[[], Seq2Seq]]:
                 for n, option in enumerate(variants(name, table)):
                     *source, target = sides(kind)
                     if n == 0 or kind == "transformer":
-                        found[f"{kind}, {target} {site} {_name(option)}"] = _system(kind, **{target: {site: option}})
-                    if source and n == 0 and (site == "connect" or kind in ("transformer", "recurrent")):
-                        found[f"{kind}, encoder {site} {_name(option)}"] = _system(kind, encoder={site: option})
+                        found[f"{kind}, {target} {site} {_name(option)}"] = _system(
+                            kind, **{target: {site: option}}
+                        )
+                    if (
+                        source
+                        and n == 0
+                        and (site == "connect" or kind in ("transformer", "recurrent"))
+                    ):
+                        found[f"{kind}, encoder {site} {_name(option)}"] = _system(
+                            kind, encoder={site: option}
+                        )
         for attend in ATTENDS if "decoder" in sides(kind) else ():
-            dense = {"connect": {"kind": "dense", "growth": 6, "summary_every": None if attend == "layerwise" else 1}}
+            dense = {
+                "connect": {
+                    "kind": "dense",
+                    "growth": 6,
+                    "summary_every": None if attend == "layerwise" else 1,
+                }
+            }
             if recurrent and attend == "layerwise":
                 continue
             found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
             if not recurrent:
-                found[f"{kind}, dense, attend {attend}"] = _system(kind, encoder=dense, decoder={**dense, "attend": attend})
-    both = {side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
-    found["transformer, linear connections and attention fusions, one layer embedding"] = _system("transformer", **both)
+                found[f"{kind}, dense, attend {attend}"] = _system(
+                    kind, encoder=dense, decoder={**dense, "attend": attend}
+                )
+    both = {
+        side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}}
+        for side in ("encoder", "decoder")
+    }
+    found["transformer, linear connections and attention fusions, one layer embedding"] = _system(
+        "transformer", **both
+    )
     four = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
-    summed = {"layers": 3, "connect": {"kind": "dense", "growth": 6, "summary_every": 1, "summary_layer": "added"}}
+    summed = {
+        "layers": 3,
+        "connect": {"kind": "dense", "growth": 6, "summary_every": 1, "summary_layer": "added"},
+    }
     found["transformer, trees of four leaves"] = _system("transformer", encoder=four, decoder=four)
     found["conv, summaries and fusions above them"] = _system(
-        "conv", encoder={**summed, "widths": 8, "fuse": "average"}, decoder={**summed, "kernels": 2, "fuse": {"kind": "ffn", "hidden": 6}}
+        "conv",
+        encoder={**summed, "widths": 8, "fuse": "average"},
+        decoder={**summed, "kernels": 2, "fuse": {"kind": "ffn", "hidden": 6}},
     )
     found["transformer, pre-norm, dense attention to linear connections"] = _system(
-        "transformer", norm="pre", encoder={"connect": "linear"}, decoder={"connect": "linear", "attend": "dense-sum"}
+        "transformer",
+        norm="pre",
+        encoder={"connect": "linear"},
+        decoder={"connect": "linear", "attend": "dense-sum"},
     )
-    found["transformer, pre-norm, learned positions, tied"] = _system("transformer", norm="pre", positions="learned", tie="target")
+    found["transformer, pre-norm, learned positions, tied"] = _system(
+        "transformer", norm="pre", positions="learned", tie="target"
+    )
     for gate in ("scalar", "vector"):
-        found[f"transformer, context gate {gate}"] = _system("transformer", context_gate=gate, scale=1.5)  # more would shut it
-    found["transformer, pre-norm, attend layerwise"] = _system("transformer", norm="pre", decoder={"attend": "layerwise"})
+        found[f"transformer, context gate {gate}"] = _system(
+            "transformer", context_gate=gate, scale=1.5
+        )  # more would shut it
+    found["transformer, pre-norm, attend layerwise"] = _system(
+        "transformer", norm="pre", decoder={"attend": "layerwise"}
+    )
     for name, options in COORDINATED.items():
         for norm in ("post", "pre"):
-            found[f"coordinated, {norm}-norm, {name}"] = _system("coordinated", norm=norm, **options)
+            found[f"coordinated, {norm}-norm, {name}"] = _system(
+                "coordinated", norm=norm, **options
+            )
     for name, options in RECURRENT.items():
         found[f"recurrent, {name}"] = _system("recurrent", **options)
-    both = {side: {"depth": 2, "fuse": {"kind": "attention", **ATTENTION, "layer_embedding": True}} for side in ("encoder", "decoder")}
+    both = {
+        side: {"depth": 2, "fuse": {"kind": "attention", **ATTENTION, "layer_embedding": True}}
+        for side in ("encoder", "decoder")
+    }
     found["recurrent, attention fusions over the depth"] = _system("recurrent", **both)
     summed["fuse"] = {"kind": "ffn", "hidden": 6}
     for share in (True, False):

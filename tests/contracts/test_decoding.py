@@ -35,7 +35,9 @@ def model(request) -> Seq2Seq:
 
 def prefixes(rows: int, seed: int = 0) -> Tensor:
     """Random target input (rows, LENGTH), the begin mark first."""
-    drawn = torch.randint(EOS + 1, TARGET_SIZE, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(
+        EOS + 1, TARGET_SIZE, (rows, LENGTH), generator=torch.Generator().manual_seed(seed)
+    )
     drawn[:, 0] = BOS
     return drawn
 
@@ -103,7 +105,9 @@ def test_reordering_hypotheses_is_reordering_their_prefixes(model, pieces):
     for step, start in enumerate(range(0, LENGTH, 2)):
         _, state = read(model, tokens[:, start : start + 2], state, pieces)
         history = torch.cat((history, tokens[:, start : start + 2]), 1)
-        parents = torch.randint(width, (len(SOURCES), width), generator=torch.Generator().manual_seed(step))
+        parents = torch.randint(
+            width, (len(SOURCES), width), generator=torch.Generator().manual_seed(step)
+        )
         rows = (offsets + parents).flatten()
         state, history = state._replace(moving=select(state.moving, rows)), history[rows]
     last = prefixes(len(tokens), seed=1)[:, 1:2]
@@ -119,7 +123,12 @@ def test_sentences_leave_and_change_places(model):
     _, state = read(model, tokens[:, :3], widen(begin(model), width), [1] * 3)
     stay = torch.tensor([3, 0])
     rows = (stay[:, None] * width + torch.tensor([1, 0])).flatten()
-    logits, _ = read(model, tokens[rows, 3:], State(select(state.fixed, stay), select(state.moving, rows), state.step), [1] * 3)
+    logits, _ = read(
+        model,
+        tokens[rows, 3:],
+        State(select(state.fixed, stay), select(state.moving, rows), state.step),
+        [1] * 3,
+    )
     for i, sentence in enumerate(stay.tolist()):
         mine = slice(width * i, width * (i + 1))
         close(logits[mine], forced(model, tokens[rows[mine]], [SOURCES[sentence]] * width)[:, 3:])
@@ -134,15 +143,23 @@ def test_alone_is_as_in_a_padded_batch(model):
 
 def test_the_source_matters(model):
     tokens = prefixes(1)
-    assert (forced(model, tokens, SOURCES[:1]) - forced(model, tokens, SOURCES[3:])).abs().max() > 0.1
+    assert (
+        forced(model, tokens, SOURCES[:1]) - forced(model, tokens, SOURCES[3:])
+    ).abs().max() > 0.1
 
 
 def test_fixed_state_is_not_repeated(model):
     state = widen(begin(model), 5)
     for token in prefixes(5 * len(SOURCES)).split(1, dim=1):
         _, state = model.decode(token, state)
-        map_tensors(lambda tensor: pytest.fail("repeated") if len(tensor) != len(SOURCES) else tensor, state.fixed)
-        map_tensors(lambda tensor: pytest.fail("lost") if len(tensor) != 5 * len(SOURCES) else tensor, state.moving)
+        map_tensors(
+            lambda tensor: pytest.fail("repeated") if len(tensor) != len(SOURCES) else tensor,
+            state.fixed,
+        )
+        map_tensors(
+            lambda tensor: pytest.fail("lost") if len(tensor) != 5 * len(SOURCES) else tensor,
+            state.moving,
+        )
 
 
 def test_a_state_is_a_value(model):
@@ -169,8 +186,15 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
         with trace.listen(alignment.PATTERN) as found:
             _, state = model.decode(token, state)
         steps.append(alignment.attention(found, Which(), len(tokens), max(map(len, SOURCES))))
-    pairs = [(source, row[1:]) for source, row in zip(sorted(SOURCES * width, key=SOURCES.index), tokens.tolist(), strict=True)]
-    for row, (source, _), one in zip(torch.cat(steps, 1), pairs, force([model], pairs, attention=Which()), strict=True):
+    pairs = [
+        (source, row[1:])
+        for source, row in zip(
+            sorted(SOURCES * width, key=SOURCES.index), tokens.tolist(), strict=True
+        )
+    ]
+    for row, (source, _), one in zip(
+        torch.cat(steps, 1), pairs, force([model], pairs, attention=Which()), strict=True
+    ):
         assert one.attention.shape == (LENGTH, len(source))
         close(row[:, : len(source)], torch.from_numpy(one.attention))
         close(row.sum(1), torch.ones(LENGTH))
@@ -189,7 +213,9 @@ def same(found, wanted):
 @pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.7)])
 def test_a_beam_wide_enough_is_exhaustive_search(model, penalty, alpha):
     limits = {"max_length_factor": 0, "max_length_extra": 3, "min_length": 0}
-    config = SearchConfig(beam=260, n_best=3, stop="exact", penalty=penalty, normalize=alpha, **limits)
+    config = SearchConfig(
+        beam=260, n_best=3, stop="exact", penalty=penalty, normalize=alpha, **limits
+    )
     for source, found in zip(SOURCES, search([model], *batch(SOURCES), config), strict=True):
         same(found, exhaustive(model, source, WORDS, 4, config)[:3])
 
@@ -210,28 +236,46 @@ def test_beam_1_is_greedy(model):
 def test_neither_order_nor_company_matter(model):
     config = SearchConfig(beam=3, n_best=2, max_length_factor=1.5, max_length_extra=3)
     together = search([model], *batch(SOURCES), config)
-    for found, wanted in zip(search([model], *batch(SOURCES[::-1]), config), together[::-1], strict=True):
+    for found, wanted in zip(
+        search([model], *batch(SOURCES[::-1]), config), together[::-1], strict=True
+    ):
         same(found, wanted)
     for source, wanted in zip(SOURCES, together, strict=True):
         same(search([model], *batch([source]), config)[0], wanted)
 
 
-DEMANDS = [Demand([5]), Demand(constraints=[[6, 4]], line=1), Demand(line=2), Demand([4, 4], [[7]], 3)]
+DEMANDS = [
+    Demand([5]),
+    Demand(constraints=[[6, 4]], line=1),
+    Demand(line=2),
+    Demand([4, 4], [[7]], 3),
+]
 SEARCHED = {
-    "beam": 4, "n_best": 2, "groups": 2, "no_repeat_ngram": 3, "coverage_penalty": 0.3, "word_penalty": -0.2, "min_length_factor": 0.5,
-}  # fmt: skip
+    "beam": 4,
+    "n_best": 2,
+    "groups": 2,
+    "no_repeat_ngram": 3,
+    "coverage_penalty": 0.3,
+    "word_penalty": -0.2,
+    "min_length_factor": 0.5,
+}
 SAMPLED = {"sample": True, "n_best": 3, "top_k": 6, "top_p": 0.9}
 
 
 @pytest.mark.parametrize("options", [SEARCHED, SAMPLED], ids=["searched", "sampled"])
 def test_all_that_may_be_asked_of_an_ensemble(model, options):
     """Scores are those of a forced pass, prefixes and phrases are there, and company does not matter."""
-    models, config = [model, SYSTEMS["transformer"]()], SearchConfig(max_length_factor=0.5, max_length_extra=2, **options)
+    models, config = (
+        [model, SYSTEMS["transformer"]()],
+        SearchConfig(max_length_factor=0.5, max_length_extra=2, **options),
+    )
     demands = [demand._replace(constraints=()) for demand in DEMANDS] if config.sample else DEMANDS
     find = sample if config.sample else search
     together = find(models, *batch(SOURCES), config, demands)
     same(find(models, *batch(SOURCES[:1]), config, demands[:1])[0], together[0])
-    pairs = [(source, one.ids) for source, found in zip(SOURCES, together, strict=True) for one in found]
+    pairs = [
+        (source, one.ids) for source, found in zip(SOURCES, together, strict=True) for one in found
+    ]
     scores = iter(force(models, pairs))
     for demand, found in zip(demands, together, strict=True):
         assert 0 < len(found) <= config.n_best

@@ -19,10 +19,20 @@ def batch(sentences: int = 5, source: int = 7, target: int = 6) -> Batch:
     def ids(size: int, length: int) -> torch.Tensor:
         return torch.randint(4, size, (sentences, length), generator=generator)
 
-    src_mask = torch.arange(source) < torch.randint(2, source + 1, (sentences, 1), generator=generator)
-    tgt_mask = torch.arange(target) < torch.randint(2, target + 1, (sentences, 1), generator=generator)
+    src_mask = torch.arange(source) < torch.randint(
+        2, source + 1, (sentences, 1), generator=generator
+    )
+    tgt_mask = torch.arange(target) < torch.randint(
+        2, target + 1, (sentences, 1), generator=generator
+    )
     real = tgt_mask.flatten().nonzero()[:, 0]
-    return Batch(ids(SOURCE_SIZE, source) * src_mask, src_mask, ids(TARGET_SIZE, target), ids(TARGET_SIZE, target), real)
+    return Batch(
+        ids(SOURCE_SIZE, source) * src_mask,
+        src_mask,
+        ids(TARGET_SIZE, target),
+        ids(TARGET_SIZE, target),
+        real,
+    )
 
 
 def part(whole: Batch, rows: slice) -> Batch:
@@ -50,7 +60,9 @@ def test_padding_changes_nothing(build: Callable[[], Seq2Seq]) -> None:
     features = model(found.src, found.src_mask, found.tgt_in)
     for i in range(len(found.src)):
         s, t = int(found.src_mask[i].sum()), int((found.real // found.tgt_out.shape[1] == i).sum())
-        alone = model(found.src[i : i + 1, :s], found.src_mask[i : i + 1, :s], found.tgt_in[i : i + 1, :t])
+        alone = model(
+            found.src[i : i + 1, :s], found.src_mask[i : i + 1, :s], found.tgt_in[i : i + 1, :t]
+        )
         torch.testing.assert_close(alone[0], features[i, :t], rtol=1e-4, atol=1e-4)
 
 
@@ -87,8 +99,16 @@ def test_accumulation_is_one_larger_batch(build: Callable[[], Seq2Seq]) -> None:
     weights = []
     for batches in ([found], halves):
         model = build()  # in evaluation mode: no dropout
-        sums = update(model, torch.optim.SGD(model.parameters(), lr=0.0), batches, 0.1, 0.1, 0.0, "fp32")
-        weights.append({"nll": sums.nll, "norm": torch.tensor(sums.grad_norm), **{n: p.detach() for n, p in model.named_parameters()}})
+        sums = update(
+            model, torch.optim.SGD(model.parameters(), lr=0.0), batches, 0.1, 0.1, 0.0, "fp32"
+        )
+        weights.append(
+            {
+                "nll": sums.nll,
+                "norm": torch.tensor(sums.grad_norm),
+                **{n: p.detach() for n, p in model.named_parameters()},
+            }
+        )
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
 
@@ -98,5 +118,8 @@ def test_accumulation_is_one_larger_batch(build: Callable[[], Seq2Seq]) -> None:
 def test_it_learns(build: Callable[[], Seq2Seq], precision: str) -> None:
     model, found = build(), batch()
     optimizer = torch.optim.Adam(model.parameters())
-    losses = [float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll) for _ in range(100)]
+    losses = [
+        float(update(model.train(), optimizer, [found], 3e-3, 0.0, 1.0, precision).nll)
+        for _ in range(100)
+    ]
     assert losses[-1] < 0.6 * losses[0]

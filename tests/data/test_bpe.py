@@ -17,8 +17,12 @@ from fusetk.errors import DataError
 
 def text(seed: int, letters: str = "abcde", lines: int = 200) -> list[str]:
     choose = random.Random(seed)
-    words = ["".join(choose.choice(letters) for _ in range(choose.randrange(1, 9))) for _ in range(80)]
-    return [" ".join(choose.choice(words) for _ in range(choose.randrange(8))) for _ in range(lines)]
+    words = [
+        "".join(choose.choice(letters) for _ in range(choose.randrange(1, 9))) for _ in range(80)
+    ]
+    return [
+        " ".join(choose.choice(words) for _ in range(choose.randrange(8))) for _ in range(lines)
+    ]
 
 
 def counts_of(lines: list[str]) -> Counter[str]:
@@ -41,14 +45,19 @@ def test_learned_as_subword_nmt_does(min_frequency: int, capfd: pytest.CaptureFi
 def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str) -> None:
     codes = bpe.learn(counts_of(text(3, letters)), 100)
     if version == "0.1":
-        codes = [line.replace("</w>", " </w>") if line.endswith("</w>") and i % 3 == 0 else line for i, line in enumerate(codes[1:])]
+        codes = [
+            line.replace("</w>", " </w>") if line.endswith("</w>") and i % 3 == 0 else line
+            for i, line in enumerate(codes[1:])
+        ]
         codes = [line for line in codes if len(line.split(" ")) == 2]
     vocabulary = None
     if threshold:
         plain = BPE(codes)
         subwords = bpe.count_subwords(counts_of(text(3, letters)), plain)
         vocabulary = {token: n for token, n in subwords.items() if n >= threshold}
-    theirs = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n"), vocab=set(vocabulary) if vocabulary else None)
+    theirs = apply_bpe.BPE(
+        io.StringIO("\n".join(codes) + "\n"), vocab=set(vocabulary) if vocabulary else None
+    )
     ours = BPE(codes, vocabulary)
     for line in [*text(4, letters + "z"), "", "z", letters[0] * 300, (letters * 200)[:500]]:
         assert ours.line(line) == theirs.segment(line)
@@ -65,7 +74,9 @@ def test_both_ways_of_merging_agree() -> None:
             if pair not in pairs and len(pair[0] + pair[1]) < 12:
                 pairs.append(pair)
                 symbols.append(pair[0] + pair[1])
-        choose.shuffle(pairs)  # ranks that no learner would give: a later merge may allow an earlier one
+        choose.shuffle(
+            pairs
+        )  # ranks that no learner would give: a later merge may allow an earlier one
         merges = {pair: rank for rank, pair in enumerate(pairs)}
         for _ in range(200):
             word = [choose.choice(letters) for _ in range(choose.randrange(1, 60))]
@@ -78,7 +89,10 @@ def test_a_very_long_word() -> None:
     assert bpe.join(codes.line(word)) == word
 
 
-@pytest.mark.parametrize(("name", "language"), [("multi30k/val", "de"), ("multi30k/val", "en"), ("iwslt14_sample/valid", "de")])
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [("multi30k/val", "de"), ("multi30k/val", "en"), ("iwslt14_sample/valid", "de")],
+)
 def test_real_text(name: str, language: str) -> None:
     root = os.environ.get("FUSETK_TEST_DATA")
     if not root:
@@ -87,7 +101,9 @@ def test_real_text(name: str, language: str) -> None:
     codes = bpe.learn(counts_of(lines), 500)
     theirs, ours = apply_bpe.BPE(io.StringIO("\n".join(codes) + "\n")), BPE(codes)
     assert [ours.line(line) for line in lines] == [theirs.segment(line) for line in lines]
-    assert [bpe.join(ours.line(line)) for line in lines] == [" ".join(line.split(" ")) for line in lines]
+    assert [bpe.join(ours.line(line)) for line in lines] == [
+        " ".join(line.split(" ")) for line in lines
+    ]
 
 
 def test_joined() -> None:

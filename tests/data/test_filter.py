@@ -24,20 +24,35 @@ def test_ratio_at_its_limit_stays() -> None:
     assert drop_reason(step, 100, 151) == "length ratio"
 
 
-@pytest.mark.parametrize(("line", "tokens"), [("", 0), (" ", 0), ("a", 1), (" a  b ", 2), ("a\tb\u00a0c", 1), ("a b c", 3)])
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [("", 0), (" ", 0), ("a", 1), (" a  b ", 2), ("a\tb\u00a0c", 1), ("a b c", 3)],
+)
 def test_lengths_count_between_ascii_spaces(line: str, tokens: int) -> None:
     assert length(line) == tokens
 
 
 def test_duplicates_are_told_as_they_are_at_their_step() -> None:
-    steps = [Lowercase(step="lowercase"), Deduplicate(step="deduplicate"), Filter(step="filter", max_length=2)]
+    steps = [
+        Lowercase(step="lowercase"),
+        Deduplicate(step="deduplicate"),
+        Filter(step="filter", max_length=2),
+    ]
     run = PairSteps(Recipe(steps, "de", "en", (None, None), True))
     outcomes = run([("A", "B"), ("a", "b"), ("a b c", "x"), ("A B C", "X"), ("a", "")])
     seen = Seen(steps)
-    assert [seen.reason(outcome) for outcome in outcomes] == ["", "duplicate", "too long", "duplicate", "empty"]
+    assert [seen.reason(outcome) for outcome in outcomes] == [
+        "",
+        "duplicate",
+        "too long",
+        "duplicate",
+        "empty",
+    ]
     assert outcomes[0][:3] == ("a", "b", "")
 
 
 def test_an_empty_side_stays_only_when_asked_for() -> None:
     assert PairSteps(Recipe([], "de", "en", (None, None), True)).pair(" ", "x").reason == "empty"
-    assert PairSteps(Recipe([], "de", "en", (None, None), False)).pair(" ", "x") == Outcome("", "x", "", ())
+    assert PairSteps(Recipe([], "de", "en", (None, None), False)).pair(" ", "x") == Outcome(
+        "", "x", "", ()
+    )

@@ -61,14 +61,25 @@ def refused(recipe: Recipe, run: Path, said: str) -> None:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["text/vocab.de", "text/vocab.en", "text/bpe.codes", "text/pipeline.json", "valid.en.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["text/vocab.de", "text/vocab.en", "text/bpe.codes", "text/pipeline.json", "valid.en.txt"],
+)
 def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str) -> None:
     path = folder(recipe) / name
     lines = path.read_bytes().split(b"\n")
     replace(path, b"\n".join([*lines[:2], lines[3], lines[2], *lines[4:]]))  # as many bytes
-    refused(recipe, tmp_path / "run", rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of [0-9a-f]{{12}}\)")
+    refused(
+        recipe,
+        tmp_path / "run",
+        rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of [0-9a-f]{{12}}\)",
+    )
     path.write_bytes(b"\n".join(lines[:-2]))
-    refused(recipe, tmp_path / "run", rf"{name} has \d+ bytes and fusetk prep wrote \d+; put it back as it was, or run fusetk prep --force")
+    refused(
+        recipe,
+        tmp_path / "run",
+        rf"{name} has \d+ bytes and fusetk prep wrote \d+; put it back as it was, or run fusetk prep --force",
+    )
     path.unlink()
     refused(recipe, tmp_path / "run", rf"{name} cannot be read: No such file")
     prepare(recipe.data)
@@ -77,35 +88,55 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", ["train.de.ids", "train.en.offsets", "valid.de.ids"])
 @pytest.mark.parametrize("more", [-2, 8])
-def test_corpora_that_are_cut_or_longer(recipe: Recipe, tmp_path: Path, name: str, more: int) -> None:
+def test_corpora_that_are_cut_or_longer(
+    recipe: Recipe, tmp_path: Path, name: str, more: int
+) -> None:
     path = folder(recipe) / name
     content = path.read_bytes()
     path.write_bytes(content[:more] if more < 0 else content + b"\0" * more)
-    refused(recipe, tmp_path / "run", rf"{name} has {len(content) + more} bytes and fusetk prep wrote {len(content)};")
-    with pytest.raises(DataError, match=rf"{name} has {len(content) + more} bytes instead of {len(content)}"):
+    refused(
+        recipe,
+        tmp_path / "run",
+        rf"{name} has {len(content) + more} bytes and fusetk prep wrote {len(content)};",
+    )
+    with pytest.raises(
+        DataError, match=rf"{name} has {len(content) + more} bytes instead of {len(content)}"
+    ):
         Corpus.open(folder(recipe), name.partition(".")[0])
 
 
 @pytest.mark.parametrize(("place", "value"), [(0, 1), (-1, 7), (5, 10**6), (5, -3)])
-def test_an_index_that_does_not_fit_the_ids(recipe: Recipe, tmp_path: Path, place: int, value: int) -> None:
+def test_an_index_that_does_not_fit_the_ids(
+    recipe: Recipe, tmp_path: Path, place: int, value: int
+) -> None:
     path = folder(recipe) / "train.de.offsets"
     offsets = np.frombuffer(path.read_bytes(), "<i8").copy()
     offsets[place] = value
     replace(path, offsets.tobytes())
     refused(recipe, tmp_path / "run", r"train\.de\.offsets is not what fusetk prep wrote")
-    with pytest.raises(DataError, match=r"train\.de\.offsets does not fit .*train\.de\.ids: it goes from -?\d+ to \d+ with a sentence of"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.de\.offsets does not fit .*train\.de\.ids: it goes from -?\d+ to \d+ with a sentence of",
+    ):
         Corpus.open(folder(recipe), "train")
 
 
 def test_sides_of_unequal_numbers_of_sentences(recipe: Recipe) -> None:
-    edit(recipe, lambda data: data["splits"]["train"].update(target=data["splits"]["valid"]["target"] | {"language": "en"}))
+    edit(
+        recipe,
+        lambda data: data["splits"]["train"].update(
+            target=data["splits"]["valid"]["target"] | {"language": "en"}
+        ),
+    )
     for kind in ("ids", "offsets"):
         shutil.copy(folder(recipe) / f"valid.en.{kind}", folder(recipe) / f"train.en.{kind}")
     with pytest.raises(DataError, match="train has 600 source and 40 target sentences"):
         Corpus.open(folder(recipe), "train")
 
 
-def test_large_files_are_known_by_pieces(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_known_by_pieces(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever way they were copied; read whole they are only in folders of earlier versions, and when the time differs."""
     for name, value in (("SMALL", 1000), ("PIECES", 20), ("PIECE", 64)):
         monkeypatch.setattr(manifest, name, value)
@@ -119,7 +150,11 @@ def test_large_files_are_known_by_pieces(recipe: Recipe, tmp_path: Path, monkeyp
     os.utime(path)
     with monkeypatch.context() as patched:
         whole = manifest.checksum
-        patched.setattr(manifest, "checksum", lambda path: pytest.fail(f"{path}") if path.name == "train.de.ids" else whole(path))
+        patched.setattr(
+            manifest,
+            "checksum",
+            lambda path: pytest.fail(f"{path}") if path.name == "train.de.ids" else whole(path),
+        )
         integrity.check_files(folder(recipe), data)
     for changed in (content[2:] + content[:2], b"\1\0" + content[2:], content[:-2] + b"\1\0"):
         replace(path, changed)
@@ -141,7 +176,9 @@ def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -
     ids = np.frombuffer(content, "<u2").copy()
     ids[ids > 4] = np.random.default_rng(1).permutation(ids[ids > 4])
     replace(path, ids.tobytes())
-    more = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 1})})
+    more = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"log_every": 1})}
+    )
     refused(more, tmp_path / "run", r"train\.en\.ids is not what fusetk prep wrote")
     replace(path, content)
     train_module.train(more, tmp_path / "run", "cpu", quiet=True)
@@ -149,7 +186,9 @@ def test_a_corpus_replaced_under_a_resumed_run(recipe: Recipe, tmp_path: Path) -
 
 def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> None:
     shutil.copytree(folder(recipe), tmp_path / "copy", copy_function=shutil.copyfile)
-    there = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": str(tmp_path / "copy")})})
+    there = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"folder": str(tmp_path / "copy")})}
+    )
     train_module.train(there, tmp_path / "run", "cpu", quiet=True)
 
 
@@ -161,14 +200,22 @@ def test_the_largest_id_is_noted(recipe: Recipe) -> None:
     for split in ("train", "valid"):
         corpus = Corpus.open(folder(recipe), split)
         for side, sentences in (("source", corpus.source), ("target", corpus.target)):
-            assert data["splits"][split][side]["largest"] == int(sentences.ids.max()) == integrity.largest_id(sentences)
+            assert (
+                data["splits"][split][side]["largest"]
+                == int(sentences.ids.max())
+                == integrity.largest_id(sentences)
+            )
             assert sentences.entries == data["vocabulary"][side]
 
 
 def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
     size = len(Pipeline.load(folder(recipe) / "text").source_vocab)
     edit(recipe, lambda data: data["vocabulary"].update(source=size + 3))
-    refused(recipe, tmp_path / "run", rf"the source vocabulary in .* has {size} entries and the ids are of one with {size + 3}")
+    refused(
+        recipe,
+        tmp_path / "run",
+        rf"the source vocabulary in .* has {size} entries and the ids are of one with {size + 3}",
+    )
 
 
 @pytest.mark.parametrize("noted", [True, False])
@@ -187,10 +234,16 @@ def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path, noted: 
 
     edit(recipe, change)
     size = len(Pipeline.load(folder(recipe) / "text").source_vocab)
-    refused(recipe, tmp_path / "run", rf"train\.de\.ids has the id 999 and the vocabulary {size} entries")
+    refused(
+        recipe,
+        tmp_path / "run",
+        rf"train\.de\.ids has the id 999 and the vocabulary {size} entries",
+    )
 
 
-def test_the_largest_id_is_looked_for_all_over_a_large_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_id_is_looked_for_all_over_a_large_corpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(integrity, "STRETCHES", 5)
     monkeypatch.setattr(integrity, "STRETCH", 10)
     for place in (0, 9, 249, 500, 999):
@@ -205,7 +258,9 @@ def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
     ids, offsets = np.array([5, 8, EOS, 4, EOS], np.uint16), np.array([0, 3, 5])
     source, target = (Sentences(ids, offsets, entries, "train.de.ids") for entries in (8, 9))
     assert collate(Corpus(target, target), np.array([0, 1])).src.shape == (2, 3)
-    with pytest.raises(DataError, match=r"train\.de\.ids has the id 8 and the vocabulary 8 entries"):
+    with pytest.raises(
+        DataError, match=r"train\.de\.ids has the id 8 and the vocabulary 8 entries"
+    ):
         collate(Corpus(source, target), np.array([0]))
     collate(Corpus(source, target), np.array([1]))
 
@@ -220,14 +275,34 @@ def test_an_empty_validation_set(recipe: Recipe) -> None:
         (folder(recipe) / f"valid.{language}.ids").write_bytes(b"")
         (folder(recipe) / f"valid.{language}.offsets").write_bytes(bytes(8))
     (folder(recipe) / manifest.NAME).write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"the validation set in .* is empty: give data\.valid some text"):
-        Validator(recipe.training.validation, recipe.decoding, folder(recipe), Pipeline.load(folder(recipe) / "text"))
+    with pytest.raises(
+        ConfigError, match=r"the validation set in .* is empty: give data\.valid some text"
+    ):
+        Validator(
+            recipe.training.validation,
+            recipe.decoding,
+            folder(recipe),
+            Pipeline.load(folder(recipe) / "text"),
+        )
 
 
-def test_a_batch_that_does_not_hold_the_longest_sentence(recipe: Recipe, toy: Path, tmp_path: Path) -> None:
+def test_a_batch_that_does_not_hold_the_longest_sentence(
+    recipe: Recipe, toy: Path, tmp_path: Path
+) -> None:
     longest = int(Corpus.open(folder(recipe), "train").target.lengths.max())
-    small = load(toy, [f"data.folder={folder(recipe)}", "data.bpe={merges: 30}", f"training.stages.0.batch.size={longest - 1}"])
-    refused(small, tmp_path / "run", rf"target sentence has {longest} tokens and a batch holds {longest - 1}: raise batch\.size")
+    small = load(
+        toy,
+        [
+            f"data.folder={folder(recipe)}",
+            "data.bpe={merges: 30}",
+            f"training.stages.0.batch.size={longest - 1}",
+        ],
+    )
+    refused(
+        small,
+        tmp_path / "run",
+        rf"target sentence has {longest} tokens and a batch holds {longest - 1}: raise batch\.size",
+    )
 
 
 # The config and the raw text -----------------------------------------------------------------------------------------
@@ -243,14 +318,27 @@ def test_a_batch_that_does_not_hold_the_longest_sentence(recipe: Recipe, toy: Pa
         ("data.valid={every: 7}", r"data\.valid: .*1 file prefixes.* -> .*every"),
     ],
 )
-def test_data_prepared_with_other_settings_are_refused(recipe: Recipe, toy: Path, tmp_path: Path, override: str, change: str) -> None:
+def test_data_prepared_with_other_settings_are_refused(
+    recipe: Recipe, toy: Path, tmp_path: Path, override: str, change: str
+) -> None:
     changed = load(toy, [f"data.folder={recipe.data.folder}", "data.bpe={merges: 30}", override])
-    refused(changed, tmp_path / "run", rf"prepared with other settings \({change}.*\): run fusetk prep")
+    refused(
+        changed, tmp_path / "run", rf"prepared with other settings \({change}.*\): run fusetk prep"
+    )
 
 
-def test_more_training_text_than_was_prepared_is_refused(recipe: Recipe, toy: Path, tmp_path: Path) -> None:
+def test_more_training_text_than_was_prepared_is_refused(
+    recipe: Recipe, toy: Path, tmp_path: Path
+) -> None:
     train = [str(toy.parent / "train"), str(toy.parent / "valid")]
-    changed = load(toy, [f"data.folder={recipe.data.folder}", "data.bpe={merges: 30}", f"data.train={json.dumps(train)}"])
+    changed = load(
+        toy,
+        [
+            f"data.folder={recipe.data.folder}",
+            "data.bpe={merges: 30}",
+            f"data.train={json.dumps(train)}",
+        ],
+    )
     refused(changed, tmp_path / "run", r"data\.train: .1 file prefixes. -> .2 file prefixes.")
 
 
@@ -260,7 +348,11 @@ def moved(toy: Path, tmp_path: Path) -> Recipe:
     for name in ("train", "valid"):
         for language in ("de", "en"):
             shutil.copy(toy.parent / f"{name}.{language}", tmp_path)
-    text = [f"data.train=[{tmp_path / 'train'}]", f"data.valid=[{tmp_path / 'valid'}]", f"data.folder={tmp_path / 'prepared'}"]
+    text = [
+        f"data.train=[{tmp_path / 'train'}]",
+        f"data.valid=[{tmp_path / 'valid'}]",
+        f"data.folder={tmp_path / 'prepared'}",
+    ]
     recipe = load(toy, text)
     prepare(recipe.data)
     return recipe
@@ -269,14 +361,22 @@ def moved(toy: Path, tmp_path: Path) -> Recipe:
 @pytest.mark.parametrize("name", ["train.de", "valid.en"])
 def test_text_that_changed_since_prep_is_refused(moved: Recipe, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text((tmp_path / name).read_text().upper().replace("I", "J"))
-    refused(moved, tmp_path / "run", rf"{tmp_path / name} changed since .* was prepared: run fusetk prep")
+    refused(
+        moved,
+        tmp_path / "run",
+        rf"{tmp_path / name} changed since .* was prepared: run fusetk prep",
+    )
 
 
-def test_a_run_keeps_its_prepared_text_and_says_that_the_raw_text_changed(moved: Recipe, tmp_path: Path, toy: Path) -> None:
+def test_a_run_keeps_its_prepared_text_and_says_that_the_raw_text_changed(
+    moved: Recipe, tmp_path: Path, toy: Path
+) -> None:
     train_module.train(moved, tmp_path / "run", "cpu", quiet=True)
     (tmp_path / "train.de").write_text("anders\n" * 600)
     training = moved.training.model_copy(update={"log_every": 2})
-    train_module.train(moved.model_copy(update={"training": training}), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(
+        moved.model_copy(update={"training": training}), tmp_path / "run", "cpu", quiet=True
+    )
     assert f"{tmp_path / 'train.de'} changed since" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -288,7 +388,11 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
         path.rename(elsewhere / path.name)
     noted = manifest.read(folder(moved))
     assert integrity.changed_text(moved.data, noted) == []
-    text = {"train": [str(elsewhere / "train")], "valid": [str(elsewhere / "valid")], "test": {"new": [str(elsewhere / "valid")]}}
+    text = {
+        "train": [str(elsewhere / "train")],
+        "valid": [str(elsewhere / "valid")],
+        "test": {"new": [str(elsewhere / "valid")]},
+    }
     config = moved.data.model_copy(update=text)
     integrity.check_settings(config, noted)
     assert integrity.changed_text(config, noted) == []
@@ -298,8 +402,16 @@ def test_text_that_moved_or_is_not_here_is_no_change(moved: Recipe, tmp_path: Pa
 
 
 def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> None:
-    overrides = [f"data.train=[{tmp_path / 'train'}]", f"data.valid=[{tmp_path / 'valid'}]", f"data.folder={tmp_path / 'prepared'}"]
-    given = [item for override in [*overrides, "data.steps=[{step: lowercase}]"] for item in ("--set", override)]
+    overrides = [
+        f"data.train=[{tmp_path / 'train'}]",
+        f"data.valid=[{tmp_path / 'valid'}]",
+        f"data.folder={tmp_path / 'prepared'}",
+    ]
+    given = [
+        item
+        for override in [*overrides, "data.steps=[{step: lowercase}]"]
+        for item in ("--set", override)
+    ]
     command = ["train", str(toy), "--run", str(tmp_path / "run"), "-d", "cpu", "-q", *given]
     stopped = CliRunner().invoke(main, command)
     assert stopped.exit_code == 2 and "train with --prep" in stopped.output

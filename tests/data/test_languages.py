@@ -7,7 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
-from fusetk.data.languages import SAMPLE, without_normalizer_rules, without_spaces, without_tokenizer_rules
+from fusetk.data.languages import (
+    SAMPLE,
+    without_normalizer_rules,
+    without_spaces,
+    without_tokenizer_rules,
+)
 from fusetk.data.prepare import DataConfig, prepare
 
 TOKENIZE, NORMALIZE = {"step": "tokenize"}, {"step": "normalize-punctuation"}
@@ -20,7 +25,15 @@ SEGMENTED = {
     "km": "ខ្ញុំ អាន សៀវភៅ នៅ ក្នុង បណ្ណាល័យ",
     "my": "ကျွန်တော် စာကြည့်တိုက် မှာ စာအုပ် ဖတ် တယ်",
 }
-OTHERS = ["", "A b.", "Привет, мир!", "안녕하세요 세계", "A name: 李小龍, and more words", "١٢٣ !!", "これ is a book of words"]
+OTHERS = [
+    "",
+    "A b.",
+    "Привет, мир!",
+    "안녕하세요 세계",
+    "A name: 李小龍, and more words",
+    "١٢٣ !!",
+    "これ is a book of words",
+]
 
 
 @pytest.mark.parametrize("line", SEGMENTED.values(), ids=list(SEGMENTED))
@@ -39,8 +52,12 @@ def test_other_text(line: str) -> None:
 
 def test_languages_without_rules() -> None:
     for language in ("de", "en", "zh", "ja", "ko", "german"):
-        assert without_tokenizer_rules(language) is None and without_normalizer_rules(language) is None
-    assert "no rules for 'xx': it uses the abbreviations of English" in str(without_tokenizer_rules("xx"))
+        assert (
+            without_tokenizer_rules(language) is None and without_normalizer_rules(language) is None
+        )
+    assert "no rules for 'xx': it uses the abbreviations of English" in str(
+        without_tokenizer_rules("xx")
+    )
     assert "no rules for 'xx'" in str(without_normalizer_rules("xx"))
     assert "not those of 'pt'" in str(without_tokenizer_rules("pt-BR"))
     assert without_normalizer_rules("it") is None, "the general rules are meant for it"
@@ -49,37 +66,69 @@ def test_languages_without_rules() -> None:
 def warnings(folder: Path, source: str, lines: list[str], steps: list[dict[str, Any]]) -> list[str]:
     """What prep warns of for this source language and text."""
     for name in ("train", "valid"):
-        (folder / f"{name}.{source}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{name}.{source}").write_text(
+            "".join(f"{line}\n" for line in lines), encoding="utf-8"
+        )
         (folder / f"{name}.en").write_text("a b\n" * len(lines))
     config = {"source": source, "target": "en", "folder": str(folder / "out"), "steps": steps}
     said: list[str] = []
-    prepare(DataConfig(**config, train=[str(folder / "train")], valid=[str(folder / "valid")]), report=said.append)
+    prepare(
+        DataConfig(**config, train=[str(folder / "train")], valid=[str(folder / "valid")]),
+        report=said.append,
+    )
     return [line for line in said if line.startswith("warning: ")]
 
 
 def test_prep_warns_of_a_language_without_rules(tmp_path: Path) -> None:
     found = warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE])
     assert len(found) == 2 and all(line.startswith("warning: data.source: ") for line in found)
-    assert "check the code, or prepare this side with a tool for the language and leave it out of the step tokenize" in found[0]
-    assert warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE]) == found, "again, where nothing is made"
-    assert warnings(tmp_path, "xx", ["a b."], [{**NORMALIZE, "side": "target"}, {**TOKENIZE, "side": "target"}]) == []
-    assert warnings(tmp_path, "xx", ["a b."], []) == [] == warnings(tmp_path, "de", ["a b."], [NORMALIZE, TOKENIZE])
+    assert (
+        "check the code, or prepare this side with a tool for the language and leave it out of the step tokenize"
+        in found[0]
+    )
+    assert warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE]) == found, (
+        "again, where nothing is made"
+    )
+    assert (
+        warnings(
+            tmp_path,
+            "xx",
+            ["a b."],
+            [{**NORMALIZE, "side": "target"}, {**TOKENIZE, "side": "target"}],
+        )
+        == []
+    )
+    assert (
+        warnings(tmp_path, "xx", ["a b."], [])
+        == []
+        == warnings(tmp_path, "de", ["a b."], [NORMALIZE, TOKENIZE])
+    )
 
 
 def test_prep_warns_of_words_without_spaces(tmp_path: Path) -> None:
     segmented, together = [SEGMENTED["zh"]] * 3, [SEGMENTED["zh"].replace(" ", "")] * 3
     found = warnings(tmp_path, "zh", together, [TOKENIZE])
-    assert [line.partition(": the")[0] for line in found] == [f"warning: {tmp_path / name}.zh" for name in ("train", "valid")]
-    assert all("segment this side with a tool for the language before prep and leave it out of the step tokenize" in line for line in found)
+    assert [line.partition(": the")[0] for line in found] == [
+        f"warning: {tmp_path / name}.zh" for name in ("train", "valid")
+    ]
+    assert all(
+        "segment this side with a tool for the language before prep and leave it out of the step tokenize"
+        in line
+        for line in found
+    )
     assert warnings(tmp_path, "zh", segmented, [TOKENIZE]) == []
-    assert warnings(tmp_path, "zh", segmented, [{**TOKENIZE, "side": "target"}]) == [], "as in recipes/data/nist_zhen.yaml"
+    assert warnings(tmp_path, "zh", segmented, [{**TOKENIZE, "side": "target"}]) == [], (
+        "as in recipes/data/nist_zhen.yaml"
+    )
     assert len(warnings(tmp_path, "zh", together, [{**TOKENIZE, "side": "target"}])) == 2
 
 
 @pytest.mark.parametrize("count", [3, SAMPLE + 5])
 def test_the_pipes_warn_once(count: int) -> None:
     def call(*words: str, text: str) -> tuple[str, int]:
-        result = CliRunner().invoke(main, ["text", *words], input="".join(f"{text}\n" for _ in range(count)))
+        result = CliRunner().invoke(
+            main, ["text", *words], input="".join(f"{text}\n" for _ in range(count))
+        )
         assert result.exit_code == 0 and result.stdout.count("\n") == count
         return result.stderr, result.stderr.count("warning: ")
 

@@ -20,7 +20,9 @@ def lengths(count: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     return source, target
 
 
-def plain(source: np.ndarray, target: np.ndarray, config: BatchConfig, seed: int, epoch: int) -> list[np.ndarray]:
+def plain(
+    source: np.ndarray, target: np.ndarray, config: BatchConfig, seed: int, epoch: int
+) -> list[np.ndarray]:
     """The order of an epoch as runs have had it from the first: a list of all batches."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = generator.permutation(len(target))
@@ -44,15 +46,21 @@ def plain_cuts(lengths: np.ndarray, config: BatchConfig) -> list[tuple[int, int]
 
 
 def same(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
-    return len(ours) == len(theirs) and all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) and all(
+        np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("config", SIZES, ids=str)
-@pytest.mark.parametrize(("count", "most"), [(0, 2), (1, 40), (2, 40), (5, 3), (999, 40), (3000, 200)])
+@pytest.mark.parametrize(
+    ("count", "most"), [(0, 2), (1, 40), (2, 40), (5, 3), (999, 40), (3000, 200)]
+)
 def test_the_order_is_the_plain_one(config: BatchConfig, count: int, most: int) -> None:
     source, target = lengths(count, most)
     for seed, epoch in ((1, 0), (1, 1), (77, 12)):
-        assert same(batches(source, target, config, seed, epoch), plain(source, target, config, seed, epoch))
+        assert same(
+            batches(source, target, config, seed, epoch), plain(source, target, config, seed, epoch)
+        )
 
 
 def test_the_order_is_the_plain_one_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +78,20 @@ def test_lengths_too_great_for_one_number_are_sorted_all_the_same() -> None:
 def test_cuts_are_rows_of_numbers() -> None:
     assert cut(np.array([3, 3, 4, 9], np.int32), BatchConfig(size=10)).tolist() == [[0, 3], [3, 4]]
     assert cut(np.zeros(0, np.int32), BatchConfig(size=10)).shape == (0, 2)
-    assert cut(np.ones(5, np.int32), BatchConfig(size=2, unit="sentences")).tolist() == [[0, 2], [2, 4], [4, 5]]
+    assert cut(np.ones(5, np.int32), BatchConfig(size=2, unit="sentences")).tolist() == [
+        [0, 2],
+        [2, 4],
+        [4, 5],
+    ]
 
 
 def test_batches_are_made_when_they_are_read_and_slices_share_the_order() -> None:
     found = batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0)
-    assert isinstance(found[3:], Batches) and found[3:].order is found.order and found.order.dtype == np.int32
+    assert (
+        isinstance(found[3:], Batches)
+        and found[3:].order is found.order
+        and found.order.dtype == np.int32
+    )
     assert same(found[3:], list(found)[3:]) and same([found[-1]], list(found)[-1:])
     assert found[0].dtype == np.int64
     with pytest.raises(IndexError):
@@ -90,9 +106,13 @@ def test_updates_go_on_from_a_position(accumulate: int) -> None:
     updates = groups(found, accumulate)
     assert len(updates) == -(-len(every) // accumulate)
     for position in (0, 1, 5, len(updates) - 1, len(updates)):
-        wanted = [every[i : i + accumulate] for i in range(position * accumulate, len(every), accumulate)]
+        wanted = [
+            every[i : i + accumulate] for i in range(position * accumulate, len(every), accumulate)
+        ]
         rest = updates[position:]
-        assert len(rest) == len(wanted) and all(same(one, other) for one, other in zip(rest, wanted, strict=True))
+        assert len(rest) == len(wanted) and all(
+            same(one, other) for one, other in zip(rest, wanted, strict=True)
+        )
 
 
 def test_lengths_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,9 @@ def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:
 
 def test_a_bad_byte_is_named_with_line_and_offset(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"good\nab\xe4c\n")
-    with pytest.raises(DataError, match="x, line 2: byte 0xe4 at offset 2 of the line is not UTF-8"):
+    with pytest.raises(
+        DataError, match="x, line 2: byte 0xe4 at offset 2 of the line is not UTF-8"
+    ):
         list(read_lines(tmp_path / "x"))
 
 
@@ -51,16 +53,24 @@ def test_gzip_without_its_ending_is_suspected(tmp_path: Path) -> None:
 def test_damaged_gzip_is_named_with_line(tmp_path: Path) -> None:
     packed = gzip.compress("".join(f"line {i * i}\n" for i in range(5000)).encode())
     flipped = packed[:900] + b"\0" * 60 + packed[960:]
-    for name, content in (("cut.gz", packed[:-200]), ("wrong.gz", b"not gzip at all\n"), ("flipped.gz", flipped)):
+    for name, content in (
+        ("cut.gz", packed[:-200]),
+        ("wrong.gz", b"not gzip at all\n"),
+        ("flipped.gz", flipped),
+    ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name}: the compressed data are damaged after line \d+"):
+        with pytest.raises(
+            DataError, match=rf"{name}: the compressed data are damaged after line \d+"
+        ):
             list(read_lines(tmp_path / name))
 
 
 def test_missing_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "train.dee").write_text("x\n")
     (tmp_path / "folder.de").mkdir()
-    with pytest.raises(DataError, match=r"neither .*train\.de nor train\.de\.gz exists; did you mean train\.dee"):
+    with pytest.raises(
+        DataError, match=r"neither .*train\.de nor train\.de\.gz exists; did you mean train\.dee"
+    ):
         locate(str(tmp_path / "train"), "de")
     with pytest.raises(DataError, match="there is no folder"):
         locate(str(tmp_path / "nowhere" / "train"), "de")
@@ -83,14 +93,22 @@ def test_unequal_counts_name_the_place(tmp_path: Path) -> None:
     source, target = tmp_path / "x.de", tmp_path / "x.en"
     source.write_text("".join("wort " * n + "\n" for n in lengths))
     target.write_text("".join("words " * n + "\n" for i, n in enumerate(lengths) if i != 120))
-    with pytest.raises(DataError, match=r"300 lines and .* 299: they seem to be out of step from line (119|12[0-3]) on"):
+    with pytest.raises(
+        DataError,
+        match=r"300 lines and .* 299: they seem to be out of step from line (119|12[0-3]) on",
+    ):
         list(read_pairs(Pair(source, target)))
     target.write_text("".join("words " * n + "\n" for n in lengths[:250]))
-    with pytest.raises(DataError, match=r"300 lines and .* 250: x\.en seems to end early, after line 250"):
+    with pytest.raises(
+        DataError, match=r"300 lines and .* 250: x\.en seems to end early, after line 250"
+    ):
         list(read_pairs(Pair(source, target)))
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written: Not a directory"), writer(tmp_path / "file" / "x"):
+    with (
+        pytest.raises(DataError, match="cannot be written: Not a directory"),
+        writer(tmp_path / "file" / "x"),
+    ):
         pass

@@ -39,7 +39,12 @@ def test_a_step_without_a_handler_is_an_error() -> None:
         change_of(Reverse(), "de", None)
 
 
-def made(steps: list[dict[str, object]], joint: bool = False, segmented: bool = True, threshold: bool = False) -> Pipeline:
+def made(
+    steps: list[dict[str, object]],
+    joint: bool = False,
+    segmented: bool = True,
+    threshold: bool = False,
+) -> Pipeline:
     cases = Truecaser.learn(["Ein der Hund der"])
     text = Text(STEPS.validate_python(steps), "de", "en", {"source": cases, "target": cases})
     codes = learn({"hund": 4, "hunde": 3, "dog": 7, "dogs": 2}, 9)
@@ -60,20 +65,27 @@ def test_saved_and_loaded(tmp_path: Path, joint: bool, segmented: bool, threshol
     loaded.save(tmp_path / "again")
     names = sorted(path.name for path in (tmp_path / "text").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
-    assert all((tmp_path / "text" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+    assert all(
+        (tmp_path / "text" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        for name in names
+    )
     assert (loaded.source_vocab is loaded.target_vocab) == joint
     for side in ("source", "target"):
         words = pipeline.words(side, "Der  Hund-e\u0308 &c. hunde dogs!")
-        assert loaded.words(side, "Der  Hund-e\u0308 &c. hunde dogs!") == words == "der Hund @-@ ë &amp; c. hunde dogs !"
+        assert (
+            loaded.words(side, "Der  Hund-e\u0308 &c. hunde dogs!")
+            == words
+            == "der Hund @-@ ë &amp; c. hunde dogs !"
+        )
         assert loaded.subwords(side, words) == pipeline.subwords(side, words)
         assert loaded.join(loaded.subwords(side, words)) == words
     assert "filter" not in (tmp_path / "text" / "pipeline.json").read_text()
 
 
 def test_raw_text_again() -> None:
-    assert made(ALL).raw("the dog &apos;s state @-@ of @-@ the @-@ art &amp; &quot; x &quot; . so it is") == (
-        "The dog's state-of-the-art & \"x\". So it is"
-    )
+    assert made(ALL).raw(
+        "the dog &apos;s state @-@ of @-@ the @-@ art &amp; &quot; x &quot; . so it is"
+    ) == ('The dog\'s state-of-the-art & "x". So it is')
     assert made([{"step": "lowercase"}]).raw("the dog , &amp;") == "the dog , &amp;"
     assert made([{"step": "tokenize", "side": "source"}]).raw("a , b") == "a , b"
     assert made([{"step": "tokenize", "escape": False}]).raw("a , &amp; b") == "a, &amp; b"
@@ -92,7 +104,11 @@ def test_a_broken_description_is_named(tmp_path: Path) -> None:
     made(ALL).save(tmp_path)
     path = tmp_path / "pipeline.json"
     good = json.loads(path.read_text())
-    for broken in ("{", json.dumps({**good, "steps": [{"step": "sing"}]}), json.dumps({**good, "source": None, "bpe": {}})):
+    for broken in (
+        "{",
+        json.dumps({**good, "steps": [{"step": "sing"}]}),
+        json.dumps({**good, "source": None, "bpe": {}}),
+    ):
         path.write_text(broken)
         with pytest.raises(DataError, match=r"pipeline\.json does not describe a text pipeline"):
             Pipeline.load(tmp_path)

@@ -36,7 +36,9 @@ ODD = "Ein\u2028Hund\u0085 geht\x0c\tin\0 die Stadt, z.B. um 5 Uhr."
 
 def sentences(seed: int, count: int) -> list[tuple[str, str]]:
     choose = random.Random(seed)
-    words = ["".join(choose.choice("abcdefghij") for _ in range(choose.randint(1, 7))) for _ in range(60)]
+    words = [
+        "".join(choose.choice("abcdefghij") for _ in range(choose.randint(1, 7))) for _ in range(60)
+    ]
     pairs = []
     for _ in range(count):
         line = [choose.choice(words) for _ in range(choose.randint(1, 9))]
@@ -56,18 +58,30 @@ def write(folder: Path, name: str, pairs: list[tuple[str, str]], packed: bool = 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write(tmp_path, "train", [*sentences(1, 300), ("", "x"), ("wort " * 40, "word " * 40), ("a", "b " * 9), (ODD, ODD)])
-    write(tmp_path, "valid", [*sentences(2, 20), ("", ""), (" ", "nothing"), (ODD, "x")], packed=True)
+    write(
+        tmp_path,
+        "train",
+        [*sentences(1, 300), ("", "x"), ("wort " * 40, "word " * 40), ("a", "b " * 9), (ODD, ODD)],
+    )
+    write(
+        tmp_path, "valid", [*sentences(2, 20), ("", ""), (" ", "nothing"), (ODD, "x")], packed=True
+    )
     write(tmp_path, "test", [*sentences(3, 10), ("\ufeff", "\r"), ("Ganz unbekannt: qqq", "")])
     return tmp_path
 
 
 def config(place: Path, /, **more: Any) -> DataConfig:
     values: dict[str, Any] = {
-        "source": "de", "target": "en", "folder": str(place / "out"),
-        "train": [str(place / "train")], "valid": [str(place / "valid")], "test": {"one": [str(place / "test")]},
-        "steps": STEPS, "bpe": {"merges": 60}, **more,
-    }  # fmt: skip
+        "source": "de",
+        "target": "en",
+        "folder": str(place / "out"),
+        "train": [str(place / "train")],
+        "valid": [str(place / "valid")],
+        "test": {"one": [str(place / "test")]},
+        "steps": STEPS,
+        "bpe": {"merges": 60},
+        **more,
+    }
     return DataConfig.model_validate(values)
 
 
@@ -90,14 +104,23 @@ def test_what_comes_out(folder: Path) -> None:
     assert train["dropped"] == {"empty": 1, "length ratio": 1, "too long": 1}
     for split, name in (("valid", "valid"), ("test.one", "test")):
         corpus = Corpus.open(out, split)
-        for side, language, part in (("source", "de", corpus.source), ("target", "en", corpus.target)):
+        for side, language, part in (
+            ("source", "de", corpus.source),
+            ("target", "en", corpus.target),
+        ):
             raw = list(read_lines(next(folder.glob(f"{name}.{language}*"))))
             assert lines(out / f"{split}.{language}.raw") == raw
             words = lines(out / f"{split}.{language}.txt")
             assert words == [pipeline.words(side, line) for line in raw]
             vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
-            assert [list(ids) for ids in part] == [[*vocabulary.encode(pipeline.subwords(side, line)), EOS] for line in words]
-            assert manifest.splits[split][side]["tokens_with_end"] == len(part.ids) == part.lengths.sum()
+            assert [list(ids) for ids in part] == [
+                [*vocabulary.encode(pipeline.subwords(side, line)), EOS] for line in words
+            ]
+            assert (
+                manifest.splits[split][side]["tokens_with_end"]
+                == len(part.ids)
+                == part.lengths.sum()
+            )
             assert manifest.splits[split][side]["tokens"] == len(part.ids) - len(raw)
             assert manifest.splits[split][side]["unknown"] == int((np.asarray(part.ids) == 1).sum())
     assert len(Corpus.open(out, "valid")) == 23
@@ -112,7 +135,6 @@ def test_a_threshold_above_all_counts_is_no_error(folder: Path, threshold: int) 
     made = prepare(config(folder, bpe={"merges": 60, "threshold": threshold}))
     pipeline = Pipeline.load(made.folder / "text")
     assert pipeline.join(pipeline.subwords("source", "haus")) == "haus"
-
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -130,11 +152,18 @@ def test_bpe_as_subword_nmt_with_its_threshold(folder: Path, joint: bool) -> Non
             counts[token] = counts.get(token, 0) + 1
         with open(name, encoding="utf-8", newline="\n") as codes:
             known = apply_bpe.BPE(codes, vocab={token for token, n in counts.items() if n >= 15})
-        assert [" ".join(pipeline.subwords(side, line)) for line in words] == [known.segment(line) for line in words]
+        assert [" ".join(pipeline.subwords(side, line)) for line in words] == [
+            known.segment(line) for line in words
+        ]
 
 
 def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [{"step": "tokenize"}, {"step": "deduplicate"}, {"step": "truecase"}, {"step": "filter", "max_length": 12}]
+    steps = [
+        {"step": "tokenize"},
+        {"step": "deduplicate"},
+        {"step": "truecase"},
+        {"step": "filter", "max_length": 12},
+    ]
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
@@ -170,10 +199,16 @@ def test_every_nth_line_goes_to_validation(folder: Path) -> None:
     write(folder, "train", pairs)
     write(folder, "more", [(f"mehr{i}", f"more{i}") for i in range(10)])
     both = [str(folder / "train"), str(folder / "more")]
-    manifest = prepare(config(folder, train=both, valid={"every": 7}, steps=[{"step": "deduplicate"}], bpe=None))
+    manifest = prepare(
+        config(folder, train=both, valid={"every": 7}, steps=[{"step": "deduplicate"}], bpe=None)
+    )
     kept = [f"wort{i}" for i in range(100) if i not in (4, 6)] + [f"mehr{i}" for i in range(10)]
     out = folder / "out"
-    assert lines(out / "valid.de.txt") == lines(out / "valid.de.raw") == [w for i, w in enumerate(kept, 1) if i % 7 == 0]
+    assert (
+        lines(out / "valid.de.txt")
+        == lines(out / "valid.de.raw")
+        == [w for i, w in enumerate(kept, 1) if i % 7 == 0]
+    )
     assert lines(out / "words" / "train.de") == [w for i, w in enumerate(kept, 1) if i % 7]
     assert lines(out / "valid.en.raw")[0] == "word8"
     assert manifest.splits["train"]["dropped"] == {"duplicate": 1, "empty": 1}
@@ -184,7 +219,10 @@ def test_a_sample_goes_to_validation(folder: Path) -> None:
     chosen = []
     for seed in (1, 1, 2):
         prepare(config(folder, valid={"sample": 40, "seed": seed}), force=True)
-        valid, train = lines(folder / "out" / "valid.de.txt"), lines(folder / "out" / "words" / "train.de")
+        valid, train = (
+            lines(folder / "out" / "valid.de.txt"),
+            lines(folder / "out" / "words" / "train.de"),
+        )
         assert (len(valid), len(train)) == (40, 261)
         chosen.append(valid)
     assert chosen[0] == chosen[1] != chosen[2]
@@ -193,7 +231,15 @@ def test_a_sample_goes_to_validation(folder: Path) -> None:
 
 
 def test_truecase_is_learned_where_it_stands_and_undone(folder: Path) -> None:
-    write(folder, "train", [("Der Hund sieht der Katze nach.", "The dog sees the cat."), ("Hund ist Hund.", "A dog is a dog.")] * 5)
+    write(
+        folder,
+        "train",
+        [
+            ("Der Hund sieht der Katze nach.", "The dog sees the cat."),
+            ("Hund ist Hund.", "A dog is a dog."),
+        ]
+        * 5,
+    )
     manifest = prepare(config(folder, steps=[{"step": "tokenize"}, {"step": "truecase"}], bpe=None))
     pipeline = Pipeline.load(folder / "out" / "text")
     assert pipeline.words("source", "Der Hund &") == "der Hund &amp;"
@@ -235,7 +281,9 @@ def again(chosen: DataConfig, **options: Any) -> tuple[Manifest, list[str]]:
 def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(config(folder))
     before = contents(folder / "out")
-    monkeypatch.setattr("fusetk.data.manifest.checksum", lambda path: pytest.fail("sizes and times are enough"))
+    monkeypatch.setattr(
+        "fusetk.data.manifest.checksum", lambda path: pytest.fail("sizes and times are enough")
+    )
     second, said = again(config(folder))
     assert (second.made, said) == ([], [])
     assert second.data == first.data == json.loads((folder / "out" / "manifest.json").read_text())
@@ -250,16 +298,41 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("change", "said", "made"),
     [
-        ({"vocabulary": {"size": 40}}, "vocabulary: vocabulary.size: none -> 40", ["vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
-        ({"bpe": {"merges": 50}}, "bpe: bpe.merges: 60 -> 50", ["bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
-        ({"steps": [*STEPS[:3], {"step": "filter", "max_length": 5}]}, "words.train: steps.3.max_length: 30 -> 5",
-         ["words.train", "bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"]),
-        ({"steps": STEPS[1:]}, "words.train: steps: ",
-         ["words.train", "bpe", "vocabulary", "ids.train", "words.valid", "ids.valid", "words.test.one", "ids.test.one"]),
+        (
+            {"vocabulary": {"size": 40}},
+            "vocabulary: vocabulary.size: none -> 40",
+            ["vocabulary", "ids.train", "ids.valid", "ids.test.one"],
+        ),
+        (
+            {"bpe": {"merges": 50}},
+            "bpe: bpe.merges: 60 -> 50",
+            ["bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"],
+        ),
+        (
+            {"steps": [*STEPS[:3], {"step": "filter", "max_length": 5}]},
+            "words.train: steps.3.max_length: 30 -> 5",
+            ["words.train", "bpe", "vocabulary", "ids.train", "ids.valid", "ids.test.one"],
+        ),
+        (
+            {"steps": STEPS[1:]},
+            "words.train: steps: ",
+            [
+                "words.train",
+                "bpe",
+                "vocabulary",
+                "ids.train",
+                "words.valid",
+                "ids.valid",
+                "words.test.one",
+                "ids.test.one",
+            ],
+        ),
         ({"test": {}}, "words.test.one: no longer asked for, its files go", []),
     ],
-)  # fmt: skip
-def test_again_with_a_changed_setting(folder: Path, change: dict[str, Any], said: str, made: list[str]) -> None:
+)
+def test_again_with_a_changed_setting(
+    folder: Path, change: dict[str, Any], said: str, made: list[str]
+) -> None:
     prepare(config(folder))
     manifest, report = again(config(folder, **change))
     assert any(line.startswith(said) for line in report), report
@@ -277,7 +350,10 @@ def test_again_with_a_changed_file(folder: Path) -> None:
     assert f"words.test.one: {folder}/test.de changed" in said
     (folder / "out" / "valid.en.ids").write_bytes(b"")
     manifest, said = again(config(folder))
-    assert (manifest.made, said) == (["ids.valid"], ["ids.valid: valid.en.ids is missing or changed"])
+    assert (manifest.made, said) == (
+        ["ids.valid"],
+        ["ids.valid: valid.en.ids is missing or changed"],
+    )
 
 
 @pytest.mark.parametrize("place", ["binarize.learn_bpe", "os.replace"])
@@ -298,7 +374,9 @@ prepare(DataConfig.model_validate_json({chosen.model_dump_json()!r}))
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False)
     assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(DataError, match=r"has no manifest\.json: it is not prepared, or prep was interrupted"):
+    with pytest.raises(
+        DataError, match=r"has no manifest\.json: it is not prepared, or prep was interrupted"
+    ):
         Corpus.open(folder / "out", "train")
     manifest = prepare(chosen)
     assert manifest.made[0] == "words.train"
@@ -346,14 +424,18 @@ def test_bad_training_text(folder: Path, content: bytes, message: str) -> None:
 
 
 def test_bad_places(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"neither .*trian\.de nor trian\.de\.gz exists; did you mean train\.de"):
+    with pytest.raises(
+        DataError, match=r"neither .*trian\.de nor trian\.de\.gz exists; did you mean train\.de"
+    ):
         prepare(config(folder, train=[str(folder / "trian")]))
     with pytest.raises(DataError, match="cannot be written: "):
         prepare(config(folder, folder=str(folder / "train.de" / "out")))
     with pytest.raises(ConfigError, match="are both 'de'"):
         prepare(config(folder, target="de"))
     with pytest.raises(ConfigError, match="truecase stands twice"):
-        prepare(config(folder, steps=[{"step": "truecase"}, {"step": "truecase", "side": "source"}]))
+        prepare(
+            config(folder, steps=[{"step": "truecase"}, {"step": "truecase", "side": "source"}])
+        )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -367,7 +449,9 @@ def test_a_lost_file_is_named(folder: Path) -> None:
     prepare(config(folder))
     path = folder / "out" / "train.de.ids"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"train\.de\.ids has \d+ bytes instead of \d+; run fusetk prep again"):
+    with pytest.raises(
+        DataError, match=r"train\.de\.ids has \d+ bytes instead of \d+; run fusetk prep again"
+    ):
         Corpus.open(folder / "out", "train")
     (folder / "out" / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sacremoses import MosesDetokenizer, MosesDetruecaser, MosesPunctNormalizer, MosesTokenizer, MosesTruecaser
+from sacremoses import (
+    MosesDetokenizer,
+    MosesDetruecaser,
+    MosesPunctNormalizer,
+    MosesTokenizer,
+    MosesTruecaser,
+)
 
 from fusetk.data.normalize import Normalizer
 from fusetk.data.text import read_lines
@@ -17,9 +23,46 @@ from fusetk.errors import DataError
 
 NASTY = [
     *"abcXYZ   019.,.,''\"-@&<>|[]()`!?:;/%$#_",
-    *["\u00a0", "–", "—", "ä", "ß", "É", "中", "あ", "...", "..", ". ", "' '", "' ", "'s ", "Mr.", "No. 5", "z.B.", "DOT", "MULTI"],
+    *[
+        "\u00a0",
+        "–",
+        "—",
+        "ä",
+        "ß",
+        "É",
+        "中",
+        "あ",
+        "...",
+        "..",
+        ". ",
+        "' '",
+        "' ",
+        "'s ",
+        "Mr.",
+        "No. 5",
+        "z.B.",
+        "DOT",
+        "MULTI",
+    ],
     " DOTMULTI ",
-    *["\t", "\u2028", "\x85", "\x0c", "\0", "\x1c", "²", "٣", "e\u0301", "Dr. ", "bzw. ", "1. ", "5,3", "€", "\u200b", "\ufeff"],
+    *[
+        "\t",
+        "\u2028",
+        "\x85",
+        "\x0c",
+        "\0",
+        "\x1c",
+        "²",
+        "٣",
+        "e\u0301",
+        "Dr. ",
+        "bzw. ",
+        "1. ",
+        "5,3",
+        "€",
+        "\u200b",
+        "\ufeff",
+    ],
 ]
 PUNCTUATION = [
     *"abA1 5  .,;:!?%()'\"`<>«»„“”‘’‚–—´…ºC²\u00a0\r\t",
@@ -57,7 +100,9 @@ def test_tokens_of_nasty_strings(language: str, escape: bool, aggressive: bool) 
 def test_tokens_of_real_text(folder: str, language: str, escape: bool, aggressive: bool) -> None:
     lines = real(folder, language)
     moses, ours = MosesTokenizer(language), Tokenizer(language, escape, aggressive)
-    assert [ours(line) for line in lines] == [" ".join(moses.tokenize(line, aggressive, escape=escape)) for line in lines]
+    assert [ours(line) for line in lines] == [
+        " ".join(moses.tokenize(line, aggressive, escape=escape)) for line in lines
+    ]
 
 
 def test_a_full_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +144,9 @@ def test_truecasing_and_back() -> None:
     choose = random.Random(3)
     words = "The the THE Dog dog . ! : ? ( &apos; &quot; Berlin berlin a 42 U.S. é É , ß".split()
     for _ in range(150):
-        lines = [" ".join(choose.choice(words) for _ in range(choose.randrange(1, 12))) for _ in range(8)]
+        lines = [
+            " ".join(choose.choice(words) for _ in range(choose.randrange(1, 12))) for _ in range(8)
+        ]
         moses, ours = MosesTruecaser(), Truecaser.learn(lines)
         moses.train([line.split() for line in lines])
         for line in lines:
@@ -123,5 +170,8 @@ def test_detokenised_as_moses_does() -> None:
         for line in strings(NASTY, 60):
             words = Tokenizer(language)(line)
             assert ours(words) == moses.detokenize(words.split(" "))
-    assert Detokenizer("en")("the state @-@ of @-@ the @-@ art , isn &apos;t it ?") == "the state-of-the-art, isn't it?"
+    assert (
+        Detokenizer("en")("the state @-@ of @-@ the @-@ art , isn &apos;t it ?")
+        == "the state-of-the-art, isn't it?"
+    )
     assert Detokenizer("cs")("přijde ' - li x") == Detokenizer("en")("přijde ' - li x")

@@ -33,7 +33,10 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ("tabs", "<unk>\t0\nhallo\t5\n12\t4\nno\t1\n"),
         ("marian.yml", '</s>: 0\n<unk>: 1\nhallo: 2\n"12": 3\nno: 4\n'),
         ("nematus.json", '{"eos": 0, "UNK": 1, "no": 4, "hallo": 2, "12": 3}'),
-        ("sockeye.json", '{"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "hallo": 4, "12": 5, "no": 6}'),
+        (
+            "sockeye.json",
+            '{"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "hallo": 4, "12": 5, "no": 6}',
+        ),
     ],
 )
 def test_formats(tmp_path: Path, name: str, content: str) -> None:

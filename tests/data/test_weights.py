@@ -34,29 +34,52 @@ PARTS = [Part(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0),
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("/texts/raw/web", 1), ("web", 1), ("raw/web", 1), ("../raw/web", 1), ("./web", 1), ("raw/news", 0), ("old/news", 2)],
+    [
+        ("/texts/raw/web", 1),
+        ("web", 1),
+        ("raw/web", 1),
+        ("../raw/web", 1),
+        ("./web", 1),
+        ("raw/news", 0),
+        ("old/news", 2),
+    ],
 )
 def test_a_corpus_is_named_by_the_end_of_its_path(name: str, found: int) -> None:
     assert find(name, PREFIXES) == PREFIXES[found]
 
 
 def test_names_of_none_or_of_several_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no training corpus is called 'wob'; data\.train has /texts/raw/news, /texts/raw/web, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"no training corpus is called 'wob'; data\.train has /texts/raw/news, /texts/raw/web, ",
+    ):
         find("wob", PREFIXES)
-    with pytest.raises(ConfigError, match=r"'news' may be /texts/raw/news or /texts/old/news: write more of its path"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'news' may be /texts/raw/news or /texts/old/news: write more of its path",
+    ):
         find("news", PREFIXES)
     with pytest.raises(ConfigError, match="no training corpus"):
         find("eb", PREFIXES)
 
 
 def test_shares_are_stretches_and_none_where_all_weigh_one() -> None:
-    assert shares(PARTS, None) == shares(PARTS, {}) == shares(PARTS, {"web": 1, "raw/news": 1.0}) == []
-    assert shares(PARTS, {"web": 2.5, "raw/news": 0}) == [Share(10, 30, 2.5), Share(30, 60, 1), Share(60, 60, 1)]
+    assert (
+        shares(PARTS, None) == shares(PARTS, {}) == shares(PARTS, {"web": 1, "raw/news": 1.0}) == []
+    )
+    assert shares(PARTS, {"web": 2.5, "raw/news": 0}) == [
+        Share(10, 30, 2.5),
+        Share(30, 60, 1),
+        Share(60, 60, 1),
+    ]
     assert shares([Part("/a", 5), Part("/a", 5)], {"a": 2}) == [Share(0, 5, 2), Share(5, 10, 2)]
 
 
 def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
-    for weights in ({"raw/news": 0, "old/news": 0, "web": 0, "subtitles": 0}, {"raw/news": 0, "old/news": 0, "web": 0}):
+    for weights in (
+        {"raw/news": 0, "old/news": 0, "web": 0, "subtitles": 0},
+        {"raw/news": 0, "old/news": 0, "web": 0},
+    ):
         with pytest.raises(ConfigError, match=r"leave no pair .*/texts/raw/web: 0 x 20 pairs"):
             shares(PARTS, weights)
     with pytest.raises(ConfigError, match="prep --force"):
@@ -76,7 +99,11 @@ def counted(given: list[Share], seed: int = 1, epoch: int = 0) -> np.ndarray:
 
 
 def test_a_pair_comes_as_often_as_its_corpus_weighs() -> None:
-    given = [Share(0, 1000, 2.25), Share(1500, 2500, 0.5), Share(2500, 3000, 1)]  # nothing of 1000 to 1500
+    given = [
+        Share(0, 1000, 2.25),
+        Share(1500, 2500, 0.5),
+        Share(2500, 3000, 1),
+    ]  # nothing of 1000 to 1500
     first = counted(given)
     assert set(first[:1000]) == {2, 3} and 200 < (first[:1000] == 3).sum() < 300
     assert not first[1000:1500].any()
@@ -106,13 +133,21 @@ def test_an_epoch_without_a_pair_is_an_error() -> None:
 def write(folder: Path, name: str, count: int, seed: int) -> str:
     """A corpus whose source words all begin with its name."""
     choose = random.Random(seed)
-    lines = [[f"{name}{choose.choice('abcdefgh')}" for _ in range(choose.randint(0, 12))] for _ in range(count)]
+    lines = [
+        [f"{name}{choose.choice('abcdefgh')}" for _ in range(choose.randint(0, 12))]
+        for _ in range(count)
+    ]
     for language in ("de", "en"):
         (folder / f"{name}.{language}").write_text("".join(" ".join(line) + "\n" for line in lines))
     return str(folder / name)
 
 
-STEPS = [{"step": "filter", "max_length": 11}, {"step": "deduplicate"}, {"step": "truecase"}, {"step": "filter", "min_length": 2}]
+STEPS = [
+    {"step": "filter", "max_length": 11},
+    {"step": "deduplicate"},
+    {"step": "truecase"},
+    {"step": "filter", "min_length": 2},
+]
 
 
 @pytest.mark.parametrize(
@@ -124,28 +159,53 @@ STEPS = [{"step": "filter", "max_length": 11}, {"step": "deduplicate"}, {"step":
         ({"bpe": {"merges": 4, "max_subwords": 18}}, 2),
     ],
 )
-def test_pairs_of_each_corpus_are_counted(more: dict, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_each_corpus_are_counted(
+    more: dict, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through filters, deduplication, two passes, the split, and too many subwords, however the text is dealt out."""
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 500))
     names = ["x", "y", "z"]
-    train = [write(tmp_path, name, count, seed) for seed, (name, count) in enumerate(zip(names, (200, 3, 150), strict=True))]
-    values = {"source": "de", "target": "en", "folder": str(tmp_path / "out"), "train": train, "valid": [train[0]], "steps": STEPS, **more}
+    train = [
+        write(tmp_path, name, count, seed)
+        for seed, (name, count) in enumerate(zip(names, (200, 3, 150), strict=True))
+    ]
+    values = {
+        "source": "de",
+        "target": "en",
+        "folder": str(tmp_path / "out"),
+        "train": train,
+        "valid": [train[0]],
+        "steps": STEPS,
+        **more,
+    }
     made = prepare(DataConfig.model_validate(values), jobs=jobs)
     corpus = Corpus.open(tmp_path / "out", "train")
-    assert [part.prefix for part in corpus.parts] == train and sum(part.pairs for part in corpus.parts) == len(corpus)
-    assert made.splits["train"]["corpora"] == [{"prefix": part.prefix, "pairs": part.pairs} for part in corpus.parts]
+    assert [part.prefix for part in corpus.parts] == train and sum(
+        part.pairs for part in corpus.parts
+    ) == len(corpus)
+    assert made.splits["train"]["corpora"] == [
+        {"prefix": part.prefix, "pairs": part.pairs} for part in corpus.parts
+    ]
     from fusetk.data.pipeline import Pipeline
 
     vocabulary = Pipeline.load(tmp_path / "out" / "text").source_vocab
     firsts = [vocabulary.decode(ids)[0][0] for ids in corpus.source]
-    assert firsts == [name for name, part in zip(names, corpus.parts, strict=True) for _ in range(part.pairs)]
+    assert firsts == [
+        name for name, part in zip(names, corpus.parts, strict=True) for _ in range(part.pairs)
+    ]
     assert 0 < corpus.parts[2].pairs < 150
 
 
 def test_a_corpus_that_is_named_once_more_is_read_once_more(tmp_path: Path) -> None:
     one = write(tmp_path, "x", 50, 1)
-    values = {"source": "de", "target": "en", "folder": str(tmp_path / "out"), "train": [one], "valid": [one]}
+    values = {
+        "source": "de",
+        "target": "en",
+        "folder": str(tmp_path / "out"),
+        "train": [one],
+        "valid": [one],
+    }
     pairs = prepare(DataConfig.model_validate(values)).splits["train"]["pairs_out"]
     twice = prepare(DataConfig.model_validate({**values, "train": [one, one]}))
     assert [part["pairs"] for part in twice.splits["train"]["corpora"]] == [pairs, pairs]
@@ -162,7 +222,10 @@ def two(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         lines = (toy.parent / f"train.{language}").read_text().splitlines(keepends=True)
         (folder / f"first.{language}").write_text("".join(lines[:400]))
         (folder / f"second.{language}").write_text("".join(lines[400:]))
-    overrides = [f"data.folder={folder / 'prepared'}", f"data.train=[{folder / 'first'}, {folder / 'second'}]"]
+    overrides = [
+        f"data.folder={folder / 'prepared'}",
+        f"data.train=[{folder / 'first'}, {folder / 'second'}]",
+    ]
     prepare(load(toy, overrides).data)
     return overrides
 
@@ -174,7 +237,14 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     plain = Trainer._gradients
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Trainer, "_gradients", lambda self, indices, n: (found.append(np.concatenate(indices)), plain(self, indices, n))[1])
+        patched.setattr(
+            Trainer,
+            "_gradients",
+            lambda self, indices, n: (
+                found.append(np.concatenate(indices)),
+                plain(self, indices, n),
+            )[1],
+        )
         train_module.train(recipe, run, "cpu", quiet=True)
     return found
 
@@ -182,8 +252,16 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
 def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) -> None:
     """Nothing but what is noted differs from the same text in one file: the run is the same."""
     train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
-    train_module.train(load(toy, [*two, "training.stages.0.weights={first: 1}"]), tmp_path / "two", "cpu", quiet=True)
-    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / runs.MODEL for name in ("one", "two"))
+    train_module.train(
+        load(toy, [*two, "training.stages.0.weights={first: 1}"]),
+        tmp_path / "two",
+        "cpu",
+        quiet=True,
+    )
+    one, other = (
+        tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / runs.MODEL
+        for name in ("one", "two")
+    )
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -199,41 +277,92 @@ def test_a_later_stage_fine_tunes_on_one_corpus(toy: Path, two: list[str], tmp_p
 
 def test_weighted_runs_resume_to_the_bit(toy: Path, two: list[str], tmp_path: Path) -> None:
     """In the middle of an epoch, and in a later one."""
-    overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "training.validation.every_updates=100"]
+    overrides = [
+        *two,
+        "training.stages.0.weights={first: 0.3, second: 1.7}",
+        "training.validation.every_updates=100",
+    ]
     parts = [f"training.stages.0.end.updates={end}" for end in (3, 10, 17)]
     whole = seen(load(toy, [*overrides, parts[-1]]), tmp_path / "whole")
-    resumed = [pairs for part in parts for pairs in seen(load(toy, [*overrides, part]), tmp_path / "parts")]
+    resumed = [
+        pairs for part in parts for pairs in seen(load(toy, [*overrides, part]), tmp_path / "parts")
+    ]
     assert all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True))
-    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(17) / runs.MODEL for name in ("whole", "parts"))
+    one, other = (
+        tmp_path / name / "checkpoints" / runs.checkpoint_name(17) / runs.MODEL
+        for name in ("whole", "parts")
+    )
     assert one.read_bytes() == other.read_bytes()
     with pytest.raises(ConfigError, match=r"another config.*weights\.first: 0\.3 -> 0\.4"):
-        train_module.train(load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]), tmp_path / "whole", "cpu", quiet=True)
+        train_module.train(
+            load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]),
+            tmp_path / "whole",
+            "cpu",
+            quiet=True,
+        )
 
 
 def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_path: Path) -> None:
     overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "model.dropout=0"]
     overrides += ["training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "fusetk", "train", str(toy)]
-    command += ["-r", str(tmp_path / "many"), "--device", "cpu", *(item for override in overrides for item in ("--set", override))]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        "-m",
+        "fusetk",
+        "train",
+        str(toy),
+    ]
+    command += [
+        "-r",
+        str(tmp_path / "many"),
+        "--device",
+        "cpu",
+        *(item for override in overrides for item in ("--set", override)),
+    ]
+    subprocess.run(
+        command,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=120,
+    )
     one, other = (
-        weights_module.read_tensors(tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL) for name in ("one", "many")
+        weights_module.read_tensors(
+            tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
+        )
+        for name in ("one", "many")
     )
     for name, tensor in one.items():
         torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_weights_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, two: list[str], tmp_path: Path) -> None:
-    for weights, said in (("{third: 2}", "no training corpus is called 'third'"), ("{first: 0, second: 0}", "leave no pair")):
+def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
+    toy: Path, two: list[str], tmp_path: Path
+) -> None:
+    for weights, said in (
+        ("{third: 2}", "no training corpus is called 'third'"),
+        ("{first: 0, second: 0}", "leave no pair"),
+    ):
         with pytest.raises(ConfigError, match=said):
-            train_module.train(load(toy, [*two, f"training.stages.0.weights={weights}"]), tmp_path / "run", "cpu", quiet=True)
+            train_module.train(
+                load(toy, [*two, f"training.stages.0.weights={weights}"]),
+                tmp_path / "run",
+                "cpu",
+                quiet=True,
+            )
     with pytest.raises(ConfigError, match=r"weights\.first.*greater than or equal to 0"):
         load(toy, [*two, "training.stages.0.weights={first: -1}"])
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_of_earlier_versions_train_as_they_did_and_say_what_weights_need(toy: Path, two: list[str], tmp_path: Path) -> None:
+def test_folders_of_earlier_versions_train_as_they_did_and_say_what_weights_need(
+    toy: Path, two: list[str], tmp_path: Path
+) -> None:
     folder = Path(load(toy, two).data.folder)
     subprocess.run(["cp", "-a", folder, tmp_path / "old"], check=True)
     data = manifests.read(tmp_path / "old")
@@ -248,16 +377,30 @@ def test_folders_of_earlier_versions_train_as_they_did_and_say_what_weights_need
     assert prepare(load(toy, old).data).made == []
     train_module.train(load(toy, old), tmp_path / "run", "cpu", quiet=True)
     prepare(load(toy, old).data, force=True)
-    assert manifests.training_fingerprint(manifests.read(tmp_path / "old")) == manifests.training_fingerprint(data)
-    train_module.train(load(toy, [*old, "training.stages.0.end.updates=9"]), tmp_path / "run", "cpu", quiet=True)
+    assert manifests.training_fingerprint(
+        manifests.read(tmp_path / "old")
+    ) == manifests.training_fingerprint(data)
+    train_module.train(
+        load(toy, [*old, "training.stages.0.end.updates=9"]), tmp_path / "run", "cpu", quiet=True
+    )
 
 
-def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(toy: Path, two: list[str], tmp_path: Path) -> None:
+def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(
+    toy: Path, two: list[str], tmp_path: Path
+) -> None:
     folder = Path(load(toy, two).data.folder).parent
     for language, word in (("de", "eins"), ("en", "EINS")):
         (tmp_path / f"long.{language}").write_text(" ".join([word] * 500) + "\n")
-    made = [f"data.folder={tmp_path / 'prepared'}", f"data.train=[{folder / 'first'}, {tmp_path / 'long'}]"]
+    made = [
+        f"data.folder={tmp_path / 'prepared'}",
+        f"data.train=[{folder / 'first'}, {tmp_path / 'long'}]",
+    ]
     prepare(load(toy, made).data)
     with pytest.raises(DataError, match="501 tokens and a batch holds 400"):
         train_module.train(load(toy, made), tmp_path / "run", "cpu", quiet=True)
-    train_module.train(load(toy, [*made, "training.stages.0.weights={long: 0}"]), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(
+        load(toy, [*made, "training.stages.0.weights={long: 0}"]),
+        tmp_path / "run",
+        "cpu",
+        quiet=True,
+    )

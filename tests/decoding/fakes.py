@@ -17,14 +17,23 @@ from fusetk.nn.output import OutputProjection
 class Echo(Seq2Seq):
     """h' = tanh(A h + E[token] + M[sentence]): a recurrent network with random weights and nothing learned."""
 
-    def __init__(self, vocabulary: int = 6, source: int = 8, width: int = 12, seed: int = 0, scale: float = 2.0):
+    def __init__(
+        self,
+        vocabulary: int = 6,
+        source: int = 8,
+        width: int = 12,
+        seed: int = 0,
+        scale: float = 2.0,
+    ):
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
         self.embedding = nn.Parameter(torch.randn(vocabulary, width, generator=draw))
         self.source = nn.Parameter(torch.randn(source, width, generator=draw))
         self.recurrent = nn.Parameter(torch.randn(width, width, generator=draw) / width**0.5)
         self.output = OutputProjection(width, vocabulary)
-        self.output.weight = nn.Parameter(torch.randn(vocabulary, width, generator=draw) * scale / width**0.5)
+        self.output.weight = nn.Parameter(
+            torch.randn(vocabulary, width, generator=draw) * scale / width**0.5
+        )
         self.rows: list[tuple[int, int]] = []  # of fixed and moving state, at every call of decode
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
@@ -56,7 +65,9 @@ def batch(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def log_probabilities(model: Seq2Seq, source: Sequence[int], targets: Sequence[Sequence[int]]) -> Tensor:
+def log_probabilities(
+    model: Seq2Seq, source: Sequence[int], targets: Sequence[Sequence[int]]
+) -> Tensor:
     """Of each target with its end mark, by teacher forcing; all targets of one length."""
     src, mask = batch([source] * len(targets))
     tgt_in = torch.tensor([[BOS, *t] for t in targets])
@@ -65,12 +76,16 @@ def log_probabilities(model: Seq2Seq, source: Sequence[int], targets: Sequence[S
     return logits.log_softmax(-1).gather(2, tgt_out[:, :, None])[:, :, 0].sum(1)
 
 
-def exhaustive(model: Seq2Seq, source: Sequence[int], tokens: Sequence[int], limit: int, config: SearchConfig) -> list[Hypothesis]:
+def exhaustive(
+    model: Seq2Seq, source: Sequence[int], tokens: Sequence[int], limit: int, config: SearchConfig
+) -> list[Hypothesis]:
     """Every sequence over ``tokens`` of ``min_length`` to ``limit`` - 1 tokens, best first."""
     found = []
     for length in range(config.min_length, limit):
         targets = list(itertools.product(tokens, repeat=length))
         divisor = PENALTIES[config.penalty](length + 1, config.normalize)
-        for target, score in zip(targets, log_probabilities(model, source, targets).tolist(), strict=True):
+        for target, score in zip(
+            targets, log_probabilities(model, source, targets).tolist(), strict=True
+        ):
             found.append(Hypothesis(list(target), score, score / divisor))
     return sorted(found, key=lambda hypothesis: -hypothesis.normalized)

@@ -35,10 +35,23 @@ class PlainSearch:
     """``limit`` counts the end mark; ``words`` are all tokens besides end, begin and padding; ``coverage`` of a hypothesis with its end."""
 
     def __init__(
-        self, following: Next, words: Sequence[int], limit: int, least: int, config: SearchConfig, demand: Demand,
+        self,
+        following: Next,
+        words: Sequence[int],
+        limit: int,
+        least: int,
+        config: SearchConfig,
+        demand: Demand,
         coverage: Callable[[Sequence[int]], float] = lambda ids: 0.0,
-    ):  # fmt: skip
-        self.following, self.words, self.limit, self.least, self.config, self.demand = following, words, limit, least, config, demand
+    ):
+        self.following, self.words, self.limit, self.least, self.config, self.demand = (
+            following,
+            words,
+            limit,
+            least,
+            config,
+            demand,
+        )
         self.coverage = coverage
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
@@ -47,10 +60,21 @@ class PlainSearch:
         """Tokens of the phrases that are met: phrase by phrase, each found as early as it can be."""
         ids, first, met = list(ids), 0, 0
         for phrase in map(list, self.demand.constraints):
-            starts = [start for start in range(first, len(ids)) if not start or ids[start - 1] not in self.demand.inside]
+            starts = [
+                start
+                for start in range(first, len(ids))
+                if not start or ids[start - 1] not in self.demand.inside
+            ]
             whole = [start for start in starts if ids[start : start + len(phrase)] == phrase]
             if not whole:
-                return met + max((len(ids) - start for start in starts if ids[start:] == phrase[: len(ids) - start]), default=0)
+                return met + max(
+                    (
+                        len(ids) - start
+                        for start in starts
+                        if ids[start:] == phrase[: len(ids) - start]
+                    ),
+                    default=0,
+                )
             met, first = met + len(phrase), whole[0] + len(phrase)
         return met
 
@@ -88,7 +112,9 @@ class PlainSearch:
         if size:
             runs = {ids[i : i + size] for i in range(len(ids) - size + 1)}
             found = [token for token in found if (*ids, token)[-size:] not in runs]
-        if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2:  # the word must end here
+        if (
+            self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2
+        ):  # the word must end here
             found = [token for token in found if token not in self.demand.inside]
         asked = self.asked(ids)
         found += [] if asked is None or asked in found else [asked]
@@ -100,17 +126,26 @@ class PlainSearch:
         candidates = []
         for one in group.live:
             scores = self.following(one.ids)
-            new = [Live((*one.ids, t), one.score + scores[t], costs[t] * self.config.diversity) for t in self.allowed(one.ids)]
+            new = [
+                Live((*one.ids, t), one.score + scores[t], costs[t] * self.config.diversity)
+                for t in self.allowed(one.ids)
+            ]
             if self.demand.constraints:
                 new.sort(key=lambda c: -(c.score - c.cost))
-                new = new[: self.beam + 1] + [c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(one.ids)]
+                new = new[: self.beam + 1] + [
+                    c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(one.ids)
+                ]
             candidates += new
         candidates.sort(key=lambda c: -(c.score - c.cost))
         full = [c for c in candidates if c.ids[-1] == EOS or self.met(c.ids) == self.total]
         ended = [c for c in full[: self.beam] if c.ids[-1] == EOS]
         for c in ended:
             ids = list(c.ids[:-1])
-            divisor = length**self.config.normalize if self.config.penalty == "power" else ((5 + length) / 6) ** self.config.normalize
+            divisor = (
+                length**self.config.normalize
+                if self.config.penalty == "power"
+                else ((5 + length) / 6) ** self.config.normalize
+            )
             value = (c.score - self.config.word_penalty * length) / divisor + self.coverage(ids)
             group.finished.append(Hypothesis(ids, c.score, value))
         group.finished.sort(key=lambda h: -h.normalized)
@@ -127,7 +162,10 @@ class PlainSearch:
         best = max(one.score for one in group.live)
         power, alpha = self.config.penalty == "power", self.config.normalize
         reachable = range(length + 1, self.limit + 1)
-        bound = max((best - self.config.word_penalty * m) / (m**alpha if power else ((5 + m) / 6) ** alpha) for m in reachable)
+        bound = max(
+            (best - self.config.word_penalty * m) / (m**alpha if power else ((5 + m) / 6) ** alpha)
+            for m in reachable
+        )
         return (
             bound <= group.finished[self.n_best - 1].normalized
             or self.config.stop == "first"
@@ -148,7 +186,10 @@ class PlainSearch:
             if all(group.done for group in groups):
                 break
         found: list[Hypothesis] = []
-        for one in sorted((h for group in groups for h in group.finished[: self.n_best]), key=lambda h: -h.normalized):
+        for one in sorted(
+            (h for group in groups for h in group.finished[: self.n_best]),
+            key=lambda h: -h.normalized,
+        ):
             if one.ids not in [other.ids for other in found]:
                 found.append(one)
         return found[: self.config.n_best]
@@ -156,4 +197,6 @@ class PlainSearch:
 
 def covered(attention: Sequence[Sequence[float]], beta: float) -> float:
     """Wu et al. 2016, Equation 14, of attention (T + 1, S) of source tokens without the end mark."""
-    return beta * sum(math.log(min(max(sum(column), 1e-6), 1.0)) for column in zip(*attention, strict=True))
+    return beta * sum(
+        math.log(min(max(sum(column), 1e-6), 1.0)) for column in zip(*attention, strict=True)
+    )

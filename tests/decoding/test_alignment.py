@@ -7,23 +7,34 @@ import torch
 from fusetk.decoding.alignment import Which, attention, hard, parse, pharaoh, soft
 from fusetk.errors import ConfigError
 
-WEIGHTS = np.array([[0.1, 0.7, 0.2], [0.25, 0.05, 0.7], [0.3, 0.3, 0.4]], np.float32)  # two tokens and the end mark, of either side
+WEIGHTS = np.array(
+    [[0.1, 0.7, 0.2], [0.25, 0.05, 0.7], [0.3, 0.3, 0.4]], np.float32
+)  # two tokens and the end mark, of either side
 
 
 @pytest.mark.parametrize(
     "text, wanted",
     [
-        ("mean", (None, None)), ("3", (3, None)), (" -1 ", (-1, None)),
-        ("3.2", (3, 2)), ("mean.2", (None, 2)), ("-2.mean", (-2, None)), ("2.-1", (2, -1)),
+        ("mean", (None, None)),
+        ("3", (3, None)),
+        (" -1 ", (-1, None)),
+        ("3.2", (3, 2)),
+        ("mean.2", (None, 2)),
+        ("-2.mean", (-2, None)),
+        ("2.-1", (2, -1)),
     ],
 )
 def test_what_names_attention(text: str, wanted: tuple[int | None, int | None]) -> None:
     assert parse(text) == Which(*wanted)
 
 
-@pytest.mark.parametrize("text", ["", "0", "1.0", "all", "3.", ".2", "3.2.1", "top", "1,2", "--1", "٣", "12345"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "1.0", "all", "3.", ".2", "3.2.1", "top", "1,2", "--1", "٣", "12345"]
+)
 def test_what_names_none(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"names no attention: give mean, a layer .* or a layer and a head"):
+    with pytest.raises(
+        ConfigError, match=r"names no attention: give mean, a layer .* or a layer and a head"
+    ):
         parse(text)
 
 
@@ -41,12 +52,17 @@ FOUND = {
 @pytest.mark.parametrize(
     "which, layers, heads",
     [
-        (Which(), (1, 3), (0, 1, 2)), (Which(3), (3,), (0, 1, 2)), (Which(-1, 2), (3,), (1,)),
-        (Which(-2, -1), (1,), (2,)), (Which(None, 3), (1, 3), (2,)),
+        (Which(), (1, 3), (0, 1, 2)),
+        (Which(3), (3,), (0, 1, 2)),
+        (Which(-1, 2), (3,), (1,)),
+        (Which(-2, -1), (1,), (2,)),
+        (Which(None, 3), (1, 3), (2,)),
     ],
 )
 def test_layers_and_heads(which: Which, layers: tuple[int, ...], heads: tuple[int, ...]) -> None:
-    chosen = torch.stack([FOUND[f"decoder.layer{layer}.cross"][0][:, head] for layer in layers for head in heads]).mean(0)
+    chosen = torch.stack(
+        [FOUND[f"decoder.layer{layer}.cross"][0][:, head] for layer in layers for head in heads]
+    ).mean(0)
     wanted = chosen.view(4, 4, 5)  # two hypotheses of two sentences, four positions each
     torch.testing.assert_close(attention(FOUND, which, 4, 5), wanted / wanted.sum(-1, keepdim=True))
 
@@ -66,12 +82,18 @@ def test_what_there_is_not(which: Which, said: str) -> None:
 
 
 def test_attention_to_both_languages_counts_by_what_goes_to_the_source() -> None:
-    heads = torch.tensor([[0.01, 0.03, 0.96], [0.6, 0.2, 0.2]])  # two source positions, then the target
+    heads = torch.tensor(
+        [[0.01, 0.03, 0.96], [0.6, 0.2, 0.2]]
+    )  # two source positions, then the target
     found = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3)]}, Which(), 1, 2)
     torch.testing.assert_close(found, torch.tensor([[[0.61, 0.23]]]) / 0.84)
-    found = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, Which(1, 1), 1, 2)
+    found = attention(
+        {"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, Which(1, 1), 1, 2
+    )
     torch.testing.assert_close(found, torch.tensor([[[0.25, 0.75]]]), atol=5e-3, rtol=0)
-    nothing = attention({"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]}, Which(), 1, 2)
+    nothing = attention(
+        {"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]}, Which(), 1, 2
+    )
     assert nothing.tolist() == [[[0.0, 0.0]]]
 
 
@@ -84,5 +106,8 @@ def test_end_marks_are_aligned_to_nothing() -> None:
 def test_forms() -> None:
     assert pharaoh(hard(WEIGHTS)) == "0-1 1-0" and pharaoh([]) == ""
     assert soft(WEIGHTS) == "0.1,0.7,0.2 0.25,0.05,0.7 0.3,0.3,0.4"
-    rows = [list(map(float, row.split(","))) for row in soft(np.full((2, 3), 1 / 3, np.float32)).split(" ")]
+    rows = [
+        list(map(float, row.split(",")))
+        for row in soft(np.full((2, 3), 1 / 3, np.float32)).split(" ")
+    ]
     np.testing.assert_allclose(rows, 1 / 3, atol=1e-6)

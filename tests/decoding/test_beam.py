@@ -19,11 +19,18 @@ SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
 TOKENS = [UNK, 4, 5]  # what a model with a vocabulary of 6 can produce besides the end mark
 PENALIZED = [(penalty, alpha) for penalty in PENALTIES for alpha in (0.0, 0.6, 1.0, 1.7)]
 
-MODELS = [Echo(seed=seed, scale=3.0) for seed in range(4)]  # shared, so that brute force computes each prefix once
+MODELS = [
+    Echo(seed=seed, scale=3.0) for seed in range(4)
+]  # shared, so that brute force computes each prefix once
 
 
 def config(**options) -> SearchConfig:
-    return SearchConfig(**({"stop": "exact", "max_length_factor": 0, "max_length_extra": 4, "min_length": 0} | options))
+    return SearchConfig(
+        **(
+            {"stop": "exact", "max_length_factor": 0, "max_length_extra": 4, "min_length": 0}
+            | options
+        )
+    )
 
 
 def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -> list[Hypothesis]:
@@ -43,7 +50,9 @@ def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -
         live = [c for c in candidates if c[0][-1] != EOS][:beam]
         finished.sort(key=lambda h: -h.normalized)
         full = len(finished) >= n_best
-        if not live or (full and live[0][1] / divide(limit, alpha) <= finished[n_best - 1].normalized):
+        if not live or (
+            full and live[0][1] / divide(limit, alpha) <= finished[n_best - 1].normalized
+        ):
             break
         if (full and (stop == "first" or beam == 1)) or (stop == "beam" and len(finished) >= beam):
             break
@@ -65,7 +74,9 @@ def _next_token(model, source, prefix):
 def same(found, wanted):
     assert [h.ids for h in found] == [h.ids for h in wanted]
     for a, b in zip(found, wanted, strict=True):
-        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(b.normalized, abs=1e-4)
+        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
+            b.normalized, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), PENALIZED)
@@ -83,7 +94,14 @@ def test_the_definition(beam, stop):
     for model in MODELS:
         for penalty, alpha in PENALIZED[::2]:
             for n_best in {1, min(2, beam)}:
-                settings = config(beam=beam, stop=stop, penalty=penalty, normalize=alpha, n_best=n_best, max_length_extra=7)
+                settings = config(
+                    beam=beam,
+                    stop=stop,
+                    penalty=penalty,
+                    normalize=alpha,
+                    n_best=n_best,
+                    max_length_extra=7,
+                )
                 found = search([model], *batch(SOURCES), settings)
                 for source, hypotheses in zip(SOURCES, found, strict=True):
                     same(hypotheses, simple(model, source, beam, penalty, alpha, 8, n_best, stop))
@@ -95,7 +113,11 @@ def test_stopping_early_loses_nothing(monkeypatch):
     settings = config(beam=3, n_best=2, max_length_extra=15, normalize=0.4)
     found = search([model], *batch(SOURCES), settings)
     steps = len(model.rows)
-    monkeypatch.setattr(beam_module._Finished, "done", lambda self, live, length: live.score[:, 0] == beam_module.DEAD)
+    monkeypatch.setattr(
+        beam_module._Finished,
+        "done",
+        lambda self, live, length: live.score[:, 0] == beam_module.DEAD,
+    )
     model.rows.clear()
     assert search([model], *batch(SOURCES), settings) == found
     assert len(model.rows) == 16 > steps
@@ -120,11 +142,17 @@ def test_beam_1_is_greedy(scale):
 
 def test_scores_are_those_of_teacher_forcing():
     model = Echo(vocabulary=40, seed=1)
-    for source, found in zip(SOURCES, search([model], *batch(SOURCES), config(beam=4, n_best=4, max_length_extra=12)), strict=True):
+    for source, found in zip(
+        SOURCES,
+        search([model], *batch(SOURCES), config(beam=4, n_best=4, max_length_extra=12)),
+        strict=True,
+    ):
         for hypothesis in found:
             score = log_probabilities(model, source, [hypothesis.ids]).item()
             assert hypothesis.score == pytest.approx(score, abs=1e-4)
-            assert hypothesis.normalized == pytest.approx(score / (len(hypothesis.ids) + 1), abs=1e-4)
+            assert hypothesis.normalized == pytest.approx(
+                score / (len(hypothesis.ids) + 1), abs=1e-4
+            )
 
 
 def test_neither_order_nor_company_matter():
@@ -133,7 +161,9 @@ def test_neither_order_nor_company_matter():
     together = search([model], *batch(SOURCES), settings)
     for source, found in zip(SOURCES, together, strict=True):
         same(search([model], *batch([source]), settings)[0], found)
-    for found, wanted in zip(search([model], *batch(SOURCES[::-1]), settings), together[::-1], strict=True):
+    for found, wanted in zip(
+        search([model], *batch(SOURCES[::-1]), settings), together[::-1], strict=True
+    ):
         same(found, wanted)
 
 
@@ -160,7 +190,11 @@ def test_a_vocabulary_smaller_than_the_beam():
     [found] = search([model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3))
     assert len(found) == 2**0 + 2**1 + 2**2 + 2**3
     assert all(math.isfinite(h.score) for h in found)
-    [found] = search([model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3, forbid_unknown=True))
+    [found] = search(
+        [model],
+        *batch([[4, EOS]]),
+        config(beam=50, n_best=50, max_length_extra=3, forbid_unknown=True),
+    )
     assert sorted(h.ids for h in found) == [[], [4], [4, 4], [4, 4, 4]]
 
 
@@ -168,13 +202,24 @@ def test_a_vocabulary_smaller_than_the_beam():
 def test_lengths_and_forbidden_tokens(beam):
     model = Echo(vocabulary=12, seed=6, scale=0.3)
     model.output.bias.data[[PAD, BOS, UNK]] = 5.0  # what it would say if it could
-    settings = config(beam=beam, n_best=beam, min_length=3, max_length_extra=2, max_length_factor=1.5, forbid_unknown=True)
+    settings = config(
+        beam=beam,
+        n_best=beam,
+        min_length=3,
+        max_length_extra=2,
+        max_length_factor=1.5,
+        forbid_unknown=True,
+    )
     for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
         for hypothesis in found:
             assert 3 <= len(hypothesis.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2)
             assert not {PAD, UNK, BOS, EOS} & set(hypothesis.ids)
-            assert hypothesis.score == pytest.approx(log_probabilities(model, source, [hypothesis.ids]).item(), abs=1e-4)
-    allowed = search([model], *batch(SOURCES), settings.model_copy(update={"forbid_unknown": False}))
+            assert hypothesis.score == pytest.approx(
+                log_probabilities(model, source, [hypothesis.ids]).item(), abs=1e-4
+            )
+    allowed = search(
+        [model], *batch(SOURCES), settings.model_copy(update={"forbid_unknown": False})
+    )
     assert all(UNK in h.ids for found in allowed for h in found)
 
 
@@ -203,7 +248,9 @@ def test_an_ensemble(mean):
         for hypothesis in found:
             score = 0.0
             for i, token in enumerate([*hypothesis.ids, EOS]):
-                both = torch.tensor([next_token(model, source, hypothesis.ids[:i])[token] for model in models]).double()
+                both = torch.tensor(
+                    [next_token(model, source, hypothesis.ids[:i])[token] for model in models]
+                ).double()
                 score += (both.mean() if mean == "log" else both.exp().mean().log()).item()
             assert hypothesis.score == pytest.approx(score, abs=1e-4)
     twice = search([models[0]] * 2, *batch(SOURCES), settings)

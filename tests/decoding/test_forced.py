@@ -22,7 +22,9 @@ DRAW = torch.Generator().manual_seed(3)
 
 def ids(most: int) -> list[int]:
     """Between no and so many words."""
-    return torch.randint(EOS + 1, 6, (int(torch.randint(most + 1, (), generator=DRAW)),), generator=DRAW).tolist()
+    return torch.randint(
+        EOS + 1, 6, (int(torch.randint(most + 1, (), generator=DRAW)),), generator=DRAW
+    ).tolist()
 
 
 PAIRS = [([*ids(9), EOS], ids(7)) for _ in range(40)]
@@ -36,8 +38,14 @@ def test_scores_are_those_of_the_plain_softmax() -> None:
     model = Echo()
     for (source, target), one in zip(PAIRS, force([model], PAIRS), strict=True):
         assert len(one.scores) == len(target) + 1 and one.attention is None
-        assert sum(one.scores) == pytest.approx(float(log_probabilities(model, source, [target])), abs=1e-4)
-        logits = model.output(model(*batch([source]), torch.tensor([[BOS, *target]])))[0].detach().double()
+        assert sum(one.scores) == pytest.approx(
+            float(log_probabilities(model, source, [target])), abs=1e-4
+        )
+        logits = (
+            model.output(model(*batch([source]), torch.tensor([[BOS, *target]])))[0]
+            .detach()
+            .double()
+        )
         wanted = logits.log_softmax(-1)[torch.arange(len(target) + 1), [*target, EOS]]
         assert one.scores == pytest.approx(wanted.tolist(), abs=1e-4)
 
@@ -51,17 +59,25 @@ def test_neither_batches_nor_pieces_matter(monkeypatch: pytest.MonkeyPatch) -> N
     for model in models:
         model.output.register_forward_hook(lambda module, read, made: rows.append(made.shape))
     assert flat(force(models, PAIRS)) == pytest.approx(wanted, abs=1e-5)
-    assert max(rows) == (5, 6) and sum(count for count, _ in rows) == 2 * len(wanted)  # of real positions alone
+    assert max(rows) == (5, 6) and sum(count for count, _ in rows) == 2 * len(
+        wanted
+    )  # of real positions alone
 
 
 @pytest.mark.parametrize("mean", ["probability", "log"])
 def test_an_ensemble_is_that_of_the_search(mean: str) -> None:
     models = [Echo(), Echo(seed=1), Echo(seed=2)]
     sources = [[4, 5, 6, EOS], [7, EOS]]
-    found = search(models, *batch(sources), SearchConfig(beam=4, n_best=4, max_length_extra=3, ensemble=mean))
-    pairs = [(source, one.ids) for source, several in zip(sources, found, strict=True) for one in several]
+    found = search(
+        models, *batch(sources), SearchConfig(beam=4, n_best=4, max_length_extra=3, ensemble=mean)
+    )
+    pairs = [
+        (source, one.ids) for source, several in zip(sources, found, strict=True) for one in several
+    ]
     scores = [one.score for several in found for one in several]
-    assert [sum(one.scores) for one in force(models, pairs, mean)] == pytest.approx(scores, abs=1e-4)
+    assert [sum(one.scores) for one in force(models, pairs, mean)] == pytest.approx(
+        scores, abs=1e-4
+    )
     together, alone = force(models, pairs, mean), [force([model], pairs) for model in models]
     each = np.array([flat(one) for one in alone])
     wanted = each.mean(0) if mean == "log" else np.log(np.exp(each).mean(0))
@@ -75,7 +91,9 @@ def test_probabilities_of_a_bf16_model_are_float32() -> None:
     logits = model.output(model(*batch([PAIRS[0][0]]), torch.tensor([[BOS, *target]])))[0]
     assert logits.dtype == torch.bfloat16
     wanted = logits.double().log_softmax(-1)[torch.arange(4), [*target, EOS]]
-    assert force([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert force([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(
+        wanted.tolist(), abs=1e-6
+    )
 
 
 def test_attention_is_the_mean_over_models_and_nobody_listens_afterwards() -> None:
@@ -87,9 +105,13 @@ def test_attention_is_the_mean_over_models_and_nobody_listens_afterwards() -> No
         assert one.attention is not None and one.attention.dtype == np.float32
         assert one.attention.shape == (len(target) + 1, len(source))
         np.testing.assert_allclose(one.attention.sum(1), 1, atol=1e-5)
-        np.testing.assert_allclose(one.attention, np.mean([alone[i].attention for alone in each], 0), atol=1e-4)
+        np.testing.assert_allclose(
+            one.attention, np.mean([alone[i].attention for alone in each], 0), atol=1e-4
+        )
     assert not trace.wanted("decoder.layer1.cross")
-    with pytest.raises(ConfigError, match=r"no layer 2 of attention to the source; the model has 1$"):
+    with pytest.raises(
+        ConfigError, match=r"no layer 2 of attention to the source; the model has 1$"
+    ):
         force(models, PAIRS, attention=Which(2, None))
     with pytest.raises(ConfigError, match="no attention to the source"):
         force([Echo()], PAIRS, attention=Which())
@@ -100,16 +122,25 @@ def test_threads_do_not_see_each_other() -> None:
     orders = [PAIRS, PAIRS[::-1]] * 2
     wanted = [force([model], order, attention=Which()) for order in orders]
     with ThreadPoolExecutor(4) as pool:
-        for mine, theirs in zip(pool.map(lambda order: force([model], order, attention=Which()), orders), wanted, strict=True):
+        for mine, theirs in zip(
+            pool.map(lambda order: force([model], order, attention=Which()), orders),
+            wanted,
+            strict=True,
+        ):
             assert flat(mine) == flat(theirs)
-            assert all((a.attention == b.attention).all() for a, b in zip(mine, theirs, strict=True))
+            assert all(
+                (a.attention == b.attention).all() for a, b in zip(mine, theirs, strict=True)
+            )
 
 
 def test_nothing_and_what_cannot_be_scored() -> None:
     assert force([Echo()], []) == []
     short, long = build("transformer", positions="learned", max_positions=4), Echo()
     assert len(force([short], [([4, 5, 6, EOS], [4, 5, 6])])[0].scores) == 4
-    with pytest.raises(DataError, match="a source sentence of 4 tokens is too long: with its mark the model has 4 positions"):
+    with pytest.raises(
+        DataError,
+        match="a source sentence of 4 tokens is too long: with its mark the model has 4 positions",
+    ):
         force([long, short], [([4, EOS], []), ([4, 5, 6, 7, EOS], [])])
     with pytest.raises(DataError, match="a target sentence of 5 tokens is too long"):
         force([short], [([4, EOS], [4] * 5)])
@@ -125,8 +156,13 @@ def test_batches_hold_every_pair_once_and_are_not_too_large(most: int) -> None:
     found = list(batches(lengths, most))
     assert sorted(i for batch in found for i in batch) == list(range(len(PAIRS)))
     for one in found:
-        assert len(one) == 1 or len(one) * sum(max(lengths[i][side] for i in one) for side in range(2)) <= most
-    assert len(found) == {1: len(PAIRS), 10_000: 1}.get(most, len(found)) and not list(batches([], most))
+        assert (
+            len(one) == 1
+            or len(one) * sum(max(lengths[i][side] for i in one) for side in range(2)) <= most
+        )
+    assert len(found) == {1: len(PAIRS), 10_000: 1}.get(most, len(found)) and not list(
+        batches([], most)
+    )
 
 
 def test_the_pattern_finds_attention_to_the_source_alone() -> None:

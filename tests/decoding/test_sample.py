@@ -18,7 +18,12 @@ SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS]]
 
 
 def config(**options) -> SearchConfig:
-    return SearchConfig(**({"sample": True, "max_length_factor": 0, "max_length_extra": 3, "min_length": 0} | options))
+    return SearchConfig(
+        **(
+            {"sample": True, "max_length_factor": 0, "max_length_extra": 3, "min_length": 0}
+            | options
+        )
+    )
 
 
 def distribution(model, source, settings) -> dict[tuple[int, ...], float]:
@@ -48,7 +53,14 @@ def distribution(model, source, settings) -> dict[tuple[int, ...], float]:
     return found
 
 
-OPTIONS = [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8, "temperature": 1.5}, {"forbid_unknown": True}]
+OPTIONS = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"top_k": 4, "top_p": 0.8, "temperature": 1.5},
+    {"forbid_unknown": True},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -57,17 +69,29 @@ def test_translations_come_as_often_as_they_are_likely(options):
     settings = config(n_best=draws, **options)
     [found] = sample([model], *batch([source]), settings)
     counts, wanted = Counter(tuple(one.ids) for one in found), distribution(model, source, settings)
-    assert len(found) == draws and set(counts) <= {ids for ids, share in wanted.items() if share > 0}
+    assert len(found) == draws and set(counts) <= {
+        ids for ids, share in wanted.items() if share > 0
+    }
     for ids, share in wanted.items():
-        assert abs(counts[ids] - draws * share) < 5 * math.sqrt(draws * share * (1 - share)) + 1, ids
+        assert abs(counts[ids] - draws * share) < 5 * math.sqrt(draws * share * (1 - share)) + 1, (
+            ids
+        )
 
 
 def test_scores_are_those_of_the_model_and_the_likeliest_stands_first():
     model = Echo(vocabulary=30, seed=1, scale=2.0)
-    for source, found in zip(SOURCES, sample([model], *batch(SOURCES), config(n_best=6, max_length_extra=8, top_k=5)), strict=True):
-        assert len(found) == 6 and [one.normalized for one in found] == sorted((one.normalized for one in found), reverse=True)
+    for source, found in zip(
+        SOURCES,
+        sample([model], *batch(SOURCES), config(n_best=6, max_length_extra=8, top_k=5)),
+        strict=True,
+    ):
+        assert len(found) == 6 and [one.normalized for one in found] == sorted(
+            (one.normalized for one in found), reverse=True
+        )
         for one in found:
-            assert one.score == pytest.approx(log_probabilities(model, source, [one.ids]).item(), abs=1e-4)
+            assert one.score == pytest.approx(
+                log_probabilities(model, source, [one.ids]).item(), abs=1e-4
+            )
             assert one.normalized == pytest.approx(one.score / (len(one.ids) + 1), abs=1e-4)
 
 
@@ -78,7 +102,9 @@ def test_neither_order_nor_company_matter_but_seed_and_line_do(system):
     settings = config(n_best=3, max_length_extra=9)
 
     def ids(order, settings=settings, demands=demands):
-        found = sample([model], *batch([SOURCES[i] for i in order]), settings, [demands[i] for i in order])
+        found = sample(
+            [model], *batch([SOURCES[i] for i in order]), settings, [demands[i] for i in order]
+        )
         return [[one.ids for one in several] for several in found]
 
     together = ids([0, 1, 2])
@@ -87,17 +113,33 @@ def test_neither_order_nor_company_matter_but_seed_and_line_do(system):
     assert ids([0, 1, 2], settings.model_copy(update={"seed": 2})) != together
     assert ids([0, 1, 2], demands=[Demand(line=line) for line in (8, 9, 10)]) != together
     more = ids([0, 1, 2], settings.model_copy(update={"n_best": 5}))
-    assert all(one in several for mine, several in zip(together, more, strict=True) for one in mine), "the first of more are the same"
+    assert all(
+        one in several for mine, several in zip(together, more, strict=True) for one in mine
+    ), "the first of more are the same"
 
 
 def test_what_is_not_allowed_never_comes():
     model = Echo(vocabulary=12, seed=6, scale=0.3)
     model.output.bias.data[[PAD, BOS, UNK]] = 5.0
-    settings = config(n_best=30, min_length=3, max_length_factor=1.5, max_length_extra=2, forbid_unknown=True, no_repeat_ngram=2)
+    settings = config(
+        n_best=30,
+        min_length=3,
+        max_length_factor=1.5,
+        max_length_extra=2,
+        forbid_unknown=True,
+        no_repeat_ngram=2,
+    )
     demands = [Demand(prefix=[5, 6]), Demand(), Demand(prefix=[7])]
-    for source, demand, found in zip(SOURCES, demands, sample([model], *batch(SOURCES), settings, demands), strict=True):
+    for source, demand, found in zip(
+        SOURCES, demands, sample([model], *batch(SOURCES), settings, demands), strict=True
+    ):
         for one in found:
-            assert 3 <= len(one.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2) and not {PAD, UNK, BOS, EOS} & set(one.ids)
+            assert 3 <= len(one.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2) and not {
+                PAD,
+                UNK,
+                BOS,
+                EOS,
+            } & set(one.ids)
             assert one.ids[: len(demand.prefix)] == list(demand.prefix)
             runs = list(zip(one.ids, one.ids[1:], strict=False))
             assert len(set(runs)) == len(runs)

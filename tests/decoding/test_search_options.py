@@ -20,18 +20,26 @@ MODELS = [Echo(vocabulary=9, seed=seed, scale=3.0) for seed in range(3)]
 WORDS = [UNK, 4, 5, 6, 7, 8]
 FREE = [Demand()] * len(SOURCES)
 MIXED = [  # with repeated beginnings, nested ones, two phrases, none
-    Demand(constraints=[[4, 5, 4, 6]]), Demand(constraints=[[7], [8, 8]]), Demand(), Demand(prefix=[5, 5], constraints=[[5, 4]]),
+    Demand(constraints=[[4, 5, 4, 6]]),
+    Demand(constraints=[[7], [8, 8]]),
+    Demand(),
+    Demand(prefix=[5, 5], constraints=[[5, 4]]),
     Demand(prefix=[8, 4, 7]),
-]  # fmt: skip
+]
 INSIDE = frozenset({6, 8})
 WORDS_GO_ON = [  # behind 6 and 8
-    Demand(constraints=[[4, 5], [6, 7]], inside=INSIDE), Demand(constraints=[[8, 6, 8, 5]], inside=INSIDE),
-    Demand(constraints=[[5], [5]], inside=INSIDE), Demand(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE), Demand(inside=INSIDE),
-]  # fmt: skip
+    Demand(constraints=[[4, 5], [6, 7]], inside=INSIDE),
+    Demand(constraints=[[8, 6, 8, 5]], inside=INSIDE),
+    Demand(constraints=[[5], [5]], inside=INSIDE),
+    Demand(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
+    Demand(inside=INSIDE),
+]
 
 
 def config(**options) -> SearchConfig:
-    return SearchConfig(**({"max_length_factor": 0, "max_length_extra": 6, "min_length": 0, "beam": 4} | options))
+    return SearchConfig(
+        **({"max_length_factor": 0, "max_length_extra": 6, "min_length": 0, "beam": 4} | options)
+    )
 
 
 def memory(model, source):
@@ -47,7 +55,9 @@ def memory(model, source):
     return following
 
 
-FOLLOWING = {(model, i): memory(model, source) for model in MODELS for i, source in enumerate(SOURCES)}
+FOLLOWING = {
+    (model, i): memory(model, source) for model in MODELS for i, source in enumerate(SOURCES)
+}
 
 
 def plain(model, i, settings, demand=FREE[0]):
@@ -60,7 +70,9 @@ def plain(model, i, settings, demand=FREE[0]):
 def same(found, wanted):
     assert [h.ids for h in found] == [h.ids for h in wanted]
     for a, b in zip(found, wanted, strict=True):
-        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(b.normalized, abs=1e-4)
+        assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
+            b.normalized, abs=1e-4
+        )
 
 
 def check(settings, demands=FREE):
@@ -69,7 +81,9 @@ def check(settings, demands=FREE):
         for i, hypotheses in enumerate(found):
             same(hypotheses, plain(model, i, settings, demands[i]))
             for one in hypotheses:
-                assert one.score == pytest.approx(log_probabilities(model, SOURCES[i], [one.ids]).item(), abs=1e-4)
+                assert one.score == pytest.approx(
+                    log_probabilities(model, SOURCES[i], [one.ids]).item(), abs=1e-4
+                )
 
 
 OPTIONS = {
@@ -105,13 +119,25 @@ def test_greedy(demands):
 @pytest.mark.parametrize("word_penalty", [0.5, -0.8])
 def test_a_beam_wide_enough_with_a_word_penalty_is_exhaustive_search(penalty, alpha, word_penalty):
     settings = config(
-        beam=400, n_best=5, penalty=penalty, normalize=alpha, max_length_extra=3, word_penalty=word_penalty, stop="exact"
-    )  # fmt: skip
+        beam=400,
+        n_best=5,
+        penalty=penalty,
+        normalize=alpha,
+        max_length_extra=3,
+        word_penalty=word_penalty,
+        stop="exact",
+    )
     for model in MODELS:
         for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
             every = exhaustive(model, source, WORDS, 4, settings)
             divide = PENALTIES[penalty]
-            again = [one._replace(normalized=(one.score - word_penalty * (n := len(one.ids) + 1)) / divide(n, alpha)) for one in every]
+            again = [
+                one._replace(
+                    normalized=(one.score - word_penalty * (n := len(one.ids) + 1))
+                    / divide(n, alpha)
+                )
+                for one in every
+            ]
             same(found, sorted(again, key=lambda one: -one.normalized)[:5])
 
 
@@ -124,22 +150,36 @@ def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_w
 
         def holds(ids):
             for phrase in phrases:
-                ends = [i + len(phrase) for i in range(len(ids)) if ids[i : i + len(phrase)] == phrase]
+                ends = [
+                    i + len(phrase) for i in range(len(ids)) if ids[i : i + len(phrase)] == phrase
+                ]
                 if not ends:
                     return False
                 ids = ids[ends[0] :]
             return True
 
-        same(found, [one for one in exhaustive(model, SOURCES[0], WORDS, 5, settings) if holds(one.ids)][:4])
+        same(
+            found,
+            [one for one in exhaustive(model, SOURCES[0], WORDS, 5, settings) if holds(one.ids)][
+                :4
+            ],
+        )
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
 def test_phrases_are_met_whatever_the_beam(beam):
     model = Echo(vocabulary=30, seed=7, scale=5.0)
     phrases = [[9, 9, 10], [11], [12, 13, 12, 14]]
-    found = search([model], *batch(SOURCES), config(beam=beam, max_length_extra=0), [Demand(constraints=phrases)] * len(SOURCES))
+    found = search(
+        [model],
+        *batch(SOURCES),
+        config(beam=beam, max_length_extra=0),
+        [Demand(constraints=phrases)] * len(SOURCES),
+    )
     for [best] in found:
-        assert [token for token in best.ids if token in range(9, 15)] and " 9 9 10 " in f" {' '.join(map(str, best.ids))} "
+        assert [
+            token for token in best.ids if token in range(9, 15)
+        ] and " 9 9 10 " in f" {' '.join(map(str, best.ids))} "
         assert " 12 13 12 14 " in f" {' '.join(map(str, best.ids))} "
 
 
@@ -151,7 +191,9 @@ def test_phrases_are_whole_words_whatever_the_beam(beam):
         model = Echo(vocabulary=30, seed=seed, scale=3.0)
         model.output.bias.data[list(inside)] = 4.0
         demands = [Demand(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
-        for [best] in search([model], *batch(SOURCES), config(beam=beam, max_length_extra=5), demands):
+        for [best] in search(
+            [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), demands
+        ):
             words, last = [], []
             for token in best.ids:
                 last.append(token)
@@ -163,15 +205,25 @@ def test_phrases_are_whole_words_whatever_the_beam(beam):
 def test_groups_differ_and_none_stands_twice():
     model = Echo(vocabulary=30, seed=3, scale=4.0)
     one = search([model], *batch(SOURCES), config(beam=6, n_best=6, max_length_extra=9))
-    many = search([model], *batch(SOURCES), config(beam=6, n_best=6, groups=6, diversity=3.0, max_length_extra=9))
+    many = search(
+        [model],
+        *batch(SOURCES),
+        config(beam=6, n_best=6, groups=6, diversity=3.0, max_length_extra=9),
+    )
 
     def firsts(found):
         return sum(len({h.ids[0] for h in several if h.ids}) for several in found)
 
     assert firsts(many) > 2 * firsts(one)
     assert all(len({tuple(h.ids) for h in several}) == len(several) for several in many)
-    same_thing = search([model], *batch(SOURCES), config(beam=6, n_best=6, groups=6, diversity=0.0, max_length_extra=9))
-    assert all(len(several) == 1 for several in same_thing), "without a cost all groups find the greedy one"
+    same_thing = search(
+        [model],
+        *batch(SOURCES),
+        config(beam=6, n_best=6, groups=6, diversity=0.0, max_length_extra=9),
+    )
+    assert all(len(several) == 1 for several in same_thing), (
+        "without a cost all groups find the greedy one"
+    )
 
 
 def test_no_run_stands_twice_and_forced_tokens_may():
@@ -192,7 +244,11 @@ def test_coverage(system):
     sources = [[4, 5, 6, 7, EOS], [8, EOS], [9, 4, EOS]]
     settings = config(beam=40, n_best=5, max_length_extra=3, coverage_penalty=0.8, stop="exact")
     found = search([model], *batch(sources), settings)
-    free = search([model], *batch(sources), settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}))
+    free = search(
+        [model],
+        *batch(sources),
+        settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}),
+    )
     from fusetk.decoding.target_scores import force
 
     for source, several, every in zip(sources, found, free, strict=True):
@@ -213,7 +269,10 @@ def test_the_bound_holds_for_every_penalty():
             score = -torch.rand(20, generator=draw) * 10
             limit = torch.randint(6, 20, (20,), generator=draw)
             best = bound(score, 5, limit, 20, settings)
-            reached = [max(float(value(s, m, settings)) for m in range(6, int(most) + 1)) for s, most in zip(score, limit, strict=True)]
+            reached = [
+                max(float(value(s, m, settings)) for m in range(6, int(most) + 1))
+                for s, most in zip(score, limit, strict=True)
+            ]
             assert best.tolist() == pytest.approx(reached, abs=1e-5)
 
 
@@ -224,18 +283,24 @@ def test_neither_order_nor_company_matter(options):
     together = search([model], *batch(SOURCES), settings, MIXED)
     for source, found, demand in zip(SOURCES, together, MIXED, strict=True):
         same(search([model], *batch([source]), settings, [demand])[0], found)
-    for found, wanted in zip(search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True):
+    for found, wanted in zip(
+        search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True
+    ):
         same(found, wanted)
 
 
 def test_settings_that_do_not_fit_are_refused():
     for options, reason in [
-        ({"groups": 3}, "beam 4 cannot be parted into 3 groups"), ({"top_k": 3}, "top_k is of samples"),
-        ({"temperature": 0.5}, "temperature is of samples"), ({"n_best": 5}, "n_best 5 is more than beam 4"),
-        ({"seed": 5}, "seed is of samples"), ({"diversity": 1.0}, "diversity is of groups"),
+        ({"groups": 3}, "beam 4 cannot be parted into 3 groups"),
+        ({"top_k": 3}, "top_k is of samples"),
+        ({"temperature": 0.5}, "temperature is of samples"),
+        ({"n_best": 5}, "n_best 5 is more than beam 4"),
+        ({"seed": 5}, "seed is of samples"),
+        ({"diversity": 1.0}, "diversity is of groups"),
         ({"normalize": 400}, "less than or equal to 10"),
-        ({"sample": True, "groups": 2}, "groups is of the search"), ({"sample": True, "seed": 1 << 64}, "less than"),
-    ]:  # fmt: skip
+        ({"sample": True, "groups": 2}, "groups is of the search"),
+        ({"sample": True, "seed": 1 << 64}, "less than"),
+    ]:
         with pytest.raises(ValueError, match=reason):
             config(**options)
     assert math.isfinite(config(sample=True, n_best=50).temperature)

@@ -31,7 +31,17 @@ def translator(**options) -> Translator:
     return Translator([model], pipeline(), SearchConfig(**({"beam": 3} | options)))
 
 
-LINES = ["Ein Hund läuft.", "", "Hund", "   ", "Ein Hund läuft und bellt, und bellt, und bellt.", "Ein Hund läuft.", "\t", "Katze?", "Ein"]
+LINES = [
+    "Ein Hund läuft.",
+    "",
+    "Hund",
+    "   ",
+    "Ein Hund läuft und bellt, und bellt, und bellt.",
+    "Ein Hund läuft.",
+    "\t",
+    "Katze?",
+    "Ein",
+]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 10_000])
@@ -55,7 +65,11 @@ def test_raw_and_tokenized():
     [words] = one.n_best(["ein hund läuft ."], tokenized=True)
     assert [t.tokens for t in raw] == [t.tokens for t in words]
     assert [t.text for t in words] == [" ".join(t.tokens) for t in words]
-    assert [t.text for t in raw] == [one.pipeline.raw(t.text) for t in words] != [t.text for t in words]
+    assert (
+        [t.text for t in raw]
+        == [one.pipeline.raw(t.text) for t in words]
+        != [t.text for t in words]
+    )
     assert [t.normalized for t in raw] == sorted((t.normalized for t in raw), reverse=True)
 
 
@@ -89,7 +103,9 @@ def test_batches_hold_each_sentence_once_and_keep_the_budget():
     lengths = torch.randint(1, 40, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     config = SearchConfig(beam=4, batch_tokens=600)
     cuts = list(batches(lengths, config))
-    assert sorted(i for cut in cuts for i in cut) == [i for i, length in enumerate(lengths) if length > 1]
+    assert sorted(i for cut in cuts for i in cut) == [
+        i for i, length in enumerate(lengths) if length > 1
+    ]
     assert all(len(cut) * 4 * max(lengths[i] for i in cut) <= 600 for cut in cuts)
     assert [len(cut) for cut in batches([500, 2], config)] == [1, 1]
 

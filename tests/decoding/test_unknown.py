@@ -14,12 +14,24 @@ SOURCE = "das Haus von Łó@@ d@@ ź ist al@@ t".split()
 @pytest.mark.parametrize(
     "target, pairs, wanted",
     [
-        ("the house <unk> old", [(1, 1), (4, 2), (7, 3)], "the house Łódź old"),  # a whole word, from any piece of it
-        ("the <unk> <unk> <unk> old", [(3, 1), (5, 2), (6, 3)], "the Łódź ist old"),  # its pieces in a row are one
+        (
+            "the house <unk> old",
+            [(1, 1), (4, 2), (7, 3)],
+            "the house Łódź old",
+        ),  # a whole word, from any piece of it
+        (
+            "the <unk> <unk> <unk> old",
+            [(3, 1), (5, 2), (6, 3)],
+            "the Łódź ist old",
+        ),  # its pieces in a row are one
         ("<unk> of <unk>", [(1, 0), (1, 2)], "Haus of Haus"),  # not in a row
         ("<unk> <unk>", [(1, 0)], "Haus <unk>"),  # aligned to nothing
         ("<unk> <unk> <unk>", [(1, 0), (1, 2)], "Haus <unk> Haus"),
-        ("the b@@ o@@ <unk> is", [(1, 1), (1, 2), (7, 3)], "the alt is"),  # all of the target word goes
+        (
+            "the b@@ o@@ <unk> is",
+            [(1, 1), (1, 2), (7, 3)],
+            "the alt is",
+        ),  # all of the target word goes
         ("b@@ <unk> <unk>", [(0, 0), (3, 1), (5, 2)], "Łódź"),
         ("the <unk>", [(8, 1), (1, 1)], "the Haus"),  # of several, the first
         ("the house", [(0, 0), (1, 1)], "the house"),
@@ -46,8 +58,22 @@ def test_a_dictionary(tmp_path: Path, name: str) -> None:
     assert read_dictionary(tmp_path / name) == {"Haus": "house", "Łódź": "the town Łódź"}
 
 
-@pytest.mark.parametrize("line", ["", "Haus", "Haus house", "Haus\t", "\thouse", "Haus\thouse\thome", "das Haus\thouse", "Haus\t  "])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Haus",
+        "Haus house",
+        "Haus\t",
+        "\thouse",
+        "Haus\thouse\thome",
+        "das Haus\thouse",
+        "Haus\t  ",
+    ],
+)
 def test_what_is_no_dictionary(tmp_path: Path, line: str) -> None:
     (tmp_path / "words").write_text(f"Haus\thouse\n{line}\n")
-    with pytest.raises(DataError, match=r"words, line 2: .* is not a source word, a tab and a target word"):
+    with pytest.raises(
+        DataError, match=r"words, line 2: .* is not a source word, a tab and a target word"
+    ):
         read_dictionary(tmp_path / "words")

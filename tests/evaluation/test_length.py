@@ -16,8 +16,14 @@ def corpus(seed: int, references: int = 1) -> tuple[list[str], list[list[str]], 
     draw = random.Random(seed)
     sizes = [draw.choice([0, draw.randint(1, 15), draw.randint(1, 70)]) for _ in range(40)]
     source = [" ".join(draw.choice(WORDS) for _ in range(size)) for size in sizes]
-    streams = [[" ".join(draw.choice(WORDS) for _ in range(draw.randint(5, 12))) for _ in sizes] for _ in range(references)]
-    hypotheses = [" ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in line.split()) for line in streams[0]]
+    streams = [
+        [" ".join(draw.choice(WORDS) for _ in range(draw.randint(5, 12))) for _ in sizes]
+        for _ in range(references)
+    ]
+    hypotheses = [
+        " ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in line.split())
+        for line in streams[0]
+    ]
     return hypotheses, streams, source
 
 
@@ -48,7 +54,9 @@ def test_longer_rows_are_the_bins_beyond_added_up() -> None:
     apart, together = grouped(bins(BOUNDS), sizes), grouped(longer(BOUNDS), sizes)
     assert 0 in sizes
     for k, group in enumerate(together):
-        assert group == sorted(i for part in apart[k:] for i in part if sizes[i])  # the paper's rows have no blank line
+        assert group == sorted(
+            i for part in apart[k:] for i in part if sizes[i]
+        )  # the paper's rows have no blank line
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -62,11 +70,22 @@ def test_longer_than_nothing_is_the_whole_text(metric: str) -> None:
 
 def test_a_row_without_sentences_has_no_score() -> None:
     for metric in ("multi-bleu", "chrf"):
-        assert score_groups(*make([["a b c d"]], [metric], Options()), ["a b c d"], [[], [0]])[0] is None
+        assert (
+            score_groups(*make([["a b c d"]], [metric], Options()), ["a b c d"], [[], [0]])[0]
+            is None
+        )
 
 
 def test_rows_by_name() -> None:
-    assert list(map(str, bins(BOUNDS))) == ["0-10", "11-20", "21-30", "31-40", "41-50", "51-60", "> 60"]
+    assert list(map(str, bins(BOUNDS))) == [
+        "0-10",
+        "11-20",
+        "21-30",
+        "31-40",
+        "41-50",
+        "51-60",
+        "> 60",
+    ]
     assert list(map(str, longer(BOUNDS))) == ["> 0", "> 10", "> 20", "> 30", "> 40", "> 50", "> 60"]
     assert list(map(str, bins((5, 6)))) == ["0-5", "6", "> 6"]  # as with 0 before them
     assert bins((0, 5, 6)) == bins((5, 6))
@@ -81,8 +100,16 @@ def test_multi_bleu_counts_each_sentence_once(monkeypatch: pytest.MonkeyPatch) -
     hypotheses, streams, source = corpus(4)
     counted: list[str] = []
     real = metrics.count
-    monkeypatch.setattr(metrics, "count", lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references))
-    score_groups(*make(streams, ["multi-bleu"], Options()), hypotheses, grouped(longer(BOUNDS), count_words(source)))
+    monkeypatch.setattr(
+        metrics,
+        "count",
+        lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references),
+    )
+    score_groups(
+        *make(streams, ["multi-bleu"], Options()),
+        hypotheses,
+        grouped(longer(BOUNDS), count_words(source)),
+    )
     assert counted == hypotheses
 
 

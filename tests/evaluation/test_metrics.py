@@ -8,7 +8,16 @@ import sys
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.evaluation.metrics import METRICS, Options, add, corpus_bleu, count, make, score, split_compounds
+from fusetk.evaluation.metrics import (
+    METRICS,
+    Options,
+    add,
+    corpus_bleu,
+    count,
+    make,
+    score,
+    split_compounds,
+)
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -17,13 +26,21 @@ def sentence(draw: random.Random, low: int = 4, high: int = 12) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(draw.randint(low, high)))
 
 
-def corpus(seed: int, sentences: int = 12, references: int = 2) -> tuple[list[str], list[list[str]]]:
+def corpus(
+    seed: int, sentences: int = 12, references: int = 2
+) -> tuple[list[str], list[list[str]]]:
     draw = random.Random(seed)
     streams = [[sentence(draw) for _ in range(sentences)] for _ in range(references)]
     hypotheses = []
     for i in range(sentences):
         words = draw.choice(streams)[i].split()
-        hypotheses.append(" ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in words if draw.random() < 0.9))
+        hypotheses.append(
+            " ".join(
+                draw.choice(WORDS) if draw.random() < 0.2 else word
+                for word in words
+                if draw.random() < 0.9
+            )
+        )
     return hypotheses, streams
 
 
@@ -39,7 +56,9 @@ def plain_bleu(hypotheses: list[str], references: list[list[str]]) -> float:
         size = len(hypothesis.split())
         length += size
         sizes = sorted(len(reference.split()) for reference in several)
-        wanted += min(sizes, key=lambda other: abs(other - size))  # of a sorted list: the shorter at a tie
+        wanted += min(
+            sizes, key=lambda other: abs(other - size)
+        )  # of a sorted list: the shorter at a tie
     for n in range(1, 5):
         correct = total = 0
         for hypothesis, *several in zip(hypotheses, *references, strict=True):
@@ -49,7 +68,9 @@ def plain_bleu(hypotheses: list[str], references: list[list[str]]) -> float:
                 most = 0
                 for reference in several:
                     tokens = reference.split()
-                    most = max(most, sum(tuple(tokens[i : i + n]) == gram for i in range(len(tokens))))
+                    most = max(
+                        most, sum(tuple(tokens[i : i + n]) == gram for i in range(len(tokens)))
+                    )
                 correct += min(most, grams.count(list(gram)))
         if not correct:
             return 0.0
@@ -61,7 +82,9 @@ def plain_bleu(hypotheses: list[str], references: list[list[str]]) -> float:
 @pytest.mark.parametrize("seed", range(10))
 def test_multi_bleu_is_the_plain_definition(seed: int, references: int) -> None:
     hypotheses, streams = corpus(seed, references=references)
-    assert multi_bleu(hypotheses, streams) == pytest.approx(plain_bleu(hypotheses, streams), abs=1e-9)
+    assert multi_bleu(hypotheses, streams) == pytest.approx(
+        plain_bleu(hypotheses, streams), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -69,7 +92,9 @@ def test_multi_bleu_is_sacrebleu_without_tokens_and_smoothing(seed: int) -> None
     from sacrebleu.metrics.bleu import BLEU
 
     hypotheses, streams = corpus(seed, references=1 + seed % 3)
-    theirs = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, streams)
+    theirs = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(
+        hypotheses, streams
+    )
     assert theirs.score > 0  # a precision of zero is the one thing that the two treat apart
     [mine] = score(hypotheses, streams, ["multi-bleu"])
     assert mine.value == pytest.approx(theirs.score)
@@ -83,7 +108,10 @@ def test_prints_like_the_script() -> None:
     # By hand: 1-grams 6+3 of 7+3, 2-grams 4+1 of 6+2, 3-grams 2+0 of 5+1, 4-grams 1+0 of 4+0; lengths 10 and 12.
     [found] = score(hypotheses, references, ["multi-bleu"])
     value = 100 * math.exp(-0.2) * (9 / 10 * 5 / 8 * 2 / 6 * 1 / 4) ** 0.25
-    assert str(found) == f"BLEU = {value:.2f}, 90.0/62.5/33.3/25.0 (BP=0.819, ratio=0.833, hyp_len=10, ref_len=12)"
+    assert (
+        str(found)
+        == f"BLEU = {value:.2f}, 90.0/62.5/33.3/25.0 (BP=0.819, ratio=0.833, hyp_len=10, ref_len=12)"
+    )
 
 
 def test_the_order_of_sentences_and_of_references_does_not_matter() -> None:
@@ -92,12 +120,16 @@ def test_the_order_of_sentences_and_of_references_does_not_matter() -> None:
     moved = [[stream[i] for i in order] for stream in reversed(streams)]
     for metric in ("multi-bleu", "sacrebleu", "ter", "chrf++"):
         before = score(hypotheses, streams, [metric])[0].value
-        assert score([hypotheses[i] for i in order], moved, [metric])[0].value == pytest.approx(before), metric
+        assert score([hypotheses[i] for i in order], moved, [metric])[0].value == pytest.approx(
+            before
+        ), metric
 
 
 def test_what_equals_a_reference_scores_100() -> None:
     _, [first, second] = corpus(2)
-    found = {result.metric: result.value for result in score(second, [first, second], list(METRICS))}
+    found = {
+        result.metric: result.value for result in score(second, [first, second], list(METRICS))
+    }
     assert found.pop("ter") == 0
     assert found == {name: pytest.approx(100) for name in found}
 
@@ -123,9 +155,13 @@ def test_no_smoothing_and_no_division_by_zero() -> None:
     assert multi_bleu(["a b c"], [["a b c"]]) == 0  # no 4-grams
     assert multi_bleu(["a b c d"], [["d c b a"]]) == 0
     [empty] = score([""], [["a b"]], ["multi-bleu"])
-    assert str(empty) == "BLEU = 0.00, 0.0/0.0/0.0/0.0 (BP=0.000, ratio=0.000, hyp_len=0, ref_len=2)"
+    assert (
+        str(empty) == "BLEU = 0.00, 0.0/0.0/0.0/0.0 (BP=0.000, ratio=0.000, hyp_len=0, ref_len=2)"
+    )
     assert score(["a b c d"], [[""]], ["multi-bleu"])[0].value == 0
-    assert score(["a b c d e", ""], [["a b c d e", ""]], ["multi-bleu"])[0].value == pytest.approx(100)
+    assert score(["a b c d e", ""], [["a b c d e", ""]], ["multi-bleu"])[0].value == pytest.approx(
+        100
+    )
 
 
 def test_words_end_at_ascii_white_space_only() -> None:
@@ -139,9 +175,16 @@ def test_lower_case() -> None:
     assert multi_bleu(hypotheses, references) == 0
     assert multi_bleu(hypotheses, references, lowercase=True) == pytest.approx(100)
     assert score(hypotheses, references, ["multi-bleu-lc"])[0].value == pytest.approx(100)
-    names = [result.metric for result in score(hypotheses, references, ["multi-bleu", "multi-bleu-lc", "sacrebleu"], lowercase=True)]
+    names = [
+        result.metric
+        for result in score(
+            hypotheses, references, ["multi-bleu", "multi-bleu-lc", "sacrebleu"], lowercase=True
+        )
+    ]
     assert names == ["multi-bleu-lc", "sacrebleu"]  # the same thing is not listed twice
-    signatures = {result.metric: result.signature for result in score(hypotheses, references, list(METRICS))}
+    signatures = {
+        result.metric: result.signature for result in score(hypotheses, references, list(METRICS))
+    }
     assert "case:mixed" in signatures["multi-bleu"]
     assert "case:lc" in signatures["multi-bleu-lc"]
 
@@ -158,8 +201,14 @@ def test_the_library_gives_what_it_gives_itself() -> None:
     import sacrebleu
 
     hypotheses, streams = corpus(6)
-    found = {result.metric: result for result in score(hypotheses, streams, list(METRICS), tokenize="char")}
-    assert found["sacrebleu"].value == sacrebleu.corpus_bleu(hypotheses, streams, tokenize="char", force=True).score
+    found = {
+        result.metric: result
+        for result in score(hypotheses, streams, list(METRICS), tokenize="char")
+    }
+    assert (
+        found["sacrebleu"].value
+        == sacrebleu.corpus_bleu(hypotheses, streams, tokenize="char", force=True).score
+    )
     assert "tok:char" in found["sacrebleu"].signature
     assert found["chrf"].value == sacrebleu.corpus_chrf(hypotheses, streams).score
     assert found["chrf++"].value == sacrebleu.corpus_chrf(hypotheses, streams, word_order=2).score
@@ -169,14 +218,18 @@ def test_the_library_gives_what_it_gives_itself() -> None:
         assert result.sentences == len(hypotheses)
 
 
-@pytest.mark.parametrize("options", [Options(), Options(lowercase=True), Options(compound_split=True)])
+@pytest.mark.parametrize(
+    "options", [Options(), Options(lowercase=True), Options(compound_split=True)]
+)
 def test_the_library_scores_the_rows_alike(options: Options) -> None:
     hypotheses, streams = corpus(7)
     streams[0][0] += " Über-Maß A-B-C"
     for metric in make(streams, list(METRICS), options):
         rows = metric.count(hypotheses)
         assert len(rows) == len(hypotheses)
-        assert metric.library()._aggregate_and_compute(rows).score == pytest.approx(metric.score(rows).value), metric.name
+        assert metric.library()._aggregate_and_compute(rows).score == pytest.approx(
+            metric.score(rows).value
+        ), metric.name
 
 
 def test_lines_counted_in_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +241,11 @@ def test_lines_counted_in_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 # mteval-v13a ---------------------------------------------------------------------------------------------------------
 
-TEXT = ["It cost 1,000.50 dollars, they said.", "A 5-year-old (O'Neill) sat in the U.S. today.", "Ärger? No: 3.4% [x] -- and/or \"y\" ..."]
+TEXT = [
+    "It cost 1,000.50 dollars, they said.",
+    "A 5-year-old (O'Neill) sat in the U.S. today.",
+    'Ärger? No: 3.4% [x] -- and/or "y" ...',
+]
 
 
 def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> float:
@@ -203,7 +260,13 @@ def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> f
             before, after = (line[k : k + 1] in tuple(string.digits) for k in (i - 1, i + 1))
             alone = char in ".," and not (before and after)
             alone |= (char == "-" and before) or (char in string.punctuation and char not in "',-.")
-            found += f" {char} " if alone else char if cased or char not in string.ascii_uppercase else char.lower()
+            found += (
+                f" {char} "
+                if alone
+                else char
+                if cased or char not in string.ascii_uppercase
+                else char.lower()
+            )
         return found.split()
 
     lines = [[words(line) for line in group] for group in zip(hypotheses, *references, strict=True)]
@@ -213,9 +276,14 @@ def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> f
     for n in range(1, 5):
         matches = total = 0
         for h, *several in lines:
-            grams, *allowed = ([tuple(side[i : i + n]) for i in range(len(side) - n + 1)] for side in (h, *several))
+            grams, *allowed = (
+                [tuple(side[i : i + n]) for i in range(len(side) - n + 1)] for side in (h, *several)
+            )
             total += len(grams)
-            matches += sum(min(grams.count(gram), max(side.count(gram) for side in allowed)) for gram in set(grams))
+            matches += sum(
+                min(grams.count(gram), max(side.count(gram) for side in allowed))
+                for gram in set(grams)
+            )
         missing += not matches
         logarithm += math.log((matches or 0.5**missing) / total) / 4
     return 100 * math.exp(logarithm + min(0.0, 1 - wanted / length))
@@ -226,8 +294,14 @@ def mteval(hypotheses: list[str], references: list[list[str]], cased: bool) -> f
 def test_mteval_is_what_the_script_does(seed: int, references: int) -> None:
     draw = random.Random(seed)
     pieces = " ".join(TEXT).replace("and", "and &quot;Q&amp;A&quot;").split()
-    streams = [[" ".join(draw.choices(pieces, k=draw.randint(4, 14))) for _ in range(8)] for _ in range(references)]
-    hypotheses = [" ".join(draw.choice(pieces) if draw.random() < 0.4 else word for word in line.split()) for line in streams[0]]
+    streams = [
+        [" ".join(draw.choices(pieces, k=draw.randint(4, 14))) for _ in range(8)]
+        for _ in range(references)
+    ]
+    hypotheses = [
+        " ".join(draw.choice(pieces) if draw.random() < 0.4 else word for word in line.split())
+        for line in streams[0]
+    ]
     hypotheses = [line.swapcase() if draw.random() < 0.3 else line for line in hypotheses]
     names = ["mteval-v13a", "mteval-v13a-cased", "sacrebleu"]
     lower, cased, sacre = (found.value for found in score(hypotheses, streams, names))
@@ -239,8 +313,15 @@ def test_mteval_is_what_the_script_does(seed: int, references: int) -> None:
 def test_mteval_smooths_what_never_matches() -> None:
     hypotheses, references = ["a b c x d e", "f g"], [["a b c y d e", "f h"]]
     [found] = score(hypotheses, references, ["mteval-v13a"])
-    assert found.value == pytest.approx(mteval(hypotheses, references, cased=False)) and found.value > 0
-    assert "smooth:exp" in found.signature and "tok:13a" in found.signature and "case:lc[A-Z]" in found.signature
+    assert (
+        found.value == pytest.approx(mteval(hypotheses, references, cased=False))
+        and found.value > 0
+    )
+    assert (
+        "smooth:exp" in found.signature
+        and "tok:13a" in found.signature
+        and "case:lc[A-Z]" in found.signature
+    )
 
 
 def test_mteval_lower_cases_a_to_z_only() -> None:
@@ -251,29 +332,50 @@ def test_mteval_lower_cases_a_to_z_only() -> None:
     assert value("mteval-v13a-cased", "der Ärger ist da") < 50
     assert value("mteval-v13a", "der ärger ist da") < 50
     assert value("mteval-v13a", "der ärger ist da", lowercase=True) == pytest.approx(100)
-    names = [result.metric for result in score(["a"], [["a"]], ["mteval-v13a", "mteval-v13a-cased"], lowercase=True)]
+    names = [
+        result.metric
+        for result in score(["a"], [["a"]], ["mteval-v13a", "mteval-v13a-cased"], lowercase=True)
+    ]
     assert names == ["mteval-v13a"]
 
 
 # Compounds -----------------------------------------------------------------------------------------------------------
 
-HYPHENS = ["a rich-text format", "well-known-thing A-B-C", "ä-ö-ü ä-b-ü", "- x- -y --", "a--b 1-2\u00a0-\u00a03", "no hyphen", ""]
+HYPHENS = [
+    "a rich-text format",
+    "well-known-thing A-B-C",
+    "ä-ö-ü ä-b-ü",
+    "- x- -y --",
+    "a--b 1-2\u00a0-\u00a03",
+    "no hyphen",
+    "",
+]
 
 
 @pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
 def test_compounds_are_split_as_the_script_does() -> None:
     program = "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g"
     text = "".join(f"{line}\n" for line in HYPHENS)
-    found = subprocess.run(["perl", "-ple", program], input=text.encode(), capture_output=True, check=True)
+    found = subprocess.run(
+        ["perl", "-ple", program], input=text.encode(), capture_output=True, check=True
+    )
     assert [split_compounds(line) for line in HYPHENS] == found.stdout.decode().split("\n")[:-1]
 
 
 def test_compounds_are_split_on_both_sides_in_multi_bleu_alone() -> None:
-    assert split_compounds("rich-text, well-known-thing") == "rich ##AT##-##AT## text, well ##AT##-##AT## known ##AT##-##AT## thing"
-    hypotheses, [reference] = ["a rich-text file is here", "b"], [["a rich-text format is here", "b"]]
+    assert (
+        split_compounds("rich-text, well-known-thing")
+        == "rich ##AT##-##AT## text, well ##AT##-##AT## known ##AT##-##AT## thing"
+    )
+    hypotheses, [reference] = (
+        ["a rich-text file is here", "b"],
+        [["a rich-text format is here", "b"]],
+    )
     split = [[split_compounds(line) for line in side] for side in (hypotheses, reference)]
     for name in METRICS:
-        [plain], [found] = (score(hypotheses, [reference], [name], compound_split=it) for it in (False, True))
+        [plain], [found] = (
+            score(hypotheses, [reference], [name], compound_split=it) for it in (False, True)
+        )
         if name.startswith("multi-bleu"):
             assert found.value == score(split[0], [split[1]], [name])[0].value > plain.value
             assert "compounds:split" in found.signature and "compounds" not in plain.signature

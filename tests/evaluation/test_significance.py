@@ -14,11 +14,18 @@ WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", "im", "Haus", ",", "."]
 def corpus(seed: int, sentences: int = 60) -> tuple[list[str], list[str]]:
     """Hypotheses that are nearly right, and their reference."""
     draw = random.Random(seed)
-    reference = [" ".join(draw.choice(WORDS) for _ in range(draw.randint(6, 14))) for _ in range(sentences)]
-    return [" ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in line.split()) for line in reference], reference
+    reference = [
+        " ".join(draw.choice(WORDS) for _ in range(draw.randint(6, 14))) for _ in range(sentences)
+    ]
+    return [
+        " ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in line.split())
+        for line in reference
+    ], reference
 
 
-def outcome(metric: Metric, kind: str, *systems: list[str], samples: int = 300, seed: int = 12345) -> list[Found]:
+def outcome(
+    metric: Metric, kind: str, *systems: list[str], samples: int = 300, seed: int = 12345
+) -> list[Found]:
     counted = {f"system {k}": metric.count(lines) for k, lines in enumerate(systems)}
     return list(compare(metric, counted, Sampling(kind, samples, seed)).values())
 
@@ -31,7 +38,11 @@ def test_a_system_beside_itself_and_beside_nonsense(name: str, kind: str) -> Non
     [metric] = make([reference], [name], Options())
     first, same, worse = outcome(metric, kind, hypotheses, list(hypotheses), shuffled)
     assert (first.p, first.differ) == (None, None)
-    assert (same.p, same.differ, same.mean) == (1, 0, pytest.approx(first.mean, abs=first.interval / 4))
+    assert (same.p, same.differ, same.mean) == (
+        1,
+        0,
+        pytest.approx(first.mean, abs=first.interval / 4),
+    )
     assert worse.p is not None and worse.p < 0.01 and worse.differ is not None and worse.differ > 50
     assert abs(first.mean - metric.score(metric.count(hypotheses)).value) < first.interval
 
@@ -51,21 +62,33 @@ def test_the_numbers_are_those_that_sacrebleu_gives_by_itself(kind: str, name: s
         "chrf++": CHRF(word_order=2),
     }
     for metric in make([reference], list(theirs), Options()):
-        table = PairedTest([("one", one), ("other", other)], {"it": theirs[metric.name]}, [reference], name, 200, 0)()[1]
+        table = PairedTest(
+            [("one", one), ("other", other)], {"it": theirs[metric.name]}, [reference], name, 200, 0
+        )()[1]
         [results] = (column for key, column in table.items() if key != "System")
-        for found, result in zip(outcome(metric, kind, one, other, samples=200), results, strict=True):
-            assert (found.mean, found.interval, found.p) == pytest.approx((result.mean, result.ci, result.p_value)), metric.name
+        for found, result in zip(
+            outcome(metric, kind, one, other, samples=200), results, strict=True
+        ):
+            assert (found.mean, found.interval, found.p) == pytest.approx(
+                (result.mean, result.ci, result.p_value)
+            ), metric.name
 
 
 def test_randomisation_counts_what_all_exchanges_would() -> None:
     one, reference = corpus(5, sentences=9)
     draw = random.Random(6)
-    other = [" ".join(draw.choice(WORDS) if draw.random() < 0.25 else word for word in line.split()) for line in reference]
+    other = [
+        " ".join(draw.choice(WORDS) if draw.random() < 0.25 else word for word in line.split())
+        for line in reference
+    ]
     [metric] = make([reference], ["chrf"], Options())
     a, b = metric.count(one), metric.count(other)
 
     def difference(swapped: tuple[bool, ...]) -> float:
-        sides = ([pair[it != side] for pair, it in zip(zip(a, b, strict=True), swapped, strict=True)] for side in (True, False))
+        sides = (
+            [pair[it != side] for pair, it in zip(zip(a, b, strict=True), swapped, strict=True)]
+            for side in (True, False)
+        )
         first, second = (metric.score(rows).value for rows in sides)
         return abs(first - second)
 
@@ -99,7 +122,9 @@ def test_lines_that_differ_are_counted_as_the_metric_sees_them() -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_samples_that_do_not_fit_into_memory_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_do_not_fit_into_memory_are_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, reference = corpus(10)
     [metric] = make([reference], ["chrf"], Options())
     monkeypatch.setattr(os, "sysconf", lambda name: 1024)  # 1 MiB

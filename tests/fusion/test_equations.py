@@ -45,11 +45,16 @@ def check(fuse: torch.nn.Module, equation: Any) -> None:
 
 
 def layer_norm(p: dict[str, Any], name: str, x: Any) -> Any:
-    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p[f"{name}.weight"] + p[
+        f"{name}.bias"
+    ]
 
 
 def ffn(p: dict[str, Any], name: str, x: Any, sigma: Any = lambda u: np.maximum(u, 0)) -> Any:
-    return p[f"{name}.out.weight"] @ sigma(p[f"{name}.hidden.weight"] @ x + p[f"{name}.hidden.bias"]) + p[f"{name}.out.bias"]
+    return (
+        p[f"{name}.out.weight"] @ sigma(p[f"{name}.hidden.weight"] @ x + p[f"{name}.hidden.bias"])
+        + p[f"{name}.out.bias"]
+    )
 
 
 @pytest.mark.parametrize("embedding", [True, False])
@@ -84,7 +89,14 @@ SIGMAS = {"relu": lambda u: np.maximum(u, 0), "tanh": np.tanh}
 @pytest.mark.parametrize("feature_wise", [True, False])
 @pytest.mark.parametrize("activation", SIGMAS)
 @pytest.mark.parametrize("hops", [1, 3])
-def test_attention(embedding: bool, layer_embedding: bool, independent_w1: bool, feature_wise: bool, activation: str, hops: int) -> None:
+def test_attention(
+    embedding: bool,
+    layer_embedding: bool,
+    independent_w1: bool,
+    feature_wise: bool,
+    activation: str,
+    hops: int,
+) -> None:
     """MLRF Equations 4 to 7 and the network after them, hop by hop and layer by layer."""
     sigma = SIGMAS[activation]
 
@@ -96,14 +108,23 @@ def test_attention(embedding: bool, layer_embedding: bool, independent_w1: bool,
         s = []
         for hop in range(hops):
             rows = slice(hop * D, hop * D + D) if feature_wise else slice(hop, hop + 1)
-            e = np.array([p["w2.weight"][rows] @ sigma(w1[i] @ z[i]) for i in range(len(z))])  # Equation 5: (L, 1 or D)
+            e = np.array(
+                [p["w2.weight"][rows] @ sigma(w1[i] @ z[i]) for i in range(len(z))]
+            )  # Equation 5: (L, 1 or D)
             a = np.exp(e) / np.exp(e).sum(0)  # Equation 6
             s.append(sum(a[i] * z[i] for i in range(len(z))))  # Equation 7
         return layer_norm(p, "norm", ffn(p, "ffn", np.concatenate(s), sigma))
 
-    options = {"embedding": embedding, "layer_embedding": layer_embedding, "independent_w1": independent_w1}
+    options = {
+        "embedding": embedding,
+        "layer_embedding": layer_embedding,
+        "independent_w1": independent_w1,
+    }
     sizes = {"hops": hops, "attention_hidden": 5, "hidden": 7}
-    check(make("attention", feature_wise=feature_wise, activation=activation, **options, **sizes), equation)
+    check(
+        make("attention", feature_wise=feature_wise, activation=activation, **options, **sizes),
+        equation,
+    )
 
 
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
@@ -122,7 +143,16 @@ def test_linear(normalize: str, norm_layers: bool, aggregation: str) -> None:
         return layer_norm(p, "norm", s)
 
     hidden = {"hidden": 7} if aggregation == "ewp-ffn" else {}
-    check(make("linear", normalize=normalize, norm_layers=norm_layers, aggregation=aggregation, **hidden), equation)
+    check(
+        make(
+            "linear",
+            normalize=normalize,
+            norm_layers=norm_layers,
+            aggregation=aggregation,
+            **hidden,
+        ),
+        equation,
+    )
 
 
 def test_linear_with_matrices() -> None:
@@ -180,13 +210,18 @@ def test_tree_of_four(kind: str, residual: str, embedding: bool) -> None:
             n2 = n2 + n1
         return aggregate(p, kind, 2, n1, n2)
 
-    check(make("tree", aggregation=kind, residual=residual, embedding=embedding, **hidden(kind)), equation)
+    check(
+        make("tree", aggregation=kind, residual=residual, embedding=embedding, **hidden(kind)),
+        equation,
+    )
 
 
 @aggregations
 def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
     """Nothing stands below it, so the first node has nothing to add."""
-    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "aggregation": kind, "embedding": True, **hidden(kind)})
+    config = FUSIONS["tree"].Config.model_validate(
+        {"kind": "tree", "aggregation": kind, "embedding": True, **hidden(kind)}
+    )
     fuse = FUSIONS["tree"](config, [D] * 4, D, "encoder.fuse").double()
     h = [layer[0, 0] for layer in history()[:4]]
     p, z = parameters(fuse), [layer.numpy() for layer in h]
@@ -198,11 +233,16 @@ def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
 @pytest.mark.parametrize("residual", ["preceding", "none"])
 def test_tree_of_eight(residual: str) -> None:
     """Post-order: h1 h2 a1 h3 h4 a2 b1 h5 h6 a3 h7 h8 a4 b2 root; a node adds what stands before its leftmost leaf."""
-    config = FUSIONS["tree"].Config.model_validate({"kind": "tree", "leaves": 8, "residual": residual, "hidden": 7})
+    config = FUSIONS["tree"].Config.model_validate(
+        {"kind": "tree", "leaves": 8, "residual": residual, "hidden": 7}
+    )
     fuse = FUSIONS["tree"](config, [D] * 10, D, "encoder.fuse").double()
     generator = torch.Generator().manual_seed(1)
     layers = [torch.randn(D, dtype=torch.float64, generator=generator) for _ in range(10)]
-    p, h = parameters(fuse), [layer.numpy() for layer in layers[1:]]  # h[0] is layer 1, which stands below the leaves
+    p, h = (
+        parameters(fuse),
+        [layer.numpy() for layer in layers[1:]],
+    )  # h[0] is layer 1, which stands below the leaves
     add = residual == "preceding"
     a1 = aggregate(p, "ewp-ffn", 0, h[1], h[2]) + add * h[0]
     a2 = aggregate(p, "ewp-ffn", 1, h[3], h[4]) + add * a1
@@ -210,7 +250,9 @@ def test_tree_of_eight(residual: str) -> None:
     a3 = aggregate(p, "ewp-ffn", 3, h[5], h[6]) + add * b1
     a4 = aggregate(p, "ewp-ffn", 4, h[7], h[8]) + add * a3
     b2 = aggregate(p, "ewp-ffn", 5, a3, a4) + add * b1
-    np.testing.assert_allclose(fuse(layers).detach().numpy(), aggregate(p, "ewp-ffn", 6, b1, b2), rtol=1e-10)
+    np.testing.assert_allclose(
+        fuse(layers).detach().numpy(), aggregate(p, "ewp-ffn", 6, b1, b2), rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
@@ -254,9 +296,13 @@ def test_gradients(option: dict[str, Any]) -> None:
     layers = [layer[:1, :2].clone().requires_grad_() for layer in history()]
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(fuse, dict(zip(names, tensors[HISTORY:], strict=True)), (tensors[:HISTORY],))
+        return torch.func.functional_call(
+            fuse, dict(zip(names, tensors[HISTORY:], strict=True)), (tensors[:HISTORY],)
+        )
 
-    assert torch.autograd.gradcheck(run, (*layers, *(p.detach().requires_grad_() for p in fuse.parameters())))
+    assert torch.autograd.gradcheck(
+        run, (*layers, *(p.detach().requires_grad_() for p in fuse.parameters()))
+    )
 
 
 @pytest.mark.parametrize("option", ALL, ids=str)
@@ -266,7 +312,9 @@ def test_a_fusion_looks_at_one_position(option: dict[str, Any]) -> None:
     whole = fuse(layers)
     assert whole.shape == (2, 3, fuse.out_width)
     for t in range(3):
-        torch.testing.assert_close(fuse([layer[:, t : t + 1] for layer in layers]), whole[:, t : t + 1])
+        torch.testing.assert_close(
+            fuse([layer[:, t : t + 1] for layer in layers]), whole[:, t : t + 1]
+        )
 
 
 @pytest.mark.parametrize("option", [option for option in ALL if option["kind"] != "last"], ids=str)
@@ -277,5 +325,7 @@ def test_layers_of_other_widths_are_mapped(option: dict[str, Any]) -> None:
     same = FUSIONS[option["kind"]](config, [D] * 5, D, "encoder.fuse")
     same.load_state_dict(fuse.state_dict(), strict=False)
     layers = [torch.randn(2, 3, width) for width in widths]
-    mapped = [torch.zeros(2, 3, D)] * fuse.first + [fuse.project[i](layer) for i, layer in enumerate(layers[fuse.first :])]
+    mapped = [torch.zeros(2, 3, D)] * fuse.first + [
+        fuse.project[i](layer) for i, layer in enumerate(layers[fuse.first :])
+    ]
     torch.testing.assert_close(fuse(layers), same(mapped))

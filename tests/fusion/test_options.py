@@ -24,7 +24,11 @@ def count(model: torch.nn.Module) -> int:
 def test_both_sides_share_one_layer_embedding() -> None:
     """MLRF section 3.2; the parameters of a model with two such fusions count it once."""
     sides = {side: {"fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
-    both, one, plain = build("transformer", **sides), build("transformer", encoder=sides["encoder"]), build("transformer")
+    both, one, plain = (
+        build("transformer", **sides),
+        build("transformer", encoder=sides["encoder"]),
+        build("transformer"),
+    )
     table = both.encoder.fuse.layer_embedding
     assert table is both.decoder.fuse.layer_embedding
     assert count(both) - count(plain) == 2 * (count(one) - count(plain)) - table.weight.numel()
@@ -53,12 +57,18 @@ def test_a_side_without_layer_embedding_shares_none() -> None:
 def test_layer_embeddings_begin_uniform_in_a_tenth() -> None:
     """MLRF section 4.2, with either way of drawing the other weights."""
     for init in ("xavier", "mlrf"):
-        model = build("transformer", scale=1.0, init=init, decoder={"fuse": {"kind": "ffn", "hidden": 4}})
+        model = build(
+            "transformer", scale=1.0, init=init, decoder={"fuse": {"kind": "ffn", "hidden": 4}}
+        )
         weight = model.decoder.fuse.layer_embedding.weight.detach()
-        assert weight.abs().max() <= 0.1 and float(weight.std()) == pytest.approx(0.2 / 12**0.5, rel=0.4)
+        assert weight.abs().max() <= 0.1 and float(weight.std()) == pytest.approx(
+            0.2 / 12**0.5, rel=0.4
+        )
 
 
-@pytest.mark.parametrize("fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}])
+@pytest.mark.parametrize(
+    "fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}]
+)
 def test_a_tree_higher_than_its_stack_is_refused_in_one_sentence(fuse: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="make it deeper, or set leaves to less"):
         StackConfig.model_validate({"layers": 3, "fuse": fuse})
@@ -117,5 +127,7 @@ def test_the_refusal_names_its_place(tmp_path) -> None:
 
     path = tmp_path / "deep.yaml"
     path.write_text("model:\n  kind: transformer\n  decoder:\n    layers: 3\n    fuse: tree\n")
-    with pytest.raises(ConfigError, match=r"model.decoder: a tree over 4 layers .*deep.yaml, line 3"):
+    with pytest.raises(
+        ConfigError, match=r"model.decoder: a tree over 4 layers .*deep.yaml, line 3"
+    ):
         config.parse(config.load(path), recipe.Recipe)

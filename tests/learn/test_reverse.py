@@ -18,6 +18,8 @@ def test_reversal_is_learned(toy: Path, tmp_path: Path) -> None:
     train_module.train(recipe, tmp_path, "cpu", quiet=True)
     loaded = system.load_model(tmp_path)
     corpus = Corpus.open(Path(recipe.data.folder), "valid")
-    found = Translator([loaded.model], loaded.pipeline, recipe.decoding).translate_ids([corpus.source[i] for i in range(len(corpus))])
+    found = Translator([loaded.model], loaded.pipeline, recipe.decoding).translate_ids(
+        [corpus.source[i] for i in range(len(corpus))]
+    )
     right = sum(list(best[0].ids) == corpus.target[i][:-1].tolist() for i, best in enumerate(found))
     assert right >= 0.5 * len(corpus), f"{right} of {len(corpus)} with seed {seed}"

@@ -11,7 +11,9 @@ from fusetk.models.recurrent import Recurrent
 from fusetk.nn.cells import Cell, Transition
 
 
-def step(cell: Cell, x: Tensor | None, h: Tensor, direction: int = 0, dropout: float = 0.0) -> Tensor:
+def step(
+    cell: Cell, x: Tensor | None, h: Tensor, direction: int = 0, dropout: float = 0.0
+) -> Tensor:
     """Equations 6 to 16, and LAU's: input (B, E), state (B, D) -> (B, D)."""
     width = cell.width
 
@@ -23,7 +25,9 @@ def step(cell: Cell, x: Tensor | None, h: Tensor, direction: int = 0, dropout: f
         if x is not None:
             found = found + x @ of(cell.input, i)
         if cell.gain is not None:
-            found = F.layer_norm(found, (width,), cell.gain[direction, i], cell.shift[direction, i], 1e-6)
+            found = F.layer_norm(
+                found, (width,), cell.gain[direction, i], cell.shift[direction, i], 1e-6
+            )
         return torch.sigmoid(found)
 
     r, z = gate(0), gate(1)
@@ -46,7 +50,9 @@ def step(cell: Cell, x: Tensor | None, h: Tensor, direction: int = 0, dropout: f
     return new
 
 
-def transition(cells: Transition, x: Tensor, h: Tensor, direction: int = 0, dropout: float = 0.0) -> list[Tensor]:
+def transition(
+    cells: Transition, x: Tensor, h: Tensor, direction: int = 0, dropout: float = 0.0
+) -> list[Tensor]:
     """The states of one time step, from the bottom."""
     found = [step(cells.cells[0], x, h, direction, dropout)]
     for cell in cells.cells[1:]:
@@ -64,9 +70,17 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
         states = {}
         for j in order:
             there = src_mask[:, j, None]
-            states[j] = [torch.where(there, new, h) for new in transition(model.encoder, words[:, j], h, direction, dropout)]
+            states[j] = [
+                torch.where(there, new, h)
+                for new in transition(model.encoder, words[:, j], h, direction, dropout)
+            ]
             h = states[j][-1]
-        directions.append([torch.stack([states[j][c] for j in range(src.shape[1])], 1) for c in range(len(model.encoder.cells))])
+        directions.append(
+            [
+                torch.stack([states[j][c] for j in range(src.shape[1])], 1)
+                for c in range(len(model.encoder.cells))
+            ]
+        )
     history = [words, *(torch.cat(both, -1) for both in zip(*directions, strict=True))]
     top = model.encoder_fuse(history)
     memory = _Memory(history, top)
@@ -81,7 +95,9 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
     below, contexts = [], []
     for t in range(tgt_in.shape[1]):
         query = transition(model.query, read[:, t], h, 0, dropout)
-        context = sum(_attend(model, query[-1], k, v, src_mask) for k, v in zip(keys, values, strict=True))
+        context = sum(
+            _attend(model, query[-1], k, v, src_mask) for k, v in zip(keys, values, strict=True)
+        )
         context = context * len(sources) ** -0.5
         if model.project is not None:
             context = model.project(context)
@@ -90,7 +106,9 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
         below.append(states)
         contexts.append(context)
     layers = [torch.stack([states[c] for states in below], 1) for c in range(len(below[0]))]
-    found = model.readout(torch.cat((read, model.decoder_fuse([read, *layers]), torch.stack(contexts, 1)), -1))
+    found = model.readout(
+        torch.cat((read, model.decoder_fuse([read, *layers]), torch.stack(contexts, 1)), -1)
+    )
     return model.output_dropout(torch.tanh(found))
 
 
@@ -103,7 +121,12 @@ def _attend(model: Recurrent, query: Tensor, keys: Tensor, values: Tensor, mask:
     """Equations 3 and 5, head by head: state (B, D), keys (B, S, D), values (B, S, C) -> (B, C)."""
     attention, found = model.attention, []
     query = query @ attention.query
-    for q, k, v in zip(query.chunk(attention.heads, -1), keys.chunk(attention.heads, -1), values.chunk(attention.heads, -1), strict=True):
+    for q, k, v in zip(
+        query.chunk(attention.heads, -1),
+        keys.chunk(attention.heads, -1),
+        values.chunk(attention.heads, -1),
+        strict=True,
+    ):
         energy = torch.tanh(q[:, None] + k) @ attention.vector  # (B, S)
         weight = energy.masked_fill(~mask, -torch.inf).softmax(1)
         found.append((weight[..., None] * v).sum(1))

@@ -16,9 +16,13 @@ SRC, TGT = [4, 7, 5, 8, 3], [2, 6, 9, 5]
 def make(**options: Any) -> Conv:
     """Two layers a side of widths that differ, kernels odd and even; every weight away from where it starts."""
     sizes: dict[str, Any] = {
-        "width": 6, "embedding": 4, "output_embedding": 5, "max_positions": 20,
-        "encoder": {"layers": 2, "widths": [6, 8], "kernels": [3, 2]}, "decoder": {"layers": 2, "widths": [8, 6], "kernels": [2, 3]},
-    }  # fmt: skip
+        "width": 6,
+        "embedding": 4,
+        "output_embedding": 5,
+        "max_positions": 20,
+        "encoder": {"layers": 2, "widths": [6, 8], "kernels": [3, 2]},
+        "decoder": {"layers": 2, "widths": [8, 6], "kernels": [2, 3]},
+    }
     for side in ("encoder", "decoder"):
         sizes[side] = {**sizes[side], **options.pop(side, {})}
     config = ConvConfig.model_validate({**sizes, **options})
@@ -44,19 +48,27 @@ class Equations:
         return x @ w.T + self.p[f"{name}.bias"]
 
     def embed(self, side: str, ids: list[int]) -> Any:
-        return self.linear(f"{side}.map", self.p[f"{side}.tokens.weight"][ids] + self.p[f"{side}.positions.weight"][: len(ids)])
+        return self.linear(
+            f"{side}.map",
+            self.p[f"{side}.tokens.weight"][ids] + self.p[f"{side}.positions.weight"][: len(ids)],
+        )
 
     def glu_conv(self, name: str, x: Any, kernel: int, before: int) -> Any:
         """Gehring et al. 2017, section 3.2: Y = W [x_i; ...; x_{i+k}] + b, v([A B]) = A * sigmoid(B)."""
         made = []
         for t in range(len(x)):
-            seen = [x[s] if 0 <= s < len(x) else np.zeros(x.shape[1]) for s in range(t - before, t - before + kernel)]
+            seen = [
+                x[s] if 0 <= s < len(x) else np.zeros(x.shape[1])
+                for s in range(t - before, t - before + kernel)
+            ]
             a, b = np.split(self.linear(f"{name}.conv", np.concatenate(seen)), 2)
             made.append(a / (1 + np.exp(-b)))
         return np.array(made)
 
     def add(self, name: str, x: Any, y: Any) -> Any:
-        return ((self.linear(f"{name}.through", x) if f"{name}.through.v" in self.p else x) + y) * HALF
+        return (
+            (self.linear(f"{name}.through", x) if f"{name}.through.v" in self.p else x) + y
+        ) * HALF
 
     def attention(self, name: str, z: Any, target: Any, sources: list[Any], source: Any) -> Any:
         """F summed over the sources: keys T_j h_j, values (T_j h_j + e_src) sqrt(1/2), the sum times sqrt(1/n) sqrt(S)."""
@@ -84,11 +96,16 @@ class Equations:
             if summary == "added" and i == 0:
                 x = np.concatenate(history, 1)
                 name = f"encoder.layers.{module}"
-                history = [(self.glu_conv(name, x, kernel, before) + self.linear(f"{name}.through", x)) * HALF]
+                history = [
+                    (self.glu_conv(name, x, kernel, before) + self.linear(f"{name}.through", x))
+                    * HALF
+                ]
                 module += 1
         return history
 
-    def decoder(self, target: Any, sources: list[Any], source: Any, dense: bool, summary: str) -> Any:
+    def decoder(
+        self, target: Any, sources: list[Any], source: Any, dense: bool, summary: str
+    ) -> Any:
         """Dense: z_{l+1} = H([a_l, z_l, ..., z_0]), each layer adds z and a; otherwise Gehring et al. 2017."""
         history, module = [self.linear("decoder_in", target)], 0
         for i in range(2):
@@ -97,12 +114,19 @@ class Equations:
             z = self.glu_conv(name, x, kernel, kernel - 1)
             a = self.attention(name, z, target, sources, source)
             sums = summary == "in-place" and i == 0
-            history.append(np.concatenate([z, a], 1) if dense and not sums else self.add(name, x, (z + a) * HALF))
+            history.append(
+                np.concatenate([z, a], 1)
+                if dense and not sums
+                else self.add(name, x, (z + a) * HALF)
+            )
             history = history[-1:] if sums else history
             module += 1
             if summary == "added" and i == 0:
                 x, name = np.concatenate(history, 1), f"decoder.layers.{module}"
-                history = [(self.glu_conv(name, x, kernel, kernel - 1) + self.linear(f"{name}.through", x)) * HALF]
+                history = [
+                    (self.glu_conv(name, x, kernel, kernel - 1) + self.linear(f"{name}.through", x))
+                    * HALF
+                ]
                 module += 1
         return np.concatenate(history, 1) if dense else history[-1]
 
@@ -112,24 +136,39 @@ class Equations:
         concatenated = np.concatenate(history, 1)
         top = concatenated if dense["encoder"] else history[-1]
         sources = {"top": [top], "dense-concat": [concatenated], "dense-sum": history}[attend]
-        return self.linear("output", self.linear("out", self.decoder(target, sources, source, dense["decoder"], summary)))
+        return self.linear(
+            "output",
+            self.linear("out", self.decoder(target, sources, source, dense["decoder"], summary)),
+        )
 
 
 DENSE = {"connect": {"kind": "dense", "growth": 3}}
 
 
 @pytest.mark.parametrize("attend", ["top", "dense-concat", "dense-sum"])
-@pytest.mark.parametrize("sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "added", "in-place"], ids=str)
+@pytest.mark.parametrize(
+    "sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "added", "in-place"], ids=str
+)
 def test_a_model_is_the_papers_equations(attend: str, sides: Any) -> None:
     """BASE, DenseENC, DenseDEC, DenseAtt, DenseNMT-1 and -2 in small, without and with summary layers."""
     summary = sides if isinstance(sides, str) else ""
-    summed = {"connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1, "summary_layer": summary}}
+    summed = {
+        "connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1, "summary_layer": summary}
+    }
     sides = ("encoder", "decoder") if summary else sides
-    options = {side: dict(summed if summary else DENSE) if side in sides else {} for side in ("encoder", "decoder")}
+    options = {
+        side: dict(summed if summary else DENSE) if side in sides else {}
+        for side in ("encoder", "decoder")
+    }
     options["decoder"]["attend"] = attend
     model = make(**options)
-    sizes = {"encoder": {"layers": 2, "kernels": [3, 2]}, "decoder": {"layers": 2, "kernels": [2, 3]}}
-    wanted = Equations(model, ConvConfig.model_validate(sizes)).logits(attend, {side: side in sides for side in options}, summary)
+    sizes = {
+        "encoder": {"layers": 2, "kernels": [3, 2]},
+        "decoder": {"layers": 2, "kernels": [2, 3]},
+    }
+    wanted = Equations(model, ConvConfig.model_validate(sizes)).logits(
+        attend, {side: side in sides for side in options}, summary
+    )
     ids = torch.tensor([SRC])
     found = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT])))
     np.testing.assert_allclose(found[0].detach().numpy(), wanted, rtol=1e-9, atol=1e-10)
@@ -175,9 +214,10 @@ def test_gradients_that_reach_the_encoder_are_scaled() -> None:
         deep = name.startswith(("encoder", "memory"))
         if not name.startswith("source"):
             torch.testing.assert_close(grads[1][name], plain / 4 if deep else plain)
-    assert (grads[1]["source.tokens.weight"][SRC].norm() > grads[0]["source.tokens.weight"][SRC].norm() / 4) and not torch.equal(
-        grads[1]["source.tokens.weight"], grads[0]["source.tokens.weight"]
-    )
+    assert (
+        grads[1]["source.tokens.weight"][SRC].norm()
+        > grads[0]["source.tokens.weight"][SRC].norm() / 4
+    ) and not torch.equal(grads[1]["source.tokens.weight"], grads[0]["source.tokens.weight"])
 
 
 @pytest.mark.parametrize(
@@ -213,9 +253,13 @@ def test_weights_begin_as_in_the_paper() -> None:
     model: Any = Conv(ConvConfig.model_validate(sizes), 400, 300)
     conv = model.encoder.layers[0].conv
     for found, std in (
-        (conv.v, (4 * 0.8 / (3 * 128)) ** 0.5), (model.encoder_in.v, (0.8 / 128) ** 0.5), (model.memory[0].v, (1 / 128) ** 0.5),
-        (model.output.v, (0.8 / 128) ** 0.5), (model.source.tokens.weight, 0.1), (model.source.positions.weight, 0.1),
-    ):  # fmt: skip
+        (conv.v, (4 * 0.8 / (3 * 128)) ** 0.5),
+        (model.encoder_in.v, (0.8 / 128) ** 0.5),
+        (model.memory[0].v, (1 / 128) ** 0.5),
+        (model.output.v, (0.8 / 128) ** 0.5),
+        (model.source.tokens.weight, 0.1),
+        (model.source.positions.weight, 0.1),
+    ):
         assert float(found.detach().std()) == pytest.approx(std, rel=0.05)
     torch.testing.assert_close(conv.weight, conv.v)
     assert not conv.bias.any() and not model.output.bias.any()
@@ -248,13 +292,19 @@ def test_recomputing_layers_changes_no_gradient() -> None:
         sides = {side: {"checkpoint": checkpoint, **DENSE} for side in ("encoder", "decoder")}
         model = make(**sides).train()
         torch.manual_seed(5)
-        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
+        model.output(
+            model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
+        ).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize(("side", "key"), [("encoder", "widths"), ("decoder", "kernels"), ("decoder", "growth")])
+@pytest.mark.parametrize(
+    ("side", "key"), [("encoder", "widths"), ("decoder", "kernels"), ("decoder", "growth")]
+)
 def test_lists_are_as_long_as_the_stack_is_deep(side: str, key: str) -> None:
-    wrong: dict[str, Any] = {"connect": {"kind": "dense", "growth": [3, 3, 3]}} if key == "growth" else {key: [3, 3, 3]}
+    wrong: dict[str, Any] = (
+        {"connect": {"kind": "dense", "growth": [3, 3, 3]}} if key == "growth" else {key: [3, 3, 3]}
+    )
     with pytest.raises(ValueError, match="one number, or one for each layer"):
         make(**{side: wrong})

@@ -17,11 +17,21 @@ WIDTH, HEADS = 8, 2
 
 def make(kind: str = "coordinated", **options: Any) -> Any:
     """Three layers in float64, every weight away from where it starts."""
-    depth: dict[str, Any] = {"stack": {"layers": 3}} if kind == "coordinated" else {side: {"layers": 2} for side in ("encoder", "decoder")}
+    depth: dict[str, Any] = (
+        {"stack": {"layers": 3}}
+        if kind == "coordinated"
+        else {side: {"layers": 2} for side in ("encoder", "decoder")}
+    )
     for key in depth:
         depth[key] = {**depth[key], **options.pop(key, {})}
-    Config, Model = (CoordinatedConfig, Coordinated) if kind == "coordinated" else (TransformerConfig, Transformer)
-    config = Config.model_validate({"kind": kind, "width": WIDTH, "heads": HEADS, "ffn": 12, **depth, **options})
+    Config, Model = (
+        (CoordinatedConfig, Coordinated)
+        if kind == "coordinated"
+        else (TransformerConfig, Transformer)
+    )
+    config = Config.model_validate(
+        {"kind": kind, "width": WIDTH, "heads": HEADS, "ffn": 12, **depth, **options}
+    )
     torch.manual_seed(1)
     model: Any = Model(config, 13, 11).double().eval()
     with torch.no_grad():
@@ -33,7 +43,9 @@ def make(kind: str = "coordinated", **options: Any) -> Any:
 def logits(model: Any, src: list[int] = SRC, tgt: list[int] = TGT) -> Any:
     ids = torch.tensor([src])
     with torch.no_grad():
-        return model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt])))[0].numpy()
+        return model.output(
+            model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt]))
+        )[0].numpy()
 
 
 class Equations:
@@ -76,13 +88,22 @@ class Equations:
         """Of a source layer, for the target."""
         if self.own:
             layer = name.rpartition(".")[2]
-            return np.split(self.linear(f"stack.layers.{layer}.cross.project.0", self.before(f"{name}.attention_residual", x)), 2, 1)
+            return np.split(
+                self.linear(
+                    f"stack.layers.{layer}.cross.project.0",
+                    self.before(f"{name}.attention_residual", x),
+                ),
+                2,
+                1,
+            )
         return self.qkv(name, self.before(f"{name}.attention_residual", x))[1:]
 
     def source_layer(self, name: str, x: Any) -> Any:
         def attend(y: Any) -> Any:
             q, k, v = self.qkv(name, y)
-            return self.linear(f"{name}.attention.out", self.attention(q, k, v, np.ones((len(y), len(y)), bool)))
+            return self.linear(
+                f"{name}.attention.out", self.attention(q, k, v, np.ones((len(y), len(y)), bool))
+            )
 
         x = self.sublayer(f"{name}.attention_residual", x, attend)
         return self.sublayer(f"{name}.ffn_residual", x, lambda y: self.ffn(name, y))
@@ -93,8 +114,13 @@ class Equations:
         def mixed(y: Any) -> Any:
             """Equation 3: M(i, j) = 0 where j < n or j <= i + n."""
             q, k, v = self.qkv(name, y)
-            mask = np.array([[j < n or j <= i + n for j in range(n + len(y))] for i in range(len(y))])
-            return self.linear(f"{name}.attention.out", self.attention(q, np.concatenate([keys, k]), np.concatenate([values, v]), mask))
+            mask = np.array(
+                [[j < n or j <= i + n for j in range(n + len(y))] for i in range(len(y))]
+            )
+            return self.linear(
+                f"{name}.attention.out",
+                self.attention(q, np.concatenate([keys, k]), np.concatenate([values, v]), mask),
+            )
 
         def alone(y: Any) -> Any:
             q, k, v = self.qkv(name, y)
@@ -111,7 +137,10 @@ class Equations:
         return self.sublayer(f"{name}.ffn_residual", x, lambda y: self.ffn(name, y))
 
     def embed(self, side: str, ids: list[int]) -> Any:
-        words = self.p[f"{side}.tokens.weight"][ids] * np.sqrt(WIDTH) + sinusoids(len(ids), WIDTH).double().numpy()
+        words = (
+            self.p[f"{side}.tokens.weight"][ids] * np.sqrt(WIDTH)
+            + sinusoids(len(ids), WIDTH).double().numpy()
+        )
         return words + self.p[f"{side}.language.weight"]
 
     def logits(self) -> Any:
@@ -119,7 +148,9 @@ class Equations:
         for i in range(3):
             name = f"stack.layers.{i}"
             source = name if self.shared else f"source_stack.layers.{i}"
-            if i == 2 and not self.shared and not self.own:  # of the highest source layer there are keys and values alone
+            if (
+                i == 2 and not self.shared and not self.own
+            ):  # of the highest source layer there are keys and values alone
                 above = self.norm(source, x) if self.pre else x
                 keys, values = np.split(self.linear(f"{source}.project", above), 2, 1)
             elif i == 2 and not self.shared:
@@ -139,16 +170,25 @@ class Equations:
 @pytest.mark.parametrize("attention", ["mixed", "two with the same maps", "two"])
 def test_a_model_is_the_papers_equations(norm: str, shared: bool, attention: str) -> None:
     mixed, own = attention == "mixed", attention == "two"
-    model = make(norm=norm, share_weights=shared, mixed_attention=mixed, cross_weights="own" if own else "shared")
+    model = make(
+        norm=norm,
+        share_weights=shared,
+        mixed_attention=mixed,
+        cross_weights="own" if own else "shared",
+    )
     found = logits(model)
-    np.testing.assert_allclose(found, Equations(model, norm, mixed, shared, own).logits(), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        found, Equations(model, norm, mixed, shared, own).logits(), rtol=1e-9, atol=1e-10
+    )
 
 
 def test_mixed_attention_is_one_softmax_over_source_and_target() -> None:
     model, ids = make(), torch.tensor([SRC])
     with trace.listen("*") as found:
         model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
-    assert sorted(found) == [f"decoder.layer{i}.mixed" for i in (1, 2, 3)] + [f"encoder.layer{i}.self" for i in (1, 2)]
+    assert sorted(found) == [f"decoder.layer{i}.mixed" for i in (1, 2, 3)] + [
+        f"encoder.layer{i}.self" for i in (1, 2)
+    ]
     [weights] = found["decoder.layer2.mixed"]
     assert weights.shape == (1, HEADS, len(TGT), len(SRC) + len(TGT))
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -172,7 +212,9 @@ def test_positions_can_be_left_out() -> None:
     """Without positions and without mask, the source is a set: its order is of no matter."""
     shuffled = [SRC[i] for i in (2, 0, 3, 1)]
     assert np.abs(logits(make(), shuffled) - logits(make())).max() > 1e-3
-    np.testing.assert_allclose(logits(make(positions="none"), shuffled), logits(make(positions="none")), rtol=1e-9)
+    np.testing.assert_allclose(
+        logits(make(positions="none"), shuffled), logits(make(positions="none")), rtol=1e-9
+    )
 
 
 def test_without_language_embedding_a_word_is_the_same_on_both_sides() -> None:
@@ -188,7 +230,9 @@ def test_recomputing_layers_changes_no_gradient() -> None:
     for checkpoint in (False, True):
         model = make(stack={"checkpoint": checkpoint, "connect": "linear"}).train()
         torch.manual_seed(5)
-        model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))).square().sum().backward()
+        model.output(
+            model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
+        ).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*grads)
 
@@ -201,7 +245,14 @@ def formula(layers: int, vocabulary: int, width: int, ffn: int) -> int:
 
 @pytest.mark.parametrize("layers", [10, 14, 18, 22])
 def test_parameters_are_the_formula(layers: int) -> None:
-    sizes = {"width": 256, "heads": 4, "ffn": 1024, "stack": {"layers": layers}, "tie": "all", "output_bias": False}
+    sizes = {
+        "width": 256,
+        "heads": 4,
+        "ffn": 1024,
+        "stack": {"layers": layers},
+        "tie": "all",
+        "output_bias": False,
+    }
     with torch.device("meta"):
         model = Coordinated(CoordinatedConfig.model_validate(sizes), 31_000, 31_000)
     assert sum(p.numel() for p in model.parameters()) == formula(layers, 31_000, 256, 1024)
@@ -221,7 +272,10 @@ def test_layer_by_layer_attention_reads_the_layer_of_its_own_height() -> None:
     layers: list[Any] = [layer.cross for layer in model.decoder.layers]
     read: list[Any] = []
     for cross in layers:
-        cross.keys_values = lambda sources, keep=cross.keys_values: (read.append(sources), keep(sources))[1]
+        cross.keys_values = lambda sources, keep=cross.keys_values: (
+            read.append(sources),
+            keep(sources),
+        )[1]
     memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
     model.start(memory)
     assert [len(sources) for sources in read] == [1, 1]
@@ -249,7 +303,9 @@ def test_a_context_gate_weighs_source_against_target(kind: str, gates: int) -> N
 
 def test_an_open_context_gate_is_the_plain_transformer() -> None:
     gated, plain = make("transformer", context_gate="scalar"), make("transformer")
-    plain.load_state_dict({name: value for name, value in gated.state_dict().items() if ".gate." not in name})
+    plain.load_state_dict(
+        {name: value for name, value in gated.state_dict().items() if ".gate." not in name}
+    )
     for layer in gated.decoder.layers:
         torch.nn.init.constant_(layer.gate.map.bias, 1e3)
     np.testing.assert_allclose(logits(gated), logits(plain), rtol=1e-9)

@@ -44,7 +44,13 @@ def test_word_by_word_and_gate_by_gate(name: str) -> None:
         if other.grad is None or mine.grad is None:
             assert parameter.startswith("output.") and other.grad is mine.grad is None, parameter
         else:
-            torch.testing.assert_close(mine.grad.double(), other.grad, rtol=1e-3, atol=1e-4 * float(other.grad.abs().max()), msg=parameter)
+            torch.testing.assert_close(
+                mine.grad.double(),
+                other.grad,
+                rtol=1e-3,
+                atol=1e-4 * float(other.grad.abs().max()),
+                msg=parameter,
+            )
 
 
 def test_rows_that_are_over_are_not_computed() -> None:
@@ -81,13 +87,20 @@ def test_several_hypotheses_of_several_words_and_a_padded_one(dtype: torch.dtype
         state = model.start(model.encode(found.src, found.src_mask))
         state = state._replace(moving=select(state.moving, torch.arange(5).repeat_interleave(2)))
         together, _ = model.decode(twice, state)
-        alone = torch.stack([model(found.src, found.src_mask, twice[k::2]) for k in range(2)], 1).flatten(0, 1)
+        alone = torch.stack(
+            [model(found.src, found.src_mask, twice[k::2]) for k in range(2)], 1
+        ).flatten(0, 1)
     for row, length in enumerate([6, 6, 6, 2, 6, 6, 1, 6, 6, 6]):
         tolerance = 1e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(together[row, :length], alone[row, :length], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            together[row, :length], alone[row, :length], rtol=tolerance, atol=tolerance
+        )
     if dtype == torch.float32:
         keep = torch.arange(6) < torch.tensor([6, 6, 6, 2, 6, 6, 1, 6, 6, 6])[:, None]
-        grads = [torch.autograd.grad((one * keep[..., None]).sum(), model.attention.query)[0] for one in (together, alone)]
+        grads = [
+            torch.autograd.grad((one * keep[..., None]).sum(), model.attention.query)[0]
+            for one in (together, alone)
+        ]
         torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-5)
 
 
@@ -174,7 +187,10 @@ def test_weights_begin_as_the_paper_says() -> None:
     ("options", "told"),
     [
         ({"decoder": {"attend": "layerwise"}}, "a recurrent decoder has one"),
-        ({"decoder": {"attend": "dense-sum"}, "encoder": {"fuse": "average"}}, "only the decoder's first state would come"),
+        (
+            {"decoder": {"attend": "dense-sum"}, "encoder": {"fuse": "average"}},
+            "only the decoder's first state would come",
+        ),
         ({"heads": 3}, "no multiple of heads 3"),
         ({"encoder": {"cell": "t-gru"}}, "gru"),
         ({"decoder": {"fuse": {"kind": "tree", "leaves": 8}}}, "leaves"),

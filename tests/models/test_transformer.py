@@ -22,15 +22,21 @@ def count(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("layers", "parameters"), [(3, 10_974_748), (4, 12_817_948), (6, 16_504_348)])
+@pytest.mark.parametrize(
+    ("layers", "parameters"), [(3, 10_974_748), (4, 12_817_948), (6, 16_504_348)]
+)
 def test_mlrf_baselines_have_the_papers_size(layers: int, parameters: int) -> None:
-    sizes = config(width=256, heads=4, ffn=1024, encoder={"layers": layers}, decoder={"layers": layers})
+    sizes = config(
+        width=256, heads=4, ffn=1024, encoder={"layers": layers}, decoder={"layers": layers}
+    )
     with torch.device("meta"):
         assert count(Transformer(sizes, 8389, 6428)) == parameters
 
 
 def test_tying_shares_matrices() -> None:
-    none, target, both = (count(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all"))
+    none, target, both = (
+        count(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all")
+    )
     assert none - target == target - both == 20 * 8
     with pytest.raises(ConfigError, match="one vocabulary"):
         Transformer(config(tie="all"), 20, 21)
@@ -46,7 +52,9 @@ def test_sinusoids_are_the_papers_formula() -> None:
     for t in range(7):
         for i in range(3):
             assert table[t, 2 * i] == pytest.approx(math.sin(t / 10000 ** (2 * i / 6)), abs=1e-6)
-            assert table[t, 2 * i + 1] == pytest.approx(math.cos(t / 10000 ** (2 * i / 6)), abs=1e-6)
+            assert table[t, 2 * i + 1] == pytest.approx(
+                math.cos(t / 10000 ** (2 * i / 6)), abs=1e-6
+            )
 
 
 def test_sinusoids_have_no_longest_sentence_and_learned_positions_do() -> None:
@@ -81,7 +89,11 @@ def heads(q: Any, k: Any, v: Any, hide: Any) -> Any:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
     torch.manual_seed(3)
-    model = Transformer(config(norm=norm, encoder={"layers": 1}, decoder={"layers": 1}), 13, 11).double().eval()
+    model = (
+        Transformer(config(norm=norm, encoder={"layers": 1}, decoder={"layers": 1}), 13, 11)
+        .double()
+        .eval()
+    )
     src, tgt = [4, 7, 5, 3], [2, 6, 9]
     w = weights(model)
 
@@ -94,7 +106,9 @@ def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
     def self_attention(name: str, causal: bool) -> Any:
         def f(x: Any) -> Any:
             q, k, v = np.split(linear(x, f"{name}.project"), 3, -1)
-            return linear(heads(q, k, v, np.triu(np.ones((len(x), len(x))), 1) * causal > 0), f"{name}.out")
+            return linear(
+                heads(q, k, v, np.triu(np.ones((len(x), len(x))), 1) * causal > 0), f"{name}.out"
+            )
 
         return f
 
@@ -130,7 +144,9 @@ def test_listening_changes_no_result_and_shows_every_layer() -> None:
     plain = model(src, mask, tgt)
     with trace.listen() as found:
         torch.testing.assert_close(model(src, mask, tgt), plain)
-    sides = [f"encoder.layer{i}.self" for i in (1, 2)] + [f"decoder.layer{i}.{what}" for i in (1, 2) for what in ("self", "cross")]
+    sides = [f"encoder.layer{i}.self" for i in (1, 2)] + [
+        f"decoder.layer{i}.{what}" for i in (1, 2) for what in ("self", "cross")
+    ]
     assert sorted(found) == sorted(sides)
     cross = found["decoder.layer2.cross"][0]
     assert cross.shape == (2, 2, 3, 4)  # (B, H, T, S)
@@ -161,5 +177,8 @@ def test_xavier_takes_queries_keys_and_values_as_one_matrix() -> None:
     torch.manual_seed(1)
     layer = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).decoder.layers[0]
     bound = math.sqrt(6 / (64 + 3 * 64))
-    assert all(reach(m.weight, bound) for m in (layer.attention.project, layer.cross.query, layer.cross.project[0]))
+    assert all(
+        reach(m.weight, bound)
+        for m in (layer.attention.project, layer.cross.query, layer.cross.project[0])
+    )
     assert reach(layer.cross.out.weight, math.sqrt(6 / 128)) and not layer.cross.query.bias.any()

@@ -19,7 +19,9 @@ def cell(kind: str, norm: bool = True, read: int = 5, width: int = 4, directions
     return made
 
 
-def one_step(made: Cell, x: torch.Tensor | None, h: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+def one_step(
+    made: Cell, x: torch.Tensor | None, h: torch.Tensor, keep: torch.Tensor | None = None
+) -> torch.Tensor:
     return made(None if x is None else x @ made.input, h @ made.state, h, keep)
 
 
@@ -38,7 +40,9 @@ def test_the_equations(kind: str, norm: bool) -> None:
     random = np.random.default_rng(0)
     x, h, keep = random.normal(size=(3, 5)), random.normal(size=(3, 4)), random.normal(size=(3, 4))
     given = None if kind == "t-gru" else torch.tensor(x)[None]
-    found = one_step(made, given, torch.tensor(h)[None], torch.tensor(keep)[None])[0].detach().numpy()
+    found = (
+        one_step(made, given, torch.tensor(h)[None], torch.tensor(keep)[None])[0].detach().numpy()
+    )
 
     w = {name: value[0].detach().numpy() for name, value in made.named_parameters()}
     state, read = np.split(w["state"], made.gates + 1, 1), [np.zeros((5, 4))] * 5
@@ -56,7 +60,9 @@ def test_the_equations(kind: str, norm: bool) -> None:
     else:
         linear = x @ read[4] + w["linear_bias"]
         if kind == "l-gru":
-            wanted = (1 - z) * h + z * keep * (np.tanh(inner + r * recalled) + third[0] * linear)  # Equations 14, 15
+            wanted = (1 - z) * h + z * keep * (
+                np.tanh(inner + r * recalled) + third[0] * linear
+            )  # Equations 14, 15
         else:
             wanted = (1 - z) * h + z * keep * np.tanh((1 - r) * inner + r * recalled)
             wanted = (1 - third[0]) * wanted + third[0] * linear
@@ -70,8 +76,13 @@ def test_a_gru_without_normalisation_is_torchs() -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.zero_()
-        for ours, matrix in ((made.input[0], theirs.weight_ih_l0), (made.state[0], theirs.weight_hh_l0)):
-            matrix.copy_(torch.cat((ours[:, :width], -ours[:, width : 2 * width], ours[:, 2 * width :]), 1).T)
+        for ours, matrix in (
+            (made.input[0], theirs.weight_ih_l0),
+            (made.state[0], theirs.weight_hh_l0),
+        ):
+            matrix.copy_(
+                torch.cat((ours[:, :width], -ours[:, width : 2 * width], ours[:, 2 * width :]), 1).T
+            )
         theirs.bias_hh_l0[2 * width :] = made.bias[0]
     x = torch.randn(3, 7, 5, dtype=torch.float64)
     wanted, _ = theirs(x)
@@ -94,6 +105,7 @@ def test_the_gradients(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
 def test_parameters(kind: str) -> None:
     """GRU: 3 maps of the input and 3 of the state; L-GRU and LAU: 5 and 4; a T-GRU: 3 of the state (section "Training details")."""
+
     def count(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 

@@ -14,7 +14,10 @@ def test_the_rate_is_met_and_the_mean_kept(rate: float, dtype: torch.dtype) -> N
     assert (y == 0).float().mean() == pytest.approx(rate, abs=0.002)
     assert y.double().mean() == pytest.approx(1, abs=0.01)
     rows, columns = (y == 0).float().mean(0), (y == 0).float().mean(1)
-    assert rows.std() < 2 * (rate * (1 - rate) / 1001) ** 0.5 and columns.std() < 2 * (rate * (1 - rate) / 997) ** 0.5
+    assert (
+        rows.std() < 2 * (rate * (1 - rate) / 1001) ** 0.5
+        and columns.std() < 2 * (rate * (1 - rate) / 997) ** 0.5
+    )
 
 
 def test_the_gradient_passes_where_the_value_did() -> None:

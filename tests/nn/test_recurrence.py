@@ -32,7 +32,15 @@ def drawn(module: torch.nn.Module) -> Any:
 class Case:
     """Transitions, attention and inputs for one run."""
 
-    def __init__(self, kind: str, directions: int = 1, norm: bool = True, attention: bool = False, sources: int = 1, width: int = WIDTH):
+    def __init__(
+        self,
+        kind: str,
+        directions: int = 1,
+        norm: bool = True,
+        attention: bool = False,
+        sources: int = 1,
+        width: int = WIDTH,
+    ):
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], len(self.packing.places)
@@ -46,7 +54,12 @@ class Case:
             self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]
-            self.leaves += [self.keys, self.values, *self.attention.parameters(), *self.above.parameters()]
+            self.leaves += [
+                self.keys,
+                self.values,
+                *self.attention.parameters(),
+                *self.above.parameters(),
+            ]
 
     def to(self, device: str) -> None:
         for leaf in self.leaves:
@@ -63,11 +76,31 @@ class Case:
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             across = None
             if self.attention is not None:
-                across = Across(self.attention, self.above, self.above.input[0], self.keys, self.values, self.mask)
-            found = recur(self.first, self.x @ self.first.input, self.h, self.packing.sizes, Dropout(rate), across, weights=True)
+                across = Across(
+                    self.attention,
+                    self.above,
+                    self.above.input[0],
+                    self.keys,
+                    self.values,
+                    self.mask,
+                )
+            found = recur(
+                self.first,
+                self.x @ self.first.input,
+                self.h,
+                self.packing.sizes,
+                Dropout(rate),
+                across,
+                weights=True,
+            )
         real = sum(self.packing.sizes)
-        outputs = [*(state[:, :real] for state in found.states), *([] if found.contexts is None else [found.contexts[:real]])]
-        sum((output.float().cpu() * torch.randn(output.shape)).sum() for output in outputs).backward()  # type: ignore[union-attr]
+        outputs = [
+            *(state[:, :real] for state in found.states),
+            *([] if found.contexts is None else [found.contexts[:real]]),
+        ]
+        sum(
+            (output.float().cpu() * torch.randn(output.shape)).sum() for output in outputs
+        ).backward()  # type: ignore[union-attr]
         return found, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
 
 
@@ -77,13 +110,21 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
 
 
 @fused
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)], ids=str
+)
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("shape", ["one direction", "two directions", "attention", "attention to two sources"])
+@pytest.mark.parametrize(
+    "shape", ["one direction", "two directions", "attention", "attention to two sources"]
+)
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
-def test_the_fused_one_is_the_plain_one(kind, shape, norm, rate, dtype, tolerance, monkeypatch) -> None:
-    case = Case(kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape))
+def test_the_fused_one_is_the_plain_one(
+    kind, shape, norm, rate, dtype, tolerance, monkeypatch
+) -> None:
+    case = Case(
+        kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape)
+    )
     assert recurrence.fused.usable(case.x, case.h, case.attention)
     found, grads = case.run(rate, dtype)
     monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
@@ -91,7 +132,12 @@ def test_the_fused_one_is_the_plain_one(kind, shape, norm, rate, dtype, toleranc
     assert len(grads) == len(theirs) == len(case.leaves)
     for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
         close(a, b, tolerance)
-    if found.contexts is not None and wanted.contexts is not None and found.weights is not None and wanted.weights is not None:
+    if (
+        found.contexts is not None
+        and wanted.contexts is not None
+        and found.weights is not None
+        and wanted.weights is not None
+    ):
         close(found.contexts, wanted.contexts, tolerance)
         close(found.weights, wanted.weights, tolerance)
 
@@ -103,7 +149,9 @@ def test_many_rows_are_shared_between_threads() -> None:
     first = drawn(Transition("l-gru", 1, READ, 64))
     x, h = torch.randn(1, 2, READ), torch.randn(1, 2, 64)
     alone = recur(first, x @ first.input, h, [2], Dropout(0.0)).states
-    many = recur(first, x.repeat(1, 300, 1) @ first.input, h.repeat(1, 300, 1), [600], Dropout(0.0)).states
+    many = recur(
+        first, x.repeat(1, 300, 1) @ first.input, h.repeat(1, 300, 1), [600], Dropout(0.0)
+    ).states
     for a, b in zip(alone, many, strict=True):
         close(b.view(300, 2, 64), a.expand(300, 2, 64), 3e-6)
 
@@ -132,7 +180,9 @@ def test_nobody_reads_past_the_end() -> None:
             packed = packing(LENGTHS, 8, multiple)
             behind = torch.arange(8)[:, None] >= LENGTHS[:, None, None]
             x = packed.pack(words + change * behind)[None] @ first.input
-            states = recur(first, x, torch.zeros(1, packed.sizes[0], WIDTH), packed.sizes, Dropout(0.0)).states
+            states = recur(
+                first, x, torch.zeros(1, packed.sizes[0], WIDTH), packed.sizes, Dropout(0.0)
+            ).states
             found.append(packed.unpack(states[-1][0]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
@@ -140,13 +190,26 @@ def test_nobody_reads_past_the_end() -> None:
 
 def test_packing() -> None:
     packed = packing(LENGTHS, 8)
-    assert packed.sizes == [5, 4, 4, 3, 3, 2, 2]  # alive at each step, and no step more than the longest
+    assert packed.sizes == [
+        5,
+        4,
+        4,
+        3,
+        3,
+        2,
+        2,
+    ]  # alive at each step, and no step more than the longest
     ids = torch.arange(5 * 8).view(5, 8)
-    assert sorted(packed.pack(ids).tolist()) == [int(ids[b, t]) for b in range(5) for t in range(int(LENGTHS[b]))]
+    assert sorted(packed.pack(ids).tolist()) == [
+        int(ids[b, t]) for b in range(5) for t in range(int(LENGTHS[b]))
+    ]
     back = packed.unpack(packed.pack(ids))
     mirrored = packed.unpack(packed.pack(ids)[packed.mirrored])
     for b, length in enumerate(LENGTHS.tolist()):
-        assert back[b].tolist() == [*ids[b, :length].tolist(), *[int(ids[b, length - 1])] * (8 - length)]
+        assert back[b].tolist() == [
+            *ids[b, :length].tolist(),
+            *[int(ids[b, length - 1])] * (8 - length),
+        ]
         assert mirrored[b, :length].tolist() == ids[b, :length].flip(0).tolist()
 
 
@@ -155,12 +218,19 @@ def test_packing_rounded_up(multiple: int) -> None:
     packed = packing(LENGTHS, 8, multiple)
     assert [-(-least // multiple) * multiple for least in (5, 4, 4, 3, 3, 2, 2)] == packed.sizes
     assert len(packed.order) == packed.sizes[0] and len(packed.places) == len(packed.mirrored)
-    assert len(packed.places) % (16 * multiple) == 0 and 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
+    assert (
+        len(packed.places) % (16 * multiple) == 0
+        and 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
+    )
     ids = torch.arange(5 * 8).view(5, 8)
-    assert torch.equal(packed.unpack(packed.pack(ids)), packing(LENGTHS, 8).unpack(packing(LENGTHS, 8).pack(ids)))
+    assert torch.equal(
+        packed.unpack(packed.pack(ids)), packing(LENGTHS, 8).unpack(packing(LENGTHS, 8).pack(ids))
+    )
 
 
-@pytest.mark.parametrize("compiler", ["", "#!/bin/sh\necho 'no such flag' >&2\nexit 1\n"], ids=["none", "broken"])
+@pytest.mark.parametrize(
+    "compiler", ["", "#!/bin/sh\necho 'no such flag' >&2\nexit 1\n"], ids=["none", "broken"]
+)
 def test_without_a_compiler_the_plain_one_runs_and_says_so(compiler: str, tmp_path) -> None:
     if compiler:
         (tmp_path / "c++").write_text(compiler)
@@ -175,8 +245,14 @@ def test_without_a_compiler_the_plain_one_runs_and_says_so(compiler: str, tmp_pa
         "assert found.states[0].isfinite().all()\n"
         "[one] = told\nprint(one.message)\n"
     )
-    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    environment = {
+        "PATH": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert ("no such flag" if compiler else "no C++ compiler") in done.stdout
 
@@ -231,7 +307,10 @@ def test_threads(threads: int, monkeypatch) -> None:
         case = Case("l-gru", attention=True, width=512)
         found, grads = case.run(0.1, torch.float32)
         again, repeated = case.run(0.1, torch.float32)
-        assert all(torch.equal(a, b) for a, b in zip([*found.states, *grads], [*again.states, *repeated], strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip([*found.states, *grads], [*again.states, *repeated], strict=True)
+        )
         monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
         wanted, theirs = case.run(0.1, torch.float32)
         for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
@@ -245,12 +324,28 @@ def test_long_sentences_do_not_need_a_large_stack() -> None:
     """Scores of 60,000 positions in each of 16 heads."""
     rows, slots, width, context = 2, 60_000, 16, 16
     torch.manual_seed(0)
-    first, above, attention = Transition("gru", 0, READ, width), Transition("gru", 0, context, width), AdditiveAttention(width, 16)
+    first, above, attention = (
+        Transition("gru", 0, READ, width),
+        Transition("gru", 0, context, width),
+        AdditiveAttention(width, 16),
+    )
     for module in (first, above, attention):
         drawn(module)
-    keys, values = torch.randn(rows, slots, width, requires_grad=True), torch.randn(rows, slots, context)
-    across = Across(attention, above, above.input[0], keys, values, torch.ones(rows, slots, dtype=torch.bool))
-    found = recur(first, torch.randn(1, rows, READ) @ first.input, torch.zeros(1, rows, width), [rows], Dropout(0.0), across)
+    keys, values = (
+        torch.randn(rows, slots, width, requires_grad=True),
+        torch.randn(rows, slots, context),
+    )
+    across = Across(
+        attention, above, above.input[0], keys, values, torch.ones(rows, slots, dtype=torch.bool)
+    )
+    found = recur(
+        first,
+        torch.randn(1, rows, READ) @ first.input,
+        torch.zeros(1, rows, width),
+        [rows],
+        Dropout(0.0),
+        across,
+    )
     found.states[-1].sum().backward()
     assert keys.grad is not None and keys.grad.isfinite().all()
 
@@ -265,8 +360,12 @@ def test_what_is_not_gone_back_through_is_let_go() -> None:
     case = Case("l-gru", attention=True)
     before = alive(recurrence.fused.Forward)
     for _ in range(3):
-        across = Across(case.attention, case.above, case.above.input[0], case.keys, case.values, case.mask)
-        found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0), across)
+        across = Across(
+            case.attention, case.above, case.above.input[0], case.keys, case.values, case.mask
+        )
+        found = recur(
+            case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0), across
+        )
         del found
     assert alive(recurrence.fused.Forward) == before
     case.run(0.0, torch.float32)
@@ -277,7 +376,9 @@ def test_what_is_not_gone_back_through_is_let_go() -> None:
 def test_changes_between_forward_and_backward_are_noticed() -> None:
     case = Case("gru")
     for of_weights in (True, False):
-        found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)).states[-1]
+        found = recur(
+            case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)
+        ).states[-1]
         with torch.no_grad():
             (case.first.cells[0].state if of_weights else found).mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -287,7 +388,11 @@ def test_changes_between_forward_and_backward_are_noticed() -> None:
 @fused
 def test_a_second_backward_pass_is_refused() -> None:
     case = Case("gru")
-    found = recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)).states[-1].sum()
+    found = (
+        recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0))
+        .states[-1]
+        .sum()
+    )
     found.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
         found.backward()

@@ -41,8 +41,13 @@ for kind in ("gru", "lau", "l-gru"):
 def test_interpreted() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=600
-    )  # fmt: skip
+        [sys.executable, "-c", CODE],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -91,8 +96,13 @@ def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
     """Every program and variant, without a device."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], timeout=900
-    )  # fmt: skip
+        [sys.executable, "-c", COMPILE],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("['attend', 'attend_back', 'cell', 'cell_back', 'values_back']")
 

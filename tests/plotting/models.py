@@ -14,7 +14,15 @@ def transformer(encoder: dict[str, Any], decoder: dict[str, Any], **more: Any) -
     """A random Transformer; numbers that begin equal for all layers are drawn too."""
     torch.manual_seed(4)
     kind = MODELS["transformer"]
-    settings = {"kind": "transformer", "width": 16, "heads": 4, "ffn": 16, "encoder": encoder, "decoder": decoder, **more}
+    settings = {
+        "kind": "transformer",
+        "width": 16,
+        "heads": 4,
+        "ffn": 16,
+        "encoder": encoder,
+        "decoder": decoder,
+        **more,
+    }
     model: Seq2Seq = kind(kind.Config.model_validate(settings), SIZE, SIZE)
     for name, parameter in model.named_parameters():
         if ("combine" in name and parameter.ndim == 1) or name.endswith("beta"):

@@ -66,7 +66,9 @@ def test_cross_attention_has_the_predicted_words_as_rows(weights: dict[str, np.n
     assert found[0].x == ["ein", "Hund", "schläft", "</s>"]
     assert found[0].y == ["a", "dog", "</s>"]
     assert "layer 1" in found[0].title and "mean of 3 heads" in found[0].title
-    np.testing.assert_allclose(found[0].matrix, np.tile([0, 1 / 3, 1 / 3, 1 / 3], (3, 1)), rtol=1e-6)
+    np.testing.assert_allclose(
+        found[0].matrix, np.tile([0, 1 / 3, 1 / 3, 1 / 3], (3, 1)), rtol=1e-6
+    )
     for panel in found:
         np.testing.assert_allclose(panel.matrix.sum(1), 1, rtol=1e-6)
 
@@ -74,10 +76,18 @@ def test_cross_attention_has_the_predicted_words_as_rows(weights: dict[str, np.n
 def test_self_attention_has_the_words_that_are_read(weights: dict[str, np.ndarray]) -> None:
     found = {panel.name: panel for panel in panels(weights, WORDS, "self", layer=2)}
     assert list(found) == ["encoder.layer2.self", "decoder.layer2.self"]
-    assert found["encoder.layer2.self"].x == found["encoder.layer2.self"].y == ["ein", "Hund", "schläft", "</s>"]
+    assert (
+        found["encoder.layer2.self"].x
+        == found["encoder.layer2.self"].y
+        == ["ein", "Hund", "schläft", "</s>"]
+    )
     assert found["decoder.layer2.self"].x == found["decoder.layer2.self"].y == ["<s>", "a", "dog"]
-    assert [panel.name for panel in panels(weights, WORDS, "encoder-self", layer=1)] == ["encoder.layer1.self"]
-    assert [panel.name for panel in panels(weights, WORDS, "decoder-self", layer=1)] == ["decoder.layer1.self"]
+    assert [panel.name for panel in panels(weights, WORDS, "encoder-self", layer=1)] == [
+        "encoder.layer1.self"
+    ]
+    assert [panel.name for panel in panels(weights, WORDS, "decoder-self", layer=1)] == [
+        "decoder.layer1.self"
+    ]
 
 
 # Mixed attention -----------------------------------------------------------------------------------------------------
@@ -88,7 +98,10 @@ def mixed() -> dict[str, np.ndarray]:
     """Of 3 heads, 3 rows and 4 + 3 columns: a row spreads over the source and what is read by then, each head in its own way."""
     draw = np.random.default_rng(1)
     weights = draw.random((HEADS, 3, 7)) * np.hstack([np.ones((3, 4)), np.tri(3)])
-    return {"encoder.layer1.self": np.full((HEADS, 4, 4), 0.25), "decoder.layer1.mixed": weights / weights.sum(-1, keepdims=True)}
+    return {
+        "encoder.layer1.self": np.full((HEADS, 4, 4), 0.25),
+        "decoder.layer1.mixed": weights / weights.sum(-1, keepdims=True),
+    }
 
 
 def test_mixed_attention_has_source_and_target_side_by_side(mixed: dict[str, np.ndarray]) -> None:
@@ -115,29 +128,45 @@ def test_mixed_attention_is_recorded_of_a_coordinated_model() -> None:
             for panel in panels(found, WORDS, what, head="all"):
                 np.testing.assert_allclose(panel.matrix.sum(1), 1, rtol=1e-5)
                 if panel.name.startswith("decoder") and what != "cross":  # nobody looks ahead
-                    assert np.triu(panel.matrix[:, panel.cut :], 1).max() == 0 < panel.matrix[:, panel.cut :].max()
+                    assert (
+                        np.triu(panel.matrix[:, panel.cut :], 1).max()
+                        == 0
+                        < panel.matrix[:, panel.cut :].max()
+                    )
 
 
 @pytest.mark.parametrize("what", ["cross", "self", "decoder-self"])
-def test_a_model_with_mixed_attention_has_no_other_in_its_decoder(mixed: dict[str, np.ndarray], what: str) -> None:
+def test_a_model_with_mixed_attention_has_no_other_in_its_decoder(
+    mixed: dict[str, np.ndarray], what: str
+) -> None:
     with pytest.raises(DataError, match=r"in its decoder.*choose --what mixed( or encoder-self)?$"):
         panels(mixed, WORDS, what)
     assert len(panels(mixed, WORDS, "encoder-self")) == 1
 
 
 def test_a_model_without_mixed_attention_says_what_it_has(weights: dict[str, np.ndarray]) -> None:
-    with pytest.raises(DataError, match=r"no mixed attention in its decoder: choose --what cross, self, encoder-self, decoder-self$"):
+    with pytest.raises(
+        DataError,
+        match=r"no mixed attention in its decoder: choose --what cross, self, encoder-self, decoder-self$",
+    ):
         panels(weights, WORDS, "mixed")
 
 
 # One step ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step", "row"), [(1, 0), ("a", 0), (2, 1), ("dog", 1), (3, 2), ("</s>", 2)])
-def test_a_step_is_a_row_up_to_what_is_read(mixed: dict[str, np.ndarray], step: int | str, row: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "row"), [(1, 0), ("a", 0), (2, 1), ("dog", 1), (3, 2), ("</s>", 2)]
+)
+def test_a_step_is_a_row_up_to_what_is_read(
+    mixed: dict[str, np.ndarray], step: int | str, row: int
+) -> None:
     full = mixed["decoder.layer1.mixed"]
     [panel] = panels(mixed, WORDS, "mixed", step=step)
-    assert panel.x == ["ein", "Hund", "schläft", "</s>", "<s>", "a", "dog"][: 5 + row] and panel.cut == 4
+    assert (
+        panel.x == ["ein", "Hund", "schläft", "</s>", "<s>", "a", "dog"][: 5 + row]
+        and panel.cut == 4
+    )
     assert panel.y == [["a", "dog", "</s>"][row]] and panel.name == "decoder.layer1.mixed"
     np.testing.assert_allclose(panel.matrix, full.mean(0)[[row], : 5 + row])
     np.testing.assert_allclose(panel.matrix.sum(), 1)  # no weight was left out
@@ -148,10 +177,18 @@ def test_a_step_is_a_row_up_to_what_is_read(mixed: dict[str, np.ndarray], step: 
 
 def test_of_all_heads_a_step_is_one_panel_a_layer(weights: dict[str, np.ndarray]) -> None:
     found = panels(weights, WORDS, "cross", head="all", step="dog")
-    assert [panel.name for panel in found] == [f"decoder.layer{n}.cross.heads" for n in (1, 2)] and columns(found) == 1
+    assert [panel.name for panel in found] == [
+        f"decoder.layer{n}.cross.heads" for n in (1, 2)
+    ] and columns(found) == 1
     for panel in found:
-        assert panel.y == ["head 1", "head 2", "head 3"] and panel.axes == ("source", "head") and "step 2: dog" in panel.title
-        np.testing.assert_array_equal(panel.matrix, weights[panel.name.removesuffix(".heads")][:, 1])
+        assert (
+            panel.y == ["head 1", "head 2", "head 3"]
+            and panel.axes == ("source", "head")
+            and "step 2: dog" in panel.title
+        )
+        np.testing.assert_array_equal(
+            panel.matrix, weights[panel.name.removesuffix(".heads")][:, 1]
+        )
 
 
 def test_a_step_of_self_attention_is_of_the_decoder_alone(weights: dict[str, np.ndarray]) -> None:
@@ -163,8 +200,17 @@ def test_a_step_of_self_attention_is_of_the_decoder_alone(weights: dict[str, np.
 
 def test_a_word_is_whole_and_its_first_subword_counts() -> None:
     words = Words(["x"], ["some", "some@@", "thing", "ha@@", "pp@@", "ened", "some@@", "thing"])
-    assert [words.row(step) for step in ("some", "something", "happened", "</s>", 4)] == [0, 1, 3, 8, 3]
-    for step, said in (("thing", "no word 'thing': it has some something happened something </s>"), (0, "no step 0: there are 9")):
+    assert [words.row(step) for step in ("some", "something", "happened", "</s>", 4)] == [
+        0,
+        1,
+        3,
+        8,
+        3,
+    ]
+    for step, said in (
+        ("thing", "no word 'thing': it has some something happened something </s>"),
+        (0, "no step 0: there are 9"),
+    ):
         with pytest.raises(DataError, match=said):
             words.row(step)
     with pytest.raises(DataError, match="no step 10: there are 9"):
@@ -188,9 +234,17 @@ def test_layers_are_in_order_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer, head, said", [(3, "mean", "no layer 3.*1 to 2"), (0, "mean", "no layer 0"), (1, 4, "no head 4.*are 3"), (1, 0, "no head 0")]
+    "layer, head, said",
+    [
+        (3, "mean", "no layer 3.*1 to 2"),
+        (0, "mean", "no layer 0"),
+        (1, 4, "no head 4.*are 3"),
+        (1, 0, "no head 0"),
+    ],
 )
-def test_out_of_range(weights: dict[str, np.ndarray], layer: int, head: int | str, said: str) -> None:
+def test_out_of_range(
+    weights: dict[str, np.ndarray], layer: int, head: int | str, said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         panels(weights, WORDS, layer=layer, head=head)
 

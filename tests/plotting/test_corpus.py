@@ -11,7 +11,10 @@ from tests.plotting.models import SIZE, stack, transformer
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 choose = random.Random(3)
-PAIRS = [([choose.randrange(4, SIZE) for _ in range(choose.randint(1, 9))] for _ in range(2)) for _ in range(25)]
+PAIRS = [
+    ([choose.randrange(4, SIZE) for _ in range(choose.randint(1, 9))] for _ in range(2))
+    for _ in range(25)
+]
 PAIRS = [(source, target) for source, target in PAIRS]
 
 
@@ -23,13 +26,17 @@ def test_parts_of_a_sentence() -> None:
         inner = row[1 : length - 1]
         assert (np.diff(inner) >= 0).all() and ((inner >= 1) & (inner <= 5)).all()
         counts = np.bincount(inner, minlength=6)[1:]
-        assert counts.sum() == max(0, length - 2) and counts.max() - counts.min() <= 1  # five equal ones
+        assert (
+            counts.sum() == max(0, length - 2) and counts.max() - counts.min() <= 1
+        )  # five equal ones
     assert found[6, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert len(PARTS) == 7
 
 
 @pytest.mark.parametrize("encoder, decoder", [("linear", "attention"), ("ffn", "tree")])
-def test_means_are_those_of_the_sentences_one_by_one(monkeypatch: pytest.MonkeyPatch, encoder: str, decoder: str) -> None:
+def test_means_are_those_of_the_sentences_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, encoder: str, decoder: str
+) -> None:
     model = transformer(stack(encoder, 4), stack(decoder, 4))
     chosen = fusions(model)
     monkeypatch.setattr(corpus, "TOKENS", 60)
@@ -51,7 +58,9 @@ def test_means_are_those_of_the_sentences_one_by_one(monkeypatch: pytest.MonkeyP
         np.testing.assert_allclose(mean.matrix, every.mean(0).T, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(mean.matrix.sum(0), 1, rtol=1e-5)
         for h in range(every.shape[1]):
-            panel = found[f"{name}.fuse.hop{h + 1}.parts" if hops else f"{name}.fuse.contribution.parts"]
+            panel = found[
+                f"{name}.fuse.hop{h + 1}.parts" if hops else f"{name}.fuse.contribution.parts"
+            ]
             assert panel.x == PARTS and panel.y[0] in ("l0", "l1") and panel.up
             expected = np.stack([every[part == i, h].mean(0) for i in range(len(PARTS))], 1)
             np.testing.assert_allclose(panel.matrix, expected, rtol=1e-4, atol=1e-6)
@@ -63,10 +72,15 @@ def test_one_hop_or_their_mean() -> None:
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}))
     means = Means(model, fusions(model))
     means.add(PAIRS[:3])
-    assert [panel.name for panel in means.panels(2)] == ["decoder.fuse.hops.mean", "decoder.fuse.hop2.parts"]
+    assert [panel.name for panel in means.panels(2)] == [
+        "decoder.fuse.hops.mean",
+        "decoder.fuse.hop2.parts",
+    ]
     every = {panel.name: panel.matrix for panel in means.panels()}
     [_, mean] = means.panels("mean")
-    np.testing.assert_allclose(mean.matrix, np.mean([every[f"decoder.fuse.hop{h}.parts"] for h in (1, 2, 3)], 0))
+    np.testing.assert_allclose(
+        mean.matrix, np.mean([every[f"decoder.fuse.hop{h}.parts"] for h in (1, 2, 3)], 0)
+    )
 
 
 def test_parts_that_no_sentence_has_are_empty() -> None:

@@ -19,43 +19,86 @@ def write(run: Path, *lines: dict[str, Any] | str) -> Path:
 
 
 def train(update: int, loss: float, **more: Any) -> dict[str, Any]:
-    return {"kind": "train", "update": update, "epoch": update / 10, "loss": loss, "lr": 0.1, **more}
+    return {
+        "kind": "train",
+        "update": update,
+        "epoch": update / 10,
+        "loss": loss,
+        "lr": 0.1,
+        **more,
+    }
 
 
 def valid(update: int, loss: float, **more: Any) -> dict[str, Any]:
-    return {"kind": "valid", "update": update, "epoch": update / 10, "loss": loss, "best": True, **more}
+    return {
+        "kind": "valid",
+        "update": update,
+        "epoch": update / 10,
+        "loss": loss,
+        "best": True,
+        **more,
+    }
 
 
 def test_curves_are_what_was_noted(tmp_path: Path) -> None:
     validated = [valid(2, 4.5, bleu=1.0), valid(4, 4.75), valid(6, 4.25, bleu=2.0)]
-    run = write(tmp_path / "a", train(1, 5.0), train(2, 4.0), validated[0], train(3, 3.0), *validated[1:])
-    found = {(curve.kind, curve.what): curve for curve in curves({"a": read_metrics(run)}, ["loss", "bleu"])}
+    run = write(
+        tmp_path / "a", train(1, 5.0), train(2, 4.0), validated[0], train(3, 3.0), *validated[1:]
+    )
+    found = {
+        (curve.kind, curve.what): curve
+        for curve in curves({"a": read_metrics(run)}, ["loss", "bleu"])
+    }
     assert list(found) == [("train", "loss"), ("valid", "loss"), ("valid", "bleu")]
     assert found["train", "loss"].value.tolist() == [5, 4, 3]
     assert found["valid", "bleu"].update.tolist() == [2, 6]  # BLEU is not measured every time
     assert found["valid", "bleu"].epoch.tolist() == [0.2, 0.6]
-    assert found["valid", "loss"].best() == 2 and found["valid", "bleu"].best() == 1  # the lowest loss, the highest BLEU
+    assert (
+        found["valid", "loss"].best() == 2 and found["valid", "bleu"].best() == 1
+    )  # the lowest loss, the highest BLEU
     assert found["train", "loss"].best() is None
     [lr] = curves({"a": read_metrics(run)}, ["lr"])
     assert lr.best() is None
 
 
 def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
-    run = write(tmp_path / "a", train(1, 9.0), train(2, 8.0), valid(2, 7.0), train(3, 7.0), train(2, 6.0), valid(2, 5.0), train(3, 4.0))
+    run = write(
+        tmp_path / "a",
+        train(1, 9.0),
+        train(2, 8.0),
+        valid(2, 7.0),
+        train(3, 7.0),
+        train(2, 6.0),
+        valid(2, 5.0),
+        train(3, 4.0),
+    )
     found = curves({"a": read_metrics(run)}, ["loss"])
     assert found[0].update.tolist() == [1, 2, 3] and found[0].value.tolist() == [9, 6, 4]
     assert found[1].value.tolist() == [5]
 
 
-@pytest.mark.parametrize("rest", ['{"kind": "tr', '{"kind": "train"}\n', "[1]\n", "\x00\x00", '{"kind": "train", "update": 2, "loss": 3'])
-def test_a_damaged_last_line_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: str) -> None:
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '{"kind": "tr',
+        '{"kind": "train"}\n',
+        "[1]\n",
+        "\x00\x00",
+        '{"kind": "train", "update": 2, "loss": 3',
+    ],
+)
+def test_a_damaged_last_line_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: str
+) -> None:
     run = write(tmp_path / "a", train(1, 9.0), rest)
     with caplog.at_level(logging.WARNING):
         assert [record["update"] for record in read_metrics(run)] == [1]
     assert "last line (2)" in caplog.text
 
 
-@pytest.mark.parametrize("line", ['{"kind": "tr\n', "{}\n", '{"kind": "train", "update": true}\n', "\x00\n"])
+@pytest.mark.parametrize(
+    "line", ['{"kind": "tr\n', "{}\n", '{"kind": "train", "update": true}\n', "\x00\n"]
+)
 def test_a_damaged_line_elsewhere_is_named(tmp_path: Path, line: str) -> None:
     run = write(tmp_path / "a", train(1, 9.0), "\n", line, train(3, 8.0))
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 3"):
@@ -85,8 +128,16 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_when_nothing_is_asked_for(tmp_path: Path) -> None:
-    metrics = {"a": read_metrics(write(tmp_path / "a", train(1, 9.0, tokens_per_second=3.0), valid(1, 8.0, accuracy=0.5)))}
-    assert [(curve.what, curve.kind) for curve in curves(metrics)] == [("loss", "train"), ("loss", "valid"), ("accuracy", "valid")]
+    metrics = {
+        "a": read_metrics(
+            write(tmp_path / "a", train(1, 9.0, tokens_per_second=3.0), valid(1, 8.0, accuracy=0.5))
+        )
+    }
+    assert [(curve.what, curve.kind) for curve in curves(metrics)] == [
+        ("loss", "train"),
+        ("loss", "valid"),
+        ("accuracy", "valid"),
+    ]
     assert [curve.kind for curve in curves(metrics, ["loss"], ["valid"])] == ["valid"]
     with pytest.raises(DataError, match="did you mean 'accuracy'"):
         curves(metrics, ["acuracy"])
@@ -99,13 +150,17 @@ def test_smoothing() -> None:
     np.testing.assert_array_equal(smooth(values, 1), values)
     np.testing.assert_allclose(smooth(values, 3), [1, 3, 4, 5.5, 5, 2])
     line = np.arange(20.0)
-    np.testing.assert_allclose(smooth(line, 7), line)  # a straight line is not moved, at its ends neither
+    np.testing.assert_allclose(
+        smooth(line, 7), line
+    )  # a straight line is not moved, at its ends neither
     assert np.isnan(smooth(np.array([math.nan, math.nan]), 5)).all()
     assert smooth(np.array([]), 3).shape == (0,)
 
 
 def test_numbers_come_back(tmp_path: Path) -> None:
-    run = write(tmp_path / "a", train(1, 5.0), train(2, math.nan), train(3, math.inf), valid(3, 4.0))
+    run = write(
+        tmp_path / "a", train(1, 5.0), train(2, math.nan), train(3, math.inf), valid(3, 4.0)
+    )
     found = curves({"my run": read_metrics(run)}, ["loss"])
     plot(found, tmp_path / "a.npz")
     plot(found, tmp_path / "a.json")
@@ -114,12 +169,27 @@ def test_numbers_come_back(tmp_path: Path) -> None:
         assert arrays["my run/valid/loss.update"].tolist() == [3]
     document = json.loads((tmp_path / "a.json").read_text())
     assert document[0]["value"] == [5.0, None, None]
-    assert document[1] == {"run": "my run", "kind": "valid", "what": "loss", "best": 0, "update": [3], "epoch": [0.3], "value": [4]}
+    assert document[1] == {
+        "run": "my run",
+        "kind": "valid",
+        "what": "loss",
+        "best": 0,
+        "update": [3],
+        "epoch": [0.3],
+        "value": [4],
+    }
 
 
-@pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
 def test_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
-    run = write(tmp_path / "a", *[train(n, 9 - n, ppl=math.exp(9 - n)) for n in range(1, 9)], valid(4, 3.0, ppl=math.nan), valid(8, 2.0))
+    run = write(
+        tmp_path / "a",
+        *[train(n, 9 - n, ppl=math.exp(9 - n)) for n in range(1, 9)],
+        valid(4, 3.0, ppl=math.nan),
+        valid(8, 2.0),
+    )
     plot(curves({"a": read_metrics(run)}), tmp_path / f"a.{ending}", window=3)
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(start)
 
@@ -144,7 +214,9 @@ def test_many_runs_have_many_colours(tmp_path: Path) -> None:
 
 
 def test_over_epochs(tmp_path: Path) -> None:
-    found = curves({"a": read_metrics(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"])
+    found = curves(
+        {"a": read_metrics(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
+    )
     assert draw(found, "epochs", 1).axes[0].lines[0].get_xdata().tolist() == [1, 2]  # type: ignore[union-attr]
     without = [{"kind": "train", "update": 1, "loss": 2.0}]
     with pytest.raises(DataError, match="no epochs"):

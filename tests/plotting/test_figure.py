@@ -48,11 +48,17 @@ def test_chinese_gets_a_font_or_a_warning(caplog: pytest.LogCaptureFixture) -> N
         assert not caplog.records
 
 
-def test_an_installed_font_that_has_the_characters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_font_that_has_the_characters_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from fusetk.plotting import figure
 
     real = figure._glyphs
     without = {0x41F}
-    monkeypatch.setattr(figure, "_glyphs", lambda file: real(file) - without if file.endswith("DejaVuSans.ttf") else real(file))
+    monkeypatch.setattr(
+        figure,
+        "_glyphs",
+        lambda file: real(file) - without if file.endswith("DejaVuSans.ttf") else real(file),
+    )
     families = fonts(["\u041f"])
     assert len(families) == 2 and not families[1].startswith(("Last Resort", "STIXSize", "cm"))

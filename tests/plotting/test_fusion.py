@@ -37,17 +37,26 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def build(options: dict[str, Any], layers: int = 5, width: int = 8) -> tuple[LayerFusion, list[Tensor]]:
+def build(
+    options: dict[str, Any], layers: int = 5, width: int = 8
+) -> tuple[LayerFusion, list[Tensor]]:
     torch.manual_seed(2)
     kind = FUSIONS[options["kind"]]
-    fusion = kind(kind.Config.model_validate(options), [width] * (layers + 1), width, "decoder.fuse").eval()
+    fusion = kind(
+        kind.Config.model_validate(options), [width] * (layers + 1), width, "decoder.fuse"
+    ).eval()
     assert isinstance(fusion, LayerFusion)
     for parameter in fusion.parameters():
         torch.nn.init.normal_(parameter, 0.1, 0.5)
     return fusion, [torch.randn(2, 3, width) for _ in range(layers + 1)]
 
 
-def drawn(encoder: str | dict[str, Any], decoder: str | dict[str, Any], what: str = "fuse", hop: int | str = "all") -> dict[str, Any]:
+def drawn(
+    encoder: str | dict[str, Any],
+    decoder: str | dict[str, Any],
+    what: str = "fuse",
+    hop: int | str = "all",
+) -> dict[str, Any]:
     model = transformer(stack(encoder), stack(decoder, 5))
     found = fused(model, [PAIR], fusions(model, what))
     return {panel.name: panel for panel in panels(found, WORDS, hop)}
@@ -56,16 +65,28 @@ def drawn(encoder: str | dict[str, Any], decoder: str | dict[str, Any], what: st
 # Contributions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{}, {"embedding": False}, {"normalize": "softmax"}, {"norm_layers": True}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"embedding": False}, {"normalize": "softmax"}, {"norm_layers": True}], ids=str
+)
 def test_the_share_in_a_sum_is_the_length_of_the_weighted_layer(change: dict[str, Any]) -> None:
     fusion, history = build({"kind": "linear", **change})
     assert isinstance(fusion, Linear)
     w = fusion.combine.weight.detach()
     w = w.softmax(0) if "normalize" in change else w
     assert "normalize" in change or (w < 0).any()
-    layers = [norm(layer).detach() for norm, layer in zip(fusion.norm_layers, history[fusion.first :], strict=True)]  # nothing, mostly
-    lengths = torch.stack([abs(weight) * layer.norm(dim=-1) for weight, layer in zip(w, layers, strict=True)], -1)
-    torch.testing.assert_close(contributions(fusion, history), lengths / lengths.sum(-1, keepdim=True), rtol=1e-5, atol=1e-7)
+    layers = [
+        norm(layer).detach()
+        for norm, layer in zip(fusion.norm_layers, history[fusion.first :], strict=True)
+    ]  # nothing, mostly
+    lengths = torch.stack(
+        [abs(weight) * layer.norm(dim=-1) for weight, layer in zip(w, layers, strict=True)], -1
+    )
+    torch.testing.assert_close(
+        contributions(fusion, history),
+        lengths / lengths.sum(-1, keepdim=True),
+        rtol=1e-5,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -78,13 +99,21 @@ def test_shares_are_the_derivative_by_each_layer_times_the_layer(options: dict[s
         def by_one(layer: Tensor, i: int = i) -> Tensor:
             return fusion.fuse([*layers[:i], layer, *layers[i + 1 :]])
 
-        _, change = torch.autograd.functional.jvp(by_one, layers[i], layers[i])  # twice backward, not forward
+        _, change = torch.autograd.functional.jvp(
+            by_one, layers[i], layers[i]
+        )  # twice backward, not forward
         found.append(change.norm(dim=-1))
     expected = torch.stack(found, -1)
     shares = contributions(fusion, history)
-    torch.testing.assert_close(shares, expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        shares, expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6
+    )
     torch.testing.assert_close(shares.sum(-1), torch.ones(2, 3))
-    assert not any(layer.requires_grad for layer in history) and shares.shape == (2, 3, fusion.depth)
+    assert not any(layer.requires_grad for layer in history) and shares.shape == (
+        2,
+        3,
+        fusion.depth,
+    )
 
 
 def test_a_layer_that_is_not_used_has_no_share() -> None:
@@ -106,7 +135,9 @@ def test_a_fusion_of_ones_own_may_use_torchs_attention_and_other_widths() -> Non
     class Own(Fusion):
         def forward(self, history: Sequence[Tensor]) -> Tensor:
             z = torch.stack([layer[..., :4] for layer in history], -2)
-            return torch.nn.functional.scaled_dot_product_attention(z[..., -1:, :], z, z).squeeze(-2)
+            return torch.nn.functional.scaled_dot_product_attention(z[..., -1:, :], z, z).squeeze(
+                -2
+            )
 
     widths = [4, 6, 4]
     fusion = Own(FusionConfig(kind="own"), widths, 4, "decoder.fuse")
@@ -125,8 +156,12 @@ def test_a_fusion_that_cannot_be_differentiated_forward() -> None:
             found: Tensor = Twice.apply(history[0])
             return found
 
-    with pytest.raises(DataError, match=r"decoder\.fuse: its layers' shares cannot be computed, .*jvp"):
-        contributions(Own(FusionConfig(kind="own"), [4, 4], 4, "decoder.fuse"), [torch.ones(1, 4)] * 2)
+    with pytest.raises(
+        DataError, match=r"decoder\.fuse: its layers' shares cannot be computed, .*jvp"
+    ):
+        contributions(
+            Own(FusionConfig(kind="own"), [4, 4], 4, "decoder.fuse"), [torch.ones(1, 4)] * 2
+        )
 
 
 # Panels --------------------------------------------------------------------------------------------------------------
@@ -136,16 +171,26 @@ def test_hops_of_attention_over_the_words_that_are_read() -> None:
     found = drawn("last", {"kind": "attention", "hops": 3})
     assert list(found) == [f"decoder.fuse.hop{h}" for h in (1, 2, 3)]
     for panel in found.values():
-        assert panel.x == ["<s>", "a", "dog"] and panel.y == ["l0", "l1", "l2", "l3", "l4", "l5"] and panel.up
+        assert (
+            panel.x == ["<s>", "a", "dog"]
+            and panel.y == ["l0", "l1", "l2", "l3", "l4", "l5"]
+            and panel.up
+        )
         np.testing.assert_allclose(panel.matrix.sum(0), 1, rtol=1e-5)
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}, 5)).eval()
     with torch.no_grad(), trace.listen("decoder.fuse.hops") as heard:
-        model(torch.tensor([[4, 5, 6, 3]]), torch.ones(1, 4, dtype=torch.bool), torch.tensor([[2, 7, 8]]))
+        model(
+            torch.tensor([[4, 5, 6, 3]]),
+            torch.ones(1, 4, dtype=torch.bool),
+            torch.tensor([[2, 7, 8]]),
+        )
     from fusetk.data.vocab import BOS, EOS
 
     assert (BOS, EOS) == (2, 3)
     for h, panel in enumerate(found.values()):
-        np.testing.assert_allclose(panel.matrix, heard["decoder.fuse.hops"][0][0, :, h].T, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            panel.matrix, heard["decoder.fuse.hops"][0][0, :, h].T, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_one_hop_and_their_mean() -> None:
@@ -153,7 +198,11 @@ def test_one_hop_and_their_mean() -> None:
     every = drawn(options, options)
     [one, other] = drawn(options, options, hop=2).values()
     np.testing.assert_array_equal(one.matrix, every["encoder.fuse.hop2"].matrix)
-    assert one.x == ["ein", "Hund", "schläft", "</s>"] and one.y == ["l1", "l2", "l3"] and other.y[0] == "l1"
+    assert (
+        one.x == ["ein", "Hund", "schläft", "</s>"]
+        and one.y == ["l1", "l2", "l3"]
+        and other.y[0] == "l1"
+    )
     [mean] = drawn(options, options, "decoder-fuse", hop="mean").values()
     expected = np.mean([every[f"decoder.fuse.hop{h}"].matrix for h in (1, 2, 3)], 0)
     np.testing.assert_allclose(mean.matrix, expected, rtol=1e-6)
@@ -176,7 +225,9 @@ def test_one_hop_and_their_mean() -> None:
     ],
     ids=str,
 )
-def test_shares_their_mean_and_what_was_learned(options: dict[str, Any], learned: str | None, labels: list[str]) -> None:
+def test_shares_their_mean_and_what_was_learned(
+    options: dict[str, Any], learned: str | None, labels: list[str]
+) -> None:
     found = drawn("last", options)
     names = ["contribution", "contribution.mean", *([learned] if learned else [])]
     assert list(found) == [f"decoder.fuse.{name}" for name in names]
@@ -184,15 +235,23 @@ def test_shares_their_mean_and_what_was_learned(options: dict[str, Any], learned
     assert "gradient times input" in share.title and "sums to 1" in share.measure
     np.testing.assert_allclose(share.matrix.sum(0), 1, rtol=1e-5)
     np.testing.assert_allclose(share.matrix.mean(1, keepdims=True), mean.matrix, rtol=1e-5)
-    first = {"linear": 0, "ffn": 0, "iterative": 1, "tree": 4 if options.get("leaves") == 2 else 1}[options["kind"]]
+    first = {"linear": 0, "ffn": 0, "iterative": 1, "tree": 4 if options.get("leaves") == 2 else 1}[
+        options["kind"]
+    ]
     assert share.y == mean.y == [f"l{i}" for i in range(first, 6)]
     if learned:
         panel = found[f"decoder.fuse.{learned}"]
         assert panel.y == labels and panel.measure not in (share.measure, HOPS)
         model = transformer(stack("last"), stack(options, 5))
         [fusion] = fusions(model)
-        trained = [p for name, p in fusion.named_parameters() if name.endswith("beta") or name == "combine.weight"]
-        np.testing.assert_allclose(panel.matrix[:, 0], torch.cat([p.detach().flatten() for p in trained]), rtol=1e-6)
+        trained = [
+            p
+            for name, p in fusion.named_parameters()
+            if name.endswith("beta") or name == "combine.weight"
+        ]
+        np.testing.assert_allclose(
+            panel.matrix[:, 0], torch.cat([p.detach().flatten() for p in trained]), rtol=1e-6
+        )
 
 
 def test_sides_stand_in_rows_of_their_own() -> None:
@@ -202,10 +261,19 @@ def test_sides_stand_in_rows_of_their_own() -> None:
 
 
 def test_which_fusions_there_are() -> None:
-    assert [one.name for one in fusions(transformer(stack("ffn"), stack("average")))] == ["encoder.fuse", "decoder.fuse"]
+    assert [one.name for one in fusions(transformer(stack("ffn"), stack("average")))] == [
+        "encoder.fuse",
+        "decoder.fuse",
+    ]
     model = transformer(stack("last"), stack("linear"))
-    assert [one.name for one in fusions(model)] == [one.name for one in fusions(model, "decoder-fuse")] == ["decoder.fuse"]
-    with pytest.raises(DataError, match="the encoder of this model does not fuse several layers, its decoder does"):
+    assert (
+        [one.name for one in fusions(model)]
+        == [one.name for one in fusions(model, "decoder-fuse")]
+        == ["decoder.fuse"]
+    )
+    with pytest.raises(
+        DataError, match="the encoder of this model does not fuse several layers, its decoder does"
+    ):
         fusions(model, "encoder-fuse")
     one_layer = transformer(stack("last"), stack({"kind": "linear", "embedding": False}, 1))
     for model in (transformer(stack("last"), stack("last")), one_layer):
@@ -232,7 +300,9 @@ def test_a_batch_is_its_sentences() -> None:
             for alone, batch in zip(fused(model, [pair], fusions(model)), together, strict=True):
                 length = alone.lengths[0]
                 assert batch.lengths[i] == length == alone.weights.shape[1]
-                np.testing.assert_allclose(batch.weights[i, :length], alone.weights[0], rtol=1e-3, atol=1e-5)
+                np.testing.assert_allclose(
+                    batch.weights[i, :length], alone.weights[0], rtol=1e-3, atol=1e-5
+                )
 
 
 def test_names_of_layers() -> None:
@@ -246,8 +316,15 @@ def test_names_of_layers() -> None:
 def test_what_layers_read() -> None:
     model = transformer(stack("average", connect={"kind": "linear"}), stack("average", 4))
     [panel] = connect.panels(model)
-    assert (panel.name, panel.x, panel.y) == ("encoder.connect", ["l0", "l1", "l2"], ["l1", "l2", "l3"])
-    assert np.isnan(panel.matrix[np.triu_indices(3, 1)]).all() and np.isfinite(panel.matrix[np.tril_indices(3)]).all()
+    assert (panel.name, panel.x, panel.y) == (
+        "encoder.connect",
+        ["l0", "l1", "l2"],
+        ["l1", "l2", "l3"],
+    )
+    assert (
+        np.isnan(panel.matrix[np.triu_indices(3, 1)]).all()
+        and np.isfinite(panel.matrix[np.tril_indices(3)]).all()
+    )
     weights = [p.detach() for name, p in model.named_parameters() if "connect.combine" in name]
     for row, expected in zip(panel.matrix, weights, strict=True):
         np.testing.assert_array_equal(row[: len(expected)], expected)
@@ -257,7 +334,9 @@ def test_what_layers_read() -> None:
 
 def test_weights_that_sum_to_1_have_no_row_where_there_is_no_choice() -> None:
     softmax = {"kind": "linear", "normalize": "softmax"}
-    found = connect.panels(transformer(stack("average", connect=softmax), stack("average", connect=softmax)))
+    found = connect.panels(
+        transformer(stack("average", connect=softmax), stack("average", connect=softmax))
+    )
     for panel in found:
         assert panel.y == ["l2", "l3"]
         np.testing.assert_allclose(np.nansum(panel.matrix, 1), 1, rtol=1e-6)

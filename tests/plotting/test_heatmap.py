@@ -15,11 +15,17 @@ def panel(rows: int, columns: int, name: str = "decoder.layer1.cross", seed: int
     weights = np.random.default_rng(seed).dirichlet(np.ones(columns), size=rows).astype(np.float32)
     title = f"encoder layer 1, self-attention, mean of 8 heads, panel {name}"
     words = [f"Wort{i}" for i in range(columns)], [f"Äpfelg{i}" for i in range(rows)]
-    return Panel(name, title, weights, *words, "attention weight (a row sums to 1)", ("source", "target"))
+    return Panel(
+        name, title, weights, *words, "attention weight (a row sums to 1)", ("source", "target")
+    )
 
 
-@pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(tmp_path: Path, ending: str, start: bytes) -> None:
+@pytest.mark.parametrize(
+    "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(
+    tmp_path: Path, ending: str, start: bytes
+) -> None:
     for name in ("a", "b"):
         save([Page([panel(5, 7), panel(2, 3, "other")])], tmp_path / f"{name}.{ending}", title="x")
     first = (tmp_path / f"a.{ending}").read_bytes()
@@ -37,18 +43,27 @@ def test_numbers_come_back(tmp_path: Path) -> None:
             assert arrays[f"{one.name}.x"].tolist() == one.x
             assert arrays[f"{one.name}.y"].tolist() == one.y
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert (document["title"], document["x_label"], document["y_label"]) == ("Größe", "source", "target")
+    assert (document["title"], document["x_label"], document["y_label"]) == (
+        "Größe",
+        "source",
+        "target",
+    )
     for one, found in zip(panels, document["panels"], strict=True):
         np.testing.assert_array_equal(np.array(found["matrix"], dtype=np.float32), one.matrix)
         assert (found["name"], found["x"], found["y"]) == (one.name, one.x, one.y)
 
 
 def test_of_several_sentences_the_names_are_numbered(tmp_path: Path) -> None:
-    pages = [Page([panel(2, 3, "a")], 4, "ein Satz", "a sentence"), Page([panel(3, 2, "a", 2)], 7, "noch einer", "another")]
+    pages = [
+        Page([panel(2, 3, "a")], 4, "ein Satz", "a sentence"),
+        Page([panel(3, 2, "a", 2)], 7, "noch einer", "another"),
+    ]
     save(pages, tmp_path / "a.npz")
     save(pages, tmp_path / "a.json")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
-        assert set(arrays) == {f"{number}.a{kind}" for number in (4, 7) for kind in ("", ".x", ".y")}
+        assert set(arrays) == {
+            f"{number}.a{kind}" for number in (4, 7) for kind in ("", ".x", ".y")
+        }
         np.testing.assert_array_equal(arrays["7.a"], pages[1].panels[0].matrix)
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert document["sentences"][1] == {"number": 7, "source": "noch einer", "target": "another"}
@@ -66,7 +81,9 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, "outside the figure"
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, "outside the figure"
         for other in boxes[i + 1 :]:
-            assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
+            assert not (
+                box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
+            )
     for axes in figure.axes[:1]:
         words = [text.get_window_extent(renderer) for text in axes.get_yticklabels()]
         assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
@@ -88,7 +105,11 @@ def test_words_are_not_formulas() -> None:
 def test_more_weight_is_more_of_one_direction_in_brightness(tmp_path: Path, colors: str) -> None:
     import matplotlib
 
-    shades = matplotlib.colormaps[COLORS[colors][0]](np.linspace(0, 1, 20))[:, :3] @ (0.299, 0.587, 0.114)
+    shades = matplotlib.colormaps[COLORS[colors][0]](np.linspace(0, 1, 20))[:, :3] @ (
+        0.299,
+        0.587,
+        0.114,
+    )
     steps = np.diff(shades)
     assert (steps > 0).all() or (steps < 0).all()
     save([Page([panel(2, 2)])], tmp_path / "a.png", colors=colors)
@@ -102,9 +123,18 @@ def test_grey_is_white_at_one() -> None:
 
 
 def test_panels_of_one_measure_share_one_scale() -> None:
-    panels = [panel(3, 3, "a"), Panel("b", "b", np.full((2, 2), 0.9), ["x", "y"], ["x", "y"], panel(3, 3).measure)]
-    figure = draw([*panels, Panel("c", "c", np.full((2, 2), 7.0), ["x", "y"], ["x", "y"], "another")])
-    assert [axes.images[0].get_clim() for axes in figure.axes[:3]] == [(0.0, 0.9), (0.0, 0.9), (0.0, 7.0)]
+    panels = [
+        panel(3, 3, "a"),
+        Panel("b", "b", np.full((2, 2), 0.9), ["x", "y"], ["x", "y"], panel(3, 3).measure),
+    ]
+    figure = draw(
+        [*panels, Panel("c", "c", np.full((2, 2), 7.0), ["x", "y"], ["x", "y"], "another")]
+    )
+    assert [axes.images[0].get_clim() for axes in figure.axes[:3]] == [
+        (0.0, 0.9),
+        (0.0, 0.9),
+        (0.0, 7.0),
+    ]
     assert len(figure.axes) == 3 + 2  # a colour bar for each measure
 
 
@@ -113,9 +143,15 @@ def test_no_number_is_outside_of_its_colours(colors: str) -> None:
     def of(*values: float) -> Panel:
         return Panel("a", "a", np.array([values]), ["x"] * len(values), ["y"])
 
-    assert scales([of(-0.5, 0.25)], colors)["weight"] == (DIVERGING, -0.5, 0.5)  # 0 is in the middle
+    assert scales([of(-0.5, 0.25)], colors)["weight"] == (
+        DIVERGING,
+        -0.5,
+        0.5,
+    )  # 0 is in the middle
     assert scales([of(-0.5, 1.5, np.nan)], colors)["weight"] == (DIVERGING, -1.5, 1.5)
-    assert scales([of(0.0, 1.5)], colors)["weight"].high == 1.5  # not 1, which grey has for probabilities
+    assert (
+        scales([of(0.0, 1.5)], colors)["weight"].high == 1.5
+    )  # not 1, which grey has for probabilities
     assert scales([of(0.0, 0.0)], colors)["weight"].high == 1.0
     assert scales([of(np.nan)], colors)["weight"].low == 0.0
 
@@ -125,17 +161,28 @@ def test_the_first_row_may_stand_at_the_bottom() -> None:
     figure = draw([up, Panel("b", "b", up.matrix, up.x, up.y)])
     places = []
     for axes in figure.axes[:2]:
-        texts = {text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0 for text in axes.get_yticklabels()}
-        numbers = {text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0 for text in axes.texts}
+        texts = {
+            text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0
+            for text in axes.get_yticklabels()
+        }
+        numbers = {
+            text.get_text(): text.get_window_extent(figure.canvas.get_renderer()).y0
+            for text in axes.texts
+        }
         places.append((texts["low"] < texts["high"], numbers["1"] < numbers["2"]))
     assert places == [(True, True), (False, False)]
 
 
 def test_an_empty_cell_has_a_colour_of_its_own() -> None:
     for colors in COLORS:
-        figure = draw([Panel("a", "a", np.array([[np.nan, 0.0, 1.0]]), ["x", "y", "z"], ["a"])], colors=colors)
+        figure = draw(
+            [Panel("a", "a", np.array([[np.nan, 0.0, 1.0]]), ["x", "y", "z"], ["a"])], colors=colors
+        )
         [image] = figure.axes[0].images
-        empty, none, all_ = (tuple(image.to_rgba(np.ma.masked_invalid(np.array([[v]])))[0, 0]) for v in (np.nan, 0.0, 1.0))
+        empty, none, all_ = (
+            tuple(image.to_rgba(np.ma.masked_invalid(np.array([[v]])))[0, 0])
+            for v in (np.nan, 0.0, 1.0)
+        )
         assert len({empty, none, all_}) == 3
 
 
@@ -144,21 +191,40 @@ def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
     figure = draw([*one, *one, panel(3, 30), panel(3, 30)], title="a run", columns=[3, 3, 2])
     boxes = [axes.get_tightbbox(figure.canvas.get_renderer()) for axes in figure.axes]
     for i, box in enumerate(boxes):
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        assert (
+            figure.bbox.x0 <= box.x0
+            and box.x1 <= figure.bbox.x1
+            and figure.bbox.y0 <= box.y0
+            and box.y1 <= figure.bbox.y1
+        )
         for other in boxes[i + 1 :]:
-            assert not (box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1)
+            assert not (
+                box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
+            )
 
 
 @pytest.mark.parametrize("up", [False, True])
 def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
     def of(cut: int) -> Panel:
-        return Panel("a", "a", np.eye(2, 5), list("abcde"), ["x", "y"], axes=("source | target", "target"), cut=cut, up=up)
+        return Panel(
+            "a",
+            "a",
+            np.eye(2, 5),
+            list("abcde"),
+            ["x", "y"],
+            axes=("source | target", "target"),
+            cut=cut,
+            up=up,
+        )
 
     figure = draw([of(2), of(0)])
     [line], none = (axes.lines for axes in figure.axes[:2])
     assert list(line.get_xdata()) == [1.5, 1.5] and not none
     assert [axes.get_ylim() for axes in figure.axes[:2]] == [(-0.5, 1.5) if up else (1.5, -0.5)] * 2
-    place, cells = line.get_window_extent(figure.canvas.get_renderer()), figure.axes[0].get_window_extent()
+    place, cells = (
+        line.get_window_extent(figure.canvas.get_renderer()),
+        figure.axes[0].get_window_extent(),
+    )
     assert place.y0 == pytest.approx(cells.y0, abs=1) and place.y1 > cells.y1
 
 

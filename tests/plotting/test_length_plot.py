@@ -6,9 +6,12 @@ from fusetk.errors import DataError
 from fusetk.plotting.length import Chart, draw, plot
 
 CHART = Chart(
-    ["0-10", "11-20", "21-30", "> 30"], [1200, 30, 0, 4], {"base": [30.0, 25.0, None, 20.0], "_$deep": [31.0, 26.0, None, 19.0]},
-    "words of the source sentence", "multi-bleu",
-)  # fmt: skip
+    ["0-10", "11-20", "21-30", "> 30"],
+    [1200, 30, 0, 4],
+    {"base": [30.0, 25.0, None, 20.0], "_$deep": [31.0, 26.0, None, 19.0]},
+    "words of the source sentence",
+    "multi-bleu",
+)
 
 
 def test_what_is_drawn() -> None:
@@ -25,7 +28,9 @@ def test_what_is_drawn() -> None:
     assert len({line.get_color() for line in axes.lines}) == 2
 
 
-@pytest.mark.parametrize("ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
 def test_length_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
     plot(CHART, tmp_path / f"a.{ending}")
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(start)

@@ -19,7 +19,9 @@ MODEL = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
 
 def write(run: Path, update: int) -> Path:
     folder = run / "checkpoints" / runs.checkpoint_name(update)
-    checkpoint.save(folder, MODEL, {"a.weight:m": torch.ones(2, 3)}, {"progress": {"update": update}})
+    checkpoint.save(
+        folder, MODEL, {"a.weight:m": torch.ones(2, 3)}, {"progress": {"update": update}}
+    )
     return folder
 
 
@@ -78,7 +80,11 @@ def test_prune_and_link(tmp_path: Path) -> None:
     checkpoint.link(tmp_path, "best", folders[1])
     checkpoint.link(tmp_path, "best", folders[2])
     checkpoint.prune(tmp_path, folders[1:])
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best", "update-0000002", "update-0000003"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "best",
+        "update-0000002",
+        "update-0000003",
+    ]
     assert (tmp_path / "checkpoints" / "best").resolve() == folders[2]
 
 
@@ -96,7 +102,10 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is complete; make room"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is complete; make room",
+    ):
         write(tmp_path, 2)
     assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000001"]
 
@@ -112,13 +121,29 @@ class Mixed(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for name, shape in {"scalar": (), "vector": (5,), "matrix": (4, 6), "cells": (2, 3, 5), "idle": (3,)}.items():
-            setattr(self, name, torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))))
+        for name, shape in {
+            "scalar": (),
+            "vector": (5,),
+            "matrix": (4, 6),
+            "cells": (2, 3, 5),
+            "idle": (3,),
+        }.items():
+            setattr(
+                self,
+                name,
+                torch.nn.Parameter(
+                    torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
+                ),
+            )
 
 
-def optimizer_of(model: torch.nn.Module, kind: str, options: dict[str, Any]) -> torch.optim.Optimizer:
+def optimizer_of(
+    model: torch.nn.Module, kind: str, options: dict[str, Any]
+) -> torch.optim.Optimizer:
     found: Any = OPTIMIZERS[kind]
-    built: torch.optim.Optimizer = found.build(found.Config.model_validate({"kind": kind, **options}), model.parameters())
+    built: torch.optim.Optimizer = found.build(
+        found.Config.model_validate({"kind": kind, **options}), model.parameters()
+    )
     return built
 
 
@@ -126,21 +151,31 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: Ite
     for update in updates:
         random = torch.Generator().manual_seed(update)
         for name, parameter in model.named_parameters():
-            parameter.grad = None if name == "idle" else torch.randn(parameter.shape, generator=random)
+            parameter.grad = (
+                None if name == "idle" else torch.randn(parameter.shape, generator=random)
+            )
         optimizer.param_groups[0]["lr"] = 0.1 / update
         optimizer.step()
 
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [("sgd", {"momentum": 0.9}), ("adafactor", {"beta1": 0.9}), ("adafactor", {"decay": 1})]
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {"momentum": 0.9}),
+    ("adafactor", {"beta1": 0.9}),
+    ("adafactor", {"decay": 1}),
+]
 
 
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in OPTIMIZERS), *OPTIONS])
-def test_every_optimizer_goes_on_to_the_bit(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+def test_every_optimizer_goes_on_to_the_bit(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
     whole, half, rest = Mixed(), Mixed(), Mixed()
     expected, before, after = (optimizer_of(model, kind, options) for model in (whole, half, rest))
     train(whole, expected, range(1, 15))
     train(half, before, range(1, 8))
-    checkpoint.save(tmp_path, checkpoint.model_tensors(half), checkpoint.optimizer_tensors(half, before), {})
+    checkpoint.save(
+        tmp_path, checkpoint.model_tensors(half), checkpoint.optimizer_tensors(half, before), {}
+    )
     weights_module.load_weights(rest, tmp_path)
     checkpoint.load_optimizer(rest, after, tmp_path)
     train(rest, after, range(8, 15))
@@ -149,7 +184,10 @@ def test_every_optimizer_goes_on_to_the_bit(tmp_path: Path, kind: str, options: 
         (checkpoint.optimizer_tensors(whole, expected), checkpoint.optimizer_tensors(rest, after)),
     ):
         assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+        assert all(
+            torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
+            for name in one
+        )
 
 
 def test_state_that_is_none_is_left_out_and_a_counter_is_kept(tmp_path: Path) -> None:

@@ -19,7 +19,11 @@ from fusetk.training.compiling import compile_layers
 from fusetk.training.layers import layers
 from tests.contracts.systems import SYSTEMS
 
-PLAIN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}", "training.ema=0.9"]
+PLAIN = [
+    "model.dropout=0",
+    "training.stages.0.optimizer={kind: nag, momentum: 0.9}",
+    "training.ema=0.9",
+]
 SHAPES = [(3, 5, 7), (4, 6, 8), (2, 9, 3), (5, 4, 6)]  # sentences, source, target
 
 
@@ -66,7 +70,14 @@ def test_compiled_layers_are_the_layers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["transformer", "conv", "coordinated", "coordinated, post-norm, recomputed", "transformer, dense, attend dense-sum"]
+    "name",
+    [
+        "transformer",
+        "conv",
+        "coordinated",
+        "coordinated, post-norm, recomputed",
+        "transformer, dense, attend dense-sum",
+    ],
 )
 def test_through_the_compilers_own_passes(name: str) -> None:
     same(name, "aot_eager")
@@ -83,7 +94,10 @@ def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path:
 def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
     """As inductor compiles, layers recomputed; begun in two processes that are split, ended by one that is not compiled."""
     given = [*PLAIN, "model.encoder.checkpoint=true", "training.validation.every_updates=3"]
-    both, begun = ["training.compile=true", "training.shard=true"], "training.stages.0.end.updates=3"
+    both, begun = (
+        ["training.compile=true", "training.shard=true"],
+        "training.stages.0.end.updates=3",
+    )
     train_module.train(load(toy, given), tmp_path / "plain", "cpu", quiet=True)
     train_module.train(load(toy, [*given, *both]), tmp_path / "compiled", "cpu", quiet=True)
     assert ", layers compiled" in (tmp_path / "compiled" / "log.txt").read_text()
@@ -98,7 +112,11 @@ def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
 def test_no_compiler_is_said_in_a_sentence(toy: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "run")]
     command += ["--device", "cpu", "--set", "training.compile=true"]
-    environment = {**os.environ, "CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "CXX": str(tmp_path / "none"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     [said] = [line for line in done.stderr.splitlines() if line.startswith("fusetk: ")]

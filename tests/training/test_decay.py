@@ -16,17 +16,23 @@ STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
 
 def train(toy: Path, run: Path, kind: str, end: str) -> dict[int, float]:
     """Train; returns the rate of each update."""
-    train_module.train(load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True)
+    train_module.train(
+        load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
 
 
 def state(run: Path) -> tuple[bytes, ...]:
-    return tuple((run / "checkpoints" / "last" / name).read_bytes() for name in (runs.MODEL, runs.TRAINING))
+    return tuple(
+        (run / "checkpoints" / "last" / name).read_bytes() for name in (runs.MODEL, runs.TRAINING)
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_a_stage_that_goes_on_holds_the_floor_and_resumes_to_the_bit(toy: Path, tmp_path: Path, kind: str) -> None:
+def test_a_stage_that_goes_on_holds_the_floor_and_resumes_to_the_bit(
+    toy: Path, tmp_path: Path, kind: str
+) -> None:
     rates = train(toy, tmp_path / "whole", kind, "{updates: 9}")
     assert [rates[t] for t in (2, 4, 6, 7, 9)] == pytest.approx([0.05, 0.03, 0.01, 0.01, 0.01])
     for updates in (3, 7):
@@ -36,16 +42,30 @@ def test_a_stage_that_goes_on_holds_the_floor_and_resumes_to_the_bit(toy: Path, 
 
 
 def test_a_stage_ends_when_the_rate_falls_below_the_ends(toy: Path, tmp_path: Path) -> None:
-    assert max(train(toy, tmp_path, "linear", "{rate: 0.025}")) == 4  # 0.05, 0.04, 0.03; the next is 0.02
+    assert (
+        max(train(toy, tmp_path, "linear", "{rate: 0.025}")) == 4
+    )  # 0.05, 0.04, 0.03; the next is 0.02
 
 
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
-        ("{kind: linear, peak: 1e-3, updates: 9000, floor: 1e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001"),
-        ("{kind: cosine, peak: 1e-3, updates: 9000, floor: 2e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0002"),
-        ("{kind: cosine, peak: 1e-5, updates: 9000}", r"schedule\.peak 1e-05 is below end\.rate 0\.0001"),
-        ("{kind: plateau, rate: 1, floor: 1e-4}", r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001"),
+        (
+            "{kind: linear, peak: 1e-3, updates: 9000, floor: 1e-4}",
+            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001",
+        ),
+        (
+            "{kind: cosine, peak: 1e-3, updates: 9000, floor: 2e-4}",
+            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0002",
+        ),
+        (
+            "{kind: cosine, peak: 1e-5, updates: 9000}",
+            r"schedule\.peak 1e-05 is below end\.rate 0\.0001",
+        ),
+        (
+            "{kind: plateau, rate: 1, floor: 1e-4}",
+            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001",
+        ),
     ],
 )
 def test_an_end_that_is_never_reached_is_refused(toy: Path, schedule: str, said: str) -> None:
@@ -54,6 +74,9 @@ def test_an_end_that_is_never_reached_is_refused(toy: Path, schedule: str, said:
         load(toy, overrides)
 
 
-@pytest.mark.parametrize("schedule", ["{kind: linear, peak: 1e-3, updates: 9000}", "{kind: plateau, rate: 1, floor: 9e-5}"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["{kind: linear, peak: 1e-3, updates: 9000}", "{kind: plateau, rate: 1, floor: 9e-5}"],
+)
 def test_an_end_above_the_floor_is_not(toy: Path, schedule: str) -> None:
     load(toy, [f"training.stages=[{{optimizer: sgd, schedule: {schedule}, end: {{rate: 1e-4}}}}]"])

@@ -25,21 +25,39 @@ from fusetk.training import checkpoint
 from fusetk.training.parallel import share
 
 # Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
-PLAIN = ["training.validation.metric=bleu", "model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
+PLAIN = [
+    "training.validation.metric=bleu",
+    "model.dropout=0",
+    "training.stages.0.optimizer={kind: nag, momentum: 0.9}",
+]
 
 
-def launch(processes: int, config: Path, run: Path, overrides: list[str], *options: str, code: str = "") -> subprocess.Popen[str]:
+def launch(
+    processes: int, config: Path, run: Path, overrides: list[str], *options: str, code: str = ""
+) -> subprocess.Popen[str]:
     """``fusetk train`` in several processes of this machine; ``code`` is run in each before it."""
     given = [item for override in overrides for item in ("--set", override)]
     command = ["train", str(config), "-r", str(run), "--device", "cpu", *given]
     program = ["-m", "fusetk", *command]
     if code:
         file = run.parent / "program.py"
-        file.write_text(f"import os, sys\n{code}\nfrom fusetk.cli.main import main\nmain({command!r})\n", encoding="utf-8")
+        file.write_text(
+            f"import os, sys\n{code}\nfrom fusetk.cli.main import main\nmain({command!r})\n",
+            encoding="utf-8",
+        )
         program = [str(file)]
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *(options or ("--standalone",)), *program]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={processes}",
+        *(options or ("--standalone",)),
+        *program,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
 
 
 def finished(process: subprocess.Popen[str], code: int = 0, seconds: float = 120) -> str:
@@ -49,16 +67,24 @@ def finished(process: subprocess.Popen[str], code: int = 0, seconds: float = 120
 
 
 def weights(run: Path, update: int) -> dict[str, torch.Tensor]:
-    return weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), runs.MODEL)
+    return weights_module.read_tensors(
+        run / "checkpoints" / runs.checkpoint_name(update), runs.MODEL
+    )
 
 
 def validations(run: Path) -> list[dict[str, float]]:
-    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "valid"]
+    return [
+        line
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if line["kind"] == "valid"
+    ]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_are_one(toy: Path, tmp_path: Path, processes: int, accumulate: int) -> None:
+def test_several_processes_are_one(
+    toy: Path, tmp_path: Path, processes: int, accumulate: int
+) -> None:
     """The same batches, the same mean over their tokens, the same decisions."""
     overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
     said = finished(launch(processes, toy, tmp_path / "many", overrides))
@@ -67,9 +93,13 @@ def test_several_processes_are_one(toy: Path, tmp_path: Path, processes: int, ac
     found, wanted = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
-    for ours, theirs in zip(validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True):
+    for ours, theirs in zip(
+        validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True
+    ):
         assert ours.keys() == theirs.keys() and ours["update"] == theirs["update"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours["bleu"] == pytest.approx(theirs["bleu"], abs=0.5)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours[
+            "bleu"
+        ] == pytest.approx(theirs["bleu"], abs=0.5)
 
 
 def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
@@ -79,7 +109,9 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     finished(launch(2, toy, tmp_path / "parts", first))
     said = finished(launch(2, toy, tmp_path / "parts", ["training.save_every=3"]))
     assert "resumed after update 3" in said
-    one, other = (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts"))
+    one, other = (
+        tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
+    )
     for file in (runs.MODEL, runs.TRAINING):
         assert (one / file).read_bytes() == (other / file).read_bytes()
 
@@ -100,7 +132,10 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
     assert checkpoint.read_state(last)["interrupted"]
     update = int(last.name.removeprefix("update-"))
     finished(launch(2, toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"]))
-    assert all(torch.equal(tensor, weights(tmp_path / "whole", update)[name]) for name, tensor in weights(run, update).items())
+    assert all(
+        torch.equal(tensor, weights(tmp_path / "whole", update)[name])
+        for name, tensor in weights(run, update).items()
+    )
 
 
 def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
@@ -112,12 +147,19 @@ def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None
         "    return plain(*given, **named)\nloop.apply = apply\n"
     )
     begun = time.monotonic()
-    said = finished(launch(2, toy, tmp_path / "run", ["training.stages.0.end.updates=100000"], code=fail), code=1)
+    said = finished(
+        launch(2, toy, tmp_path / "run", ["training.stages.0.end.updates=100000"], code=fail),
+        code=1,
+    )
     assert time.monotonic() - begun < 60
     assert "process 1 of 2 on" in said and "the third is enough" in said
 
 
-@pytest.mark.parametrize("failure", ["raise RuntimeError('the metric is broken')", "os._exit(9)"], ids=["error", "killed"])
+@pytest.mark.parametrize(
+    "failure",
+    ["raise RuntimeError('the metric is broken')", "os._exit(9)"],
+    ids=["error", "killed"],
+)
 def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure: str) -> None:
     """In one of two processes, which reports it or is gone; the run then resumes as if nothing had happened."""
     fail = (
@@ -131,7 +173,10 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     assert saved.name == runs.checkpoint_name(4) and checkpoint.read_state(saved)["interrupted"]
     finished(launch(2, toy, tmp_path / "run", []))
     finished(launch(2, toy, tmp_path / "whole", []))
-    assert all(torch.equal(tensor, weights(tmp_path / "whole", 8)[name]) for name, tensor in weights(tmp_path / "run", 8).items())
+    assert all(
+        torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
+        for name, tensor in weights(tmp_path / "run", 8).items()
+    )
 
 
 def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
@@ -140,7 +185,9 @@ def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_pat
         "def save(*given): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
-    assert said.count("the disk is full") == 2 and all(f"fusetk: process {rank} of 2 on " in said for rank in (0, 1))
+    assert said.count("the disk is full") == 2 and all(
+        f"fusetk: process {rank} of 2 on " in said for rank in (0, 1)
+    )
 
 
 def test_processes_of_an_attempt_meet_under_one_name_whoever_stood_there_before() -> None:
@@ -150,7 +197,9 @@ def test_processes_of_an_attempt_meet_under_one_name_whoever_stood_there_before(
     for _ in range(3):
         store.set("fusetk/hello/1", "somebody who is gone")
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda rank: process_module._agree_on_prefix(store, rank, 4), [3, 0, 1, 2]))
+            found = list(
+                pool.map(lambda rank: process_module._agree_on_prefix(store, rank, 4), [3, 0, 1, 2])
+            )
         assert len(set(found)) == 1
         names.append(found[0])
     assert len(set(names)) == 3
@@ -179,10 +228,15 @@ def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
         "    if first and os.environ['RANK'] == '1' and loop.calls == 6: raise RuntimeError('once')\n"
         "    return plain(*given, **named)\nloop.apply = apply\n"
     )
-    said = finished(launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail))
+    said = finished(
+        launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail)
+    )
     assert "once" in said and "resumed after update 4" in said and "done: 8 updates" in said
     finished(launch(2, toy, tmp_path / "whole", []))
-    assert all(torch.equal(tensor, weights(tmp_path / "whole", 8)[name]) for name, tensor in weights(tmp_path / "run", 8).items())
+    assert all(
+        torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
+        for name, tensor in weights(tmp_path / "run", 8).items()
+    )
 
 
 def test_parts_of_a_batch() -> None:

@@ -19,7 +19,10 @@ GIVEN = ["training.ema=0.9", "training.validation.every_updates=2"]
 def test_the_formula() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
-    ema, wanted = Ema(model, 0.4), {name: p.detach().clone() for name, p in model.named_parameters()}
+    ema, wanted = (
+        Ema(model, 0.4),
+        {name: p.detach().clone() for name, p in model.named_parameters()},
+    )
     for t in range(1, 8):
         for name, p in model.named_parameters():
             p.data += torch.randn_like(p)
@@ -43,15 +46,30 @@ def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> Non
         loaded = dict(system.load_model(last, raw=given).model.named_parameters())
         assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     recipe = load(toy, GIVEN)
-    validator = runs.Validator(recipe.training.validation, recipe.decoding, Path(recipe.data.folder), system.load_model(last).pipeline)
-    judged = validator.judge([validator.part(system.load_model(last).model, torch.device("cpu"), "fp32")])
+    validator = runs.Validator(
+        recipe.training.validation,
+        recipe.decoding,
+        Path(recipe.data.folder),
+        system.load_model(last).pipeline,
+    )
+    judged = validator.judge(
+        [validator.part(system.load_model(last).model, torch.device("cpu"), "fp32")]
+    )
     assert judged["loss"] == pytest.approx(checkpoint.read_state(last)["valid"]["loss"], rel=1e-5)
 
 
 def test_resuming_is_exact(toy: Path, tmp_path: Path) -> None:
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
-    train_module.train(load(toy, [*GIVEN, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
+    train_module.train(
+        load(toy, [*GIVEN, "training.stages.0.end.updates=3"]),
+        tmp_path / "parts",
+        "cpu",
+        quiet=True,
+    )
     train_module.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
     for file in (runs.MODEL, runs.TRAINING, runs.EMA):
-        whole, parts = ((tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes() for name in ("whole", "parts"))
+        whole, parts = (
+            (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes()
+            for name in ("whole", "parts")
+        )
         assert whole == parts, file

@@ -32,7 +32,12 @@ from fusetk.runs import EMA, MODEL, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
 from fusetk.training.validation import Validator
 
-GIVEN = ["training.ema=0.9", "training.validation.every_updates=2", "training.keep_last=9", "training.log_every=1"]
+GIVEN = [
+    "training.ema=0.9",
+    "training.validation.every_updates=2",
+    "training.keep_last=9",
+    "training.log_every=1",
+]
 FILES = (MODEL, TRAINING, EMA)
 
 
@@ -41,12 +46,24 @@ def call(*words: object) -> Result:
 
 
 def train(config: Path, run: Path, *overrides: str) -> Result:
-    return call("train", config, "--run", run, "--device", "cpu", "--quiet", *(word for one in overrides for word in ("--set", one)))
+    return call(
+        "train",
+        config,
+        "--run",
+        run,
+        "--device",
+        "cpu",
+        "--quiet",
+        *(word for one in overrides for word in ("--set", one)),
+    )
 
 
 def refusal(result: Result, code: int = 2) -> str:
     """What a command that ended with this exit code said, in one sentence."""
-    assert result.exit_code == code and isinstance(result.exception, SystemExit), (result.output, result.exception)
+    assert result.exit_code == code and isinstance(result.exception, SystemExit), (
+        result.output,
+        result.exception,
+    )
     found = [line for line in result.output.splitlines() if line.startswith("fusetk: ")]
     assert len(found) == 1 and "Traceback" not in result.output
     return found[0]
@@ -123,7 +140,15 @@ def damage(folder: Path, kind: str, file: str, tmp_path: Path) -> None:
             rewrite(folder, sha256={**sums, file: checksum(path)})
 
 
-KINDS = ("truncated", "flipped", "empty", "missing", "another", "pickle", "pickle with its checksum")
+KINDS = (
+    "truncated",
+    "flipped",
+    "empty",
+    "missing",
+    "another",
+    "pickle",
+    "pickle with its checksum",
+)
 
 
 @pytest.mark.parametrize("file", [*FILES, STATE])
@@ -133,26 +158,55 @@ def test_damage_is_named_and_the_newest_whole_one_is_offered(
 ) -> None:
     """Training goes on from the one that is offered when the damaged one is removed, to the same model."""
     if (kind, file) == ("another", STATE):
-        pytest.skip("an older state.json is a whole one with checksums of other files, which is what is said of those")
+        pytest.skip(
+            "an older state.json is a whole one with checksums of other files, which is what is said of those"
+        )
     damage(folder_of(copy, 8), kind, file, tmp_path)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     said = refusal(train(toy, copy, *GIVEN, "training.stages.0.end.updates=10"))
     assert file in said and str(folder_of(copy, 8)) in said
-    assert said.endswith("; use checkpoints/update-0000006, the newest complete one; to resume from there, remove update-0000008")
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before, "nothing is written"
-    decoded = call("decode", "-m", folder_of(copy, 8), "-i", toy.parent / "valid.de", "-o", tmp_path / "out", "--device", "cpu")
+    assert said.endswith(
+        "; use checkpoints/update-0000006, the newest complete one; to resume from there, remove update-0000008"
+    )
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before, (
+        "nothing is written"
+    )
+    decoded = call(
+        "decode",
+        "-m",
+        folder_of(copy, 8),
+        "-i",
+        toy.parent / "valid.de",
+        "-o",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+    )
     if file in (EMA, STATE):  # what is translated with
         said = refusal(decoded)
         assert file in said and "use checkpoints/update-0000006, the newest complete one" in said
     elif file == MODEL:
-        raw = call("decode", "--raw", "-m", folder_of(copy, 8), "-i", toy.parent / "valid.de", "-o", tmp_path / "out", "--device", "cpu")
+        raw = call(
+            "decode",
+            "--raw",
+            "-m",
+            folder_of(copy, 8),
+            "-i",
+            toy.parent / "valid.de",
+            "-o",
+            tmp_path / "out",
+            "--device",
+            "cpu",
+        )
         assert "use checkpoints/update-0000006" in refusal(raw)
     assert not (tmp_path / "owned").exists()
     shutil.rmtree(folder_of(copy, 8))
     assert train(toy, copy, *GIVEN).exit_code == 0
     assert "resumed after update 6" in (copy / "log.txt").read_text()
     assert tensors(copy) == tensors(trained) and names(copy) == names(trained)
-    assert [(copy / "checkpoints" / name).resolve() for name in ("best", "last")] == [folder_of(copy, 8)] * 2
+    assert [(copy / "checkpoints" / name).resolve() for name in ("best", "last")] == [
+        folder_of(copy, 8)
+    ] * 2
 
 
 def test_a_config_makes_no_objects(toy: Path, copy: Path, tmp_path: Path) -> None:
@@ -165,11 +219,18 @@ def test_a_config_makes_no_objects(toy: Path, copy: Path, tmp_path: Path) -> Non
 def test_what_is_offered_is_whole_itself(toy: Path, trained: Path, copy: Path) -> None:
     flip(folder_of(copy, 8) / MODEL, -1)
     flip(folder_of(copy, 6) / TRAINING, -1)
-    flip(folder_of(copy, 4) / STATE, (folder_of(copy, 4) / STATE).read_text().index('"update"') + len('"update": '))
-    assert "use checkpoints/update-0000002, the newest complete one" in refusal(train(toy, copy, *GIVEN))
+    flip(
+        folder_of(copy, 4) / STATE,
+        (folder_of(copy, 4) / STATE).read_text().index('"update"') + len('"update": '),
+    )
+    assert "use checkpoints/update-0000002, the newest complete one" in refusal(
+        train(toy, copy, *GIVEN)
+    )
     shutil.rmtree(folder_of(copy, 8))
     assert train(toy, copy, *GIVEN).exit_code == 0
-    assert "resumed after update 2" in (copy / "log.txt").read_text() and tensors(copy) == tensors(trained)
+    assert "resumed after update 2" in (copy / "log.txt").read_text() and tensors(copy) == tensors(
+        trained
+    )
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(copy))
 
 
@@ -177,24 +238,36 @@ def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) ->
     for update in (2, 4, 6):
         shutil.rmtree(folder_of(copy, update))
     (folder_of(copy, 8) / STATE).unlink()
-    assert refusal(train(toy, copy, *GIVEN)).endswith("there is no other complete checkpoint beside it")
+    assert refusal(train(toy, copy, *GIVEN)).endswith(
+        "there is no other complete checkpoint beside it"
+    )
     for name in ("best", "last"):
         (copy / "checkpoints" / name).unlink()
-    assert refusal(train(toy, copy, *GIVEN)).endswith("there is no other complete checkpoint beside it")
+    assert refusal(train(toy, copy, *GIVEN)).endswith(
+        "there is no other complete checkpoint beside it"
+    )
     assert (folder_of(copy, 8) / MODEL).exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 2}, "was written by a newer fusetk (format 2, this one reads 1): update fusetk; use checkpoints/update-0000006"),
+        (
+            {"format": 2},
+            "was written by a newer fusetk (format 2, this one reads 1): update fusetk; use checkpoints/update-0000006",
+        ),
         ({"format": "1"}, "state.json is damaged"),
         ({"sha256": []}, "state.json is damaged"),
-        ({"progress": {"update": 8, "mood": "good"}}, "state.json does not say where training stood; use checkpoints/update-0000006"),
+        (
+            {"progress": {"update": 8, "mood": "good"}},
+            "state.json does not say where training stood; use checkpoints/update-0000006",
+        ),
         ({"progress": None}, "state.json does not say where training stood"),
     ],
 )
-def test_a_newer_or_foreign_state_is_named(toy: Path, copy: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_newer_or_foreign_state_is_named(
+    toy: Path, copy: Path, changes: dict[str, Any], said: str
+) -> None:
     rewrite(folder_of(copy, 8), **changes)
     assert said in refusal(train(toy, copy, *GIVEN))
 
@@ -217,7 +290,9 @@ def test_no_byte_of_the_state_changes_unnoticed(copy: Path) -> None:
 def test_checkpoints_of_before_there_was_a_checksum_of_the_state_are_read(copy: Path) -> None:
     folder = folder_of(copy, 8)
     state = json.loads((folder / STATE).read_text())
-    (folder / STATE).write_text(json.dumps({key: value for key, value in state.items() if key != "digest"}))
+    (folder / STATE).write_text(
+        json.dumps({key: value for key, value in state.items() if key != "digest"})
+    )
     assert runs.is_intact(folder) and checkpoint.read_state(folder)["progress"]["update"] == 8
 
 
@@ -225,42 +300,73 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("width: 32", "width: 16"))
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
-    assert "do not fit it either: if config.yaml was changed, restore it" in said and "update-0000006" in said
+    assert (
+        "do not fit it either: if config.yaml was changed, restore it" in said
+        and "update-0000006" in said
+    )
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
-def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(toy: Path, copy: Path, name: str) -> None:
+def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(
+    toy: Path, copy: Path, name: str
+) -> None:
     """The best checkpoint is never silently replaced by the last."""
     if name == "last":
         (copy / "checkpoints" / "best").unlink()
     shutil.rmtree((copy / "checkpoints" / name).resolve())
     newest = runs.checkpoints(copy)[-1]
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
-    assert said.endswith(f"checkpoints/{name} points to a checkpoint that is missing; use {newest}, the newest complete one")
+    assert said.endswith(
+        f"checkpoints/{name} points to a checkpoint that is missing; use {newest}, the newest complete one"
+    )
     assert call("decode", "-m", newest, "-i", toy, "--device", "cpu").exit_code == 0
     for folder in runs.checkpoints(copy):
         shutil.rmtree(folder)
-    assert "is missing; there is no other complete checkpoint" in refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
+    assert "is missing; there is no other complete checkpoint" in refusal(
+        call("decode", "-m", copy, "-i", toy, "--device", "cpu")
+    )
 
 
-def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(toy: Path, copy: Path, tmp_path: Path) -> None:
+def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(
+    toy: Path, copy: Path, tmp_path: Path
+) -> None:
     assert train(toy, tmp_path / "other", *GIVEN, "model.width=16").exit_code == 0
     for update in (6, 8):
         shutil.rmtree(folder_of(copy, update))
         shutil.copytree(folder_of(tmp_path / "other", update), folder_of(copy, update))
     said = refusal(train(toy, copy, *GIVEN))
-    assert "does not fit the model of its config" in said and "use checkpoints/update-0000004, the newest complete one" in said
-    assert "use checkpoints/update-0000004" in refusal(call("decode", "-m", folder_of(copy, 6), "-i", toy, "--device", "cpu"))
+    assert (
+        "does not fit the model of its config" in said
+        and "use checkpoints/update-0000004, the newest complete one" in said
+    )
+    assert "use checkpoints/update-0000004" in refusal(
+        call("decode", "-m", folder_of(copy, 6), "-i", toy, "--device", "cpu")
+    )
 
 
-def test_a_run_with_a_mean_of_the_weights_is_not_translated_with_others(toy: Path, copy: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_mean_of_the_weights_is_not_translated_with_others(
+    toy: Path, copy: Path, tmp_path: Path
+) -> None:
     """But the average of checkpoints is one of the weights themselves."""
     assert train(toy, tmp_path / "other", *GIVEN[1:]).exit_code == 0
     shutil.rmtree(folder_of(copy, 8))
     shutil.copytree(folder_of(tmp_path / "other", 8), folder_of(copy, 8))
-    assert f"{EMA} is missing" in refusal(call("decode", "-m", copy, "-i", toy.parent / "valid.de", "--device", "cpu"))
+    assert f"{EMA} is missing" in refusal(
+        call("decode", "-m", copy, "-i", toy.parent / "valid.de", "--device", "cpu")
+    )
     assert call("average", copy, "--update", 2, "--update", 4).exit_code == 0
-    assert call("decode", "-m", copy / "checkpoints" / "average", "-i", toy.parent / "valid.de", "--device", "cpu").exit_code == 0
+    assert (
+        call(
+            "decode",
+            "-m",
+            copy / "checkpoints" / "average",
+            "-i",
+            toy.parent / "valid.de",
+            "--device",
+            "cpu",
+        ).exit_code
+        == 0
+    )
 
 
 def test_a_damaged_older_state_does_not_stop_training(toy: Path, copy: Path) -> None:
@@ -269,9 +375,14 @@ def test_a_damaged_older_state_does_not_stop_training(toy: Path, copy: Path) -> 
     assert runs.is_intact(folder_of(copy, 10))
 
 
-def test_a_checkpoint_that_was_being_replaced_comes_back(toy: Path, trained: Path, copy: Path) -> None:
+def test_a_checkpoint_that_was_being_replaced_comes_back(
+    toy: Path, trained: Path, copy: Path
+) -> None:
     """A kill between two renames, one in the middle of writing, and one in the middle of deleting."""
-    old, aside, gone = (copy / "checkpoints" / name for name in (".update-0000008.old", ".update-0000010", ".update-0000001.gone"))
+    old, aside, gone = (
+        copy / "checkpoints" / name
+        for name in (".update-0000008.old", ".update-0000010", ".update-0000001.gone")
+    )
     folder_of(copy, 8).rename(old)
     aside.mkdir()
     (aside / MODEL).write_bytes(b"half")
@@ -283,9 +394,18 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(toy: Path, trained: Pat
 
 def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     """BLEU is 0 for a while, and the first such checkpoint is the best."""
-    given = ["training.validation={every_updates: 2, metric: bleu}", "training.keep_last=1", "decoding.max_length_factor=0.1"]
+    given = [
+        "training.validation={every_updates: 2, metric: bleu}",
+        "training.keep_last=1",
+        "decoding.max_length_factor=0.1",
+    ]
     run = tmp_path / "run"
-    assert train(toy, run, *given, "training.stages.0.schedule={kind: constant, rate: 1e-30}").exit_code == 0
+    assert (
+        train(
+            toy, run, *given, "training.stages.0.schedule={kind: constant, rate: 1e-30}"
+        ).exit_code
+        == 0
+    )
     assert names(run) == ["best", "last", "update-0000002", "update-0000008"]
     assert (run / "checkpoints" / "best").resolve() == folder_of(run, 2)
 
@@ -306,17 +426,40 @@ def file_limit(size: int) -> Iterator[None]:
 
 def command(config: Path, run: Path, *overrides: str) -> list[str]:
     given = [word for one in overrides for word in ("--set", one)]
-    return [sys.executable, "-m", "fusetk", "train", str(config), "--run", str(run), "--device", "cpu", "--threads", "1", "--quiet", *given]
+    return [
+        sys.executable,
+        "-m",
+        "fusetk",
+        "train",
+        str(config),
+        "--run",
+        str(run),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--quiet",
+        *given,
+    ]
 
 
 def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Path) -> None:
     run, fewer = tmp_path / "run", "training.stages.0.end.updates=4"
     assert train(toy, run, *GIVEN, fewer).exit_code == 0
     size = (folder_of(run, 4) / MODEL).stat().st_size
-    limited = ["bash", "-c", f'ulimit -f {size // 1024 - 8}; exec "$@"', "bash", *command(toy, run, *GIVEN)]
+    limited = [
+        "bash",
+        "-c",
+        f'ulimit -f {size // 1024 - 8}; exec "$@"',
+        "bash",
+        *command(toy, run, *GIVEN),
+    ]
     ran = subprocess.run(limited, capture_output=True, text=True)
     assert ran.returncode == DiskFull.exit_code == 74 and "Traceback" not in ran.stderr
-    assert "no file may be so large, the largest has " in ran.stderr and " MB; update-0000004 is complete; raise the limit" in ran.stderr
+    assert (
+        "no file may be so large, the largest has " in ran.stderr
+        and " MB; update-0000004 is complete; raise the limit" in ran.stderr
+    )
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(run))
     assert train(toy, run, *GIVEN).exit_code == 0
@@ -327,7 +470,9 @@ def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Pat
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True)
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True
+    )
     if not mounted or mounted.returncode:
         pytest.skip("only root may mount a small disk, and not everywhere")
     yield place
@@ -341,15 +486,27 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
     room = 2 * size + size // 2
     subprocess.run(["mount", "-o", f"remount,size={room}", small_disk], check=True)
     said = refusal(train(toy, run, *GIVEN), DiskFull.exit_code)
-    assert "update-0000006 cannot be written: the disk is full, it takes" in said and "; update-0000004 is complete; make room for " in said
-    needed, free, missing = (float(word) for word in said.replace(",", "").split() if word.replace(".", "").isdigit())
-    assert needed == pytest.approx(size / 1e6, abs=0.15) and missing == pytest.approx(needed - free, abs=0.25) and missing > 0
+    assert (
+        "update-0000006 cannot be written: the disk is full, it takes" in said
+        and "; update-0000004 is complete; make room for " in said
+    )
+    needed, free, missing = (
+        float(word) for word in said.replace(",", "").split() if word.replace(".", "").isdigit()
+    )
+    assert (
+        needed == pytest.approx(size / 1e6, abs=0.15)
+        and missing == pytest.approx(needed - free, abs=0.25)
+        and missing > 0
+    )
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
     with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
         while file.write(b"x" * 4096):
             pass
     refusal(train(toy, run, *GIVEN), DiskFull.exit_code)
-    assert all(runs.is_intact(folder) for folder in runs.checkpoints(run)) and call("decode", "-m", run, "-i", os.devnull).exit_code == 0
+    assert (
+        all(runs.is_intact(folder) for folder in runs.checkpoints(run))
+        and call("decode", "-m", run, "-i", os.devnull).exit_code == 0
+    )
     subprocess.run(["mount", "-o", f"remount,size={20 * size}", small_disk], check=True)
     assert train(toy, run, *GIVEN).exit_code == 0
     assert tensors(run) == tensors(trained) and names(run) == names(trained)
@@ -358,13 +515,24 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make"),
-        (SafetensorError("I/O error: Disk quota exceeded (os error 122)"), "your disk quota is used up"),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full, it takes 0.1 MB"),
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded"),
+            "your disk quota is used up, it takes 0.1 MB; update-0000001 is complete; make",
+        ),
+        (
+            SafetensorError("I/O error: Disk quota exceeded (os error 122)"),
+            "your disk quota is used up",
+        ),
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            "the disk is full, it takes 0.1 MB",
+        ),
         (OSError(errno.EFBIG, "File too large"), "no file may be so large, the largest has 0.1 MB"),
     ],
 )
-def test_every_lack_of_space_has_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+def test_every_lack_of_space_has_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
     def refuse(*_: object) -> None:
         raise error
 
@@ -378,7 +546,9 @@ def test_every_lack_of_space_has_its_exit_code(tmp_path: Path, monkeypatch: pyte
     assert names(tmp_path) == ["update-0000001"] and runs.is_intact(folder)
 
 
-def test_a_link_that_cannot_be_set_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_cannot_be_set_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -393,7 +563,10 @@ def test_all_processes_end_when_the_first_has_no_space(toy: Path, tmp_path: Path
     process = launch(2, toy, tmp_path / "run", [], code=limit)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "exitcode  : 74" in said, said
-    assert said.count("update-0000004 cannot be written: no file may be so large") == 2 and names(tmp_path / "run") == []
+    assert (
+        said.count("update-0000004 cannot be written: no file may be so large") == 2
+        and names(tmp_path / "run") == []
+    )
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(
@@ -416,7 +589,9 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
     assert tensors(run) == tensors(trained)
 
 
-def test_lines_wait_until_there_is_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_wait_until_there_is_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = log.Lines(tmp_path / "lines")
     wanted = "".join(f"line {i}\n" for i in range(300))
     for i in range(300):
@@ -428,10 +603,20 @@ def test_lines_wait_until_there_is_space(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None:
     """config.yaml, and the text preparation that translation needs: as they were, or as they are to be."""
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "log.txt"}
+    before = {
+        path: path.read_bytes()
+        for path in copy.rglob("*")
+        if path.is_file() and path.name != "log.txt"
+    }
     with file_limit(10), pytest.raises(DiskFull):
-        train_module.train(load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True)
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "log.txt"} == before
+        train_module.train(
+            load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True
+        )
+    assert {
+        path: path.read_bytes()
+        for path in copy.rglob("*")
+        if path.is_file() and path.name != "log.txt"
+    } == before
 
 
 # Configs that changed ------------------------------------------------------------------------------------------------
@@ -444,15 +629,26 @@ FIRST = "{optimizer: adam, schedule: {kind: inverse-sqrt, peak: 0.01, warmup: 20
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["training.stages.0.schedule.warmup=30"], "(training.stages.0.schedule.warmup: 20 -> 30): name another --run, or take back"),
-        (["training.stages.0.clip=1", "model.dropout=0.2"], "(model.dropout: 0.1 -> 0.2; training.stages.0.clip: 0.0 -> 1.0)"),
+        (
+            ["training.stages.0.schedule.warmup=30"],
+            "(training.stages.0.schedule.warmup: 20 -> 30): name another --run, or take back",
+        ),
+        (
+            ["training.stages.0.clip=1", "model.dropout=0.2"],
+            "(model.dropout: 0.1 -> 0.2; training.stages.0.clip: 0.0 -> 1.0)",
+        ),
         (["training.ema=0.99"], "(training.ema: 0.9 -> 0.99)"),
         (["training.precision=bf16"], '(training.precision: "fp32" -> "bf16")'),
-        (["model.encoder={layers: 1, fuse: average}"], 'model.encoder.fuse.kind: "last" -> "average"'),
+        (
+            ["model.encoder={layers: 1, fuse: average}"],
+            'model.encoder.fuse.kind: "last" -> "average"',
+        ),
         (["training.validation.metric=bleu"], '(training.validation.metric: "loss" -> "bleu")'),
     ],
 )
-def test_a_change_that_makes_another_model_is_shown(toy: Path, copy: Path, overrides: list[str], said: str) -> None:
+def test_a_change_that_makes_another_model_is_shown(
+    toy: Path, copy: Path, overrides: list[str], said: str
+) -> None:
     before = (copy / "config.yaml").read_bytes()
     assert said in refusal(train(toy, copy, *GIVEN, *overrides))
     assert (copy / "config.yaml").read_bytes() == before
@@ -461,16 +657,29 @@ def test_a_change_that_makes_another_model_is_shown(toy: Path, copy: Path, overr
 def test_a_stage_may_be_added_and_not_taken_away(toy: Path, copy: Path) -> None:
     both = f"training.stages=[{FIRST}, {SECOND}]"
     assert train(toy, copy, *GIVEN, both).exit_code == 0
-    assert "changed: training.stages.1: new, nag, constant, updates 2\n" in (copy / "log.txt").read_text()
+    assert (
+        "changed: training.stages.1: new, nag, constant, updates 2\n"
+        in (copy / "log.txt").read_text()
+    )
     assert folder_of(copy, 10).exists()
-    assert "(training.stages.1: taken away, nag, constant, updates 2)" in refusal(train(toy, copy, *GIVEN))
+    assert "(training.stages.1: taken away, nag, constant, updates 2)" in refusal(
+        train(toy, copy, *GIVEN)
+    )
 
 
 def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
-    moved = ["training.stages.0.end={epochs: 90, updates: 12, patience: 7}", "training.keep_last=8", "decoding.beam=3"]
+    moved = [
+        "training.stages.0.end={epochs: 90, updates: 12, patience: 7}",
+        "training.keep_last=8",
+        "decoding.beam=3",
+    ]
     assert train(toy, copy, *GIVEN, *moved).exit_code == 0
     text = (copy / "log.txt").read_text()
-    for line in ("stages.0.end.updates: 8 -> 12", "stages.0.end.epochs: none -> 90", "keep_last: 9 -> 8"):
+    for line in (
+        "stages.0.end.updates: 8 -> 12",
+        "stages.0.end.epochs: none -> 90",
+        "keep_last: 9 -> 8",
+    ):
         assert f"changed: training.{line}\n" in text
     assert folder_of(copy, 12).exists()
 
@@ -479,19 +688,45 @@ def test_only_what_changes_no_model_is_free() -> None:
     def free(key: str) -> bool:
         return any(train_module.re.fullmatch(pattern, key) for pattern in train_module.FREE)
 
-    assert all(map(free, ("training.stages.0.end.updates", "training.stages.12.end.hours", "data.bpe.merges", "paper", "paper.row")))
-    others = ["stages.0.schedule.decay_end", "stages.0.optimizer.end", "stages.0.schedule.end.rate", "keep_last_of", "validation.metric"]
-    assert not any(free(f"training.{key}") for key in others) and not free("model.end.layers") and not free("database")
+    assert all(
+        map(
+            free,
+            (
+                "training.stages.0.end.updates",
+                "training.stages.12.end.hours",
+                "data.bpe.merges",
+                "paper",
+                "paper.row",
+            ),
+        )
+    )
+    others = [
+        "stages.0.schedule.decay_end",
+        "stages.0.optimizer.end",
+        "stages.0.schedule.end.rate",
+        "keep_last_of",
+        "validation.metric",
+    ]
+    assert (
+        not any(free(f"training.{key}") for key in others)
+        and not free("model.end.layers")
+        and not free("database")
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "change"),
     [
         (["training.validation.metric=bleu"], "decoding.normalize=0"),
-        (["training.stages.0.schedule={kind: plateau, rate: 0.01}"], "training.validation.every_updates=1"),
+        (
+            ["training.stages.0.schedule={kind: plateau, rate: 0.01}"],
+            "training.validation.every_updates=1",
+        ),
     ],
 )
-def test_what_validation_decides_with_is_not_free(toy: Path, tmp_path: Path, given: list[str], change: str) -> None:
+def test_what_validation_decides_with_is_not_free(
+    toy: Path, tmp_path: Path, given: list[str], change: str
+) -> None:
     given = [*given, "training.validation.every_updates=2", "training.stages.0.end.updates=2"]
     assert train(toy, tmp_path / "run", *given).exit_code == 0
     assert f"({change.partition('=')[0]}: " in refusal(train(toy, tmp_path / "run", *given, change))
@@ -501,15 +736,25 @@ def test_what_validation_decides_with_is_not_free(toy: Path, tmp_path: Path, giv
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize(("where", "update"), [("update", 3), ("losses", 4), ("search", 4), ("save", 5)])
+@pytest.mark.parametrize(
+    ("where", "update"), [("update", 3), ("losses", 4), ("search", 4), ("save", 5)]
+)
 def test_a_signal_anywhere_saves_and_ends_with_75(
-    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str, update: int
+    toy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    where: str,
+    update: int,
 ) -> None:
     """Within an update, the losses or the search of a validation, or a save: then the same command ends with the same model."""
     given = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
     owner, name = {
-        "update": (loop, "apply"), "losses": (Validator, "_sums"), "search": (Translator, "translate_ids"), "save": (checkpoint, "save")
-    }[where]  # fmt: skip
+        "update": (loop, "apply"),
+        "losses": (Validator, "_sums"),
+        "search": (Translator, "translate_ids"),
+        "save": (checkpoint, "save"),
+    }[where]
     plain, calls = getattr(owner, name), 0
 
     def signalled(*arguments: Any, **named: Any) -> Any:
@@ -523,15 +768,24 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, signalled)
         said = refusal(train(toy, tmp_path / "run", *given), 75)
-    assert f"{number.name} came: saved after update {update}; the same command goes on from there" in said
-    assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(tmp_path / "run", update)
+    assert (
+        f"{number.name} came: saved after update {update}; the same command goes on from there"
+        in said
+    )
+    assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(
+        tmp_path / "run", update
+    )
     assert train(toy, tmp_path / "run", *given).exit_code == 0
     assert train(toy, tmp_path / "whole", *given).exit_code == 0
     for file in (MODEL, TRAINING):
-        assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (folder_of(tmp_path / "whole", 8) / file).read_bytes()
+        assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (
+            folder_of(tmp_path / "whole", 8) / file
+        ).read_bytes()
 
 
-def test_a_signal_before_the_first_update_saves_too(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_first_update_saves_too(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = runs.build
 
     def signalled(*arguments: Any) -> Any:
@@ -542,7 +796,9 @@ def test_a_signal_before_the_first_update_saves_too(toy: Path, tmp_path: Path, m
     assert "SIGUSR1 came: saved after update 1" in refusal(train(toy, tmp_path / "run"), 75)
 
 
-def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a batch system that sends USR1 and soon TERM: only of Ctrl-C is a second one an order to hurry."""
     losses, save = Validator._sums, checkpoint.save
 
@@ -573,7 +829,9 @@ def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
         "loop.apply = apply\nfrom fusetk.cli.main import main\nmain()\n"
     )
     arguments = command(toy, tmp_path / "run")[3:]
-    process = subprocess.Popen([sys.executable, "-c", slow, *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *arguments], stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None and "slow" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -581,5 +839,12 @@ def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 1 and time.monotonic() - begun < 10 and "Traceback" not in said and "Aborted" in said
-    assert names(tmp_path / "run") == ["best", "last", "update-0000004"] and runs.is_intact(folder_of(tmp_path / "run", 4))
+    assert (
+        process.returncode == 1
+        and time.monotonic() - begun < 10
+        and "Traceback" not in said
+        and "Aborted" in said
+    )
+    assert names(tmp_path / "run") == ["best", "last", "update-0000004"] and runs.is_intact(
+        folder_of(tmp_path / "run", 4)
+    )

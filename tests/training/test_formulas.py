@@ -50,7 +50,10 @@ def adafactor(s: State, w: Array, g: Array, lr: float, t: int, c: Any) -> Array:
         v = np.empty_like(w)
         for at in np.ndindex(w.shape[:-2]):
             r, k = s.get(at, (0, 0))
-            s[at] = r, k = b * r + (1 - b) * square[at].sum(axis=1), b * k + (1 - b) * square[at].sum(axis=0)
+            s[at] = r, k = (
+                b * r + (1 - b) * square[at].sum(axis=1),
+                b * k + (1 - b) * square[at].sum(axis=0),
+            )
             v[at] = np.outer(r, k) / r.sum()
     u = g / np.sqrt(v)
     u = u / max(1, root_mean_square(u) / c.clip_rms)
@@ -63,7 +66,13 @@ def root_mean_square(x: Array) -> float:
     return float(np.sqrt((x**2).mean()))
 
 
-OPTIMIZER_FORMULAS: dict[str, Callable[..., Array]] = {"adam": adam, "adamw": adam, "nag": nag, "sgd": sgd, "adafactor": adafactor}
+OPTIMIZER_FORMULAS: dict[str, Callable[..., Array]] = {
+    "adam": adam,
+    "adamw": adam,
+    "nag": nag,
+    "sgd": sgd,
+    "adafactor": adafactor,
+}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in OPTIMIZER_FORMULAS),
     ("adam", {"weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-4}),
@@ -80,8 +89,12 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (1, 7), (2, 3, 5)]
 
 
-def build(kind: str, options: dict[str, Any], parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    built: torch.optim.Optimizer = OPTIMIZERS[kind].build(config(OPTIMIZERS, kind, options), parameters)  # type: ignore[attr-defined]
+def build(
+    kind: str, options: dict[str, Any], parameters: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    built: torch.optim.Optimizer = OPTIMIZERS[kind].build(
+        config(OPTIMIZERS, kind, options), parameters
+    )  # type: ignore[attr-defined]
     return built
 
 
@@ -92,9 +105,16 @@ def config(table: dict[str, type], kind: str, options: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
 def test_optimizer(kind: str, options: dict[str, Any]) -> None:
     random = np.random.default_rng(7)
-    weights: list[Array] = [random.normal(size=shape) for shape in SHAPES] + [np.zeros((3, 2)), np.zeros(3)]
+    weights: list[Array] = [random.normal(size=shape) for shape in SHAPES] + [
+        np.zeros((3, 2)),
+        np.zeros(3),
+    ]
     parameters = [torch.nn.Parameter(torch.tensor(w)) for w in weights]
-    optimizer, chosen, states = build(kind, options, parameters), config(OPTIMIZERS, kind, options), [{} for _ in weights]  # type: ignore[var-annotated]
+    optimizer, chosen, states = (
+        build(kind, options, parameters),
+        config(OPTIMIZERS, kind, options),
+        [{} for _ in weights],
+    )  # type: ignore[var-annotated]
     for t in range(1, 13):
         lr = random.uniform(0.001, 0.3)
         optimizer.param_groups[0]["lr"] = lr
@@ -121,7 +141,11 @@ def test_adafactor_keeps_to_numbers_in_float32(scale: float) -> None:
         table.grad, bias.grad = torch.zeros(50, 8), torch.full((8,), -scale)
         table.grad[update] = scale
         optimizer.step()
-    assert torch.equal(table[3:], torch.ones(47, 8)) and bool((table[:3] < 1).all()) and bool((bias > 0).all())
+    assert (
+        torch.equal(table[3:], torch.ones(47, 8))
+        and bool((table[:3] < 1).all())
+        and bool((bias > 0).all())
+    )
     assert bool(table.isfinite().all()) and bool(bias.isfinite().all())
 
 
@@ -131,7 +155,10 @@ def test_adafactor_keeps_a_row_and_a_column_of_each_matrix() -> None:
     for options, extra in (({}, 0), ({"beta1": 0.9}, parameter.numel())):
         optimizer = build("adafactor", options, [parameter])
         optimizer.step()
-        assert sum(value.numel() for value in optimizer.state[parameter].values()) == 2 * (30 + 40) + 1 + extra
+        assert (
+            sum(value.numel() for value in optimizer.state[parameter].values())
+            == 2 * (30 + 40) + 1 + extra
+        )
 
 
 def test_the_schedule_of_adafactors_paper_is_an_inverse_sqrt() -> None:
@@ -151,19 +178,33 @@ def cosine(t: int, peak: float, warmup: int, start: float, floor: float, updates
 
 
 def linear(t: int, peak: float, warmup: int, start: float, floor: float, updates: int) -> float:
-    return float(np.interp(t, [0, warmup, updates], [start, peak, floor])) if warmup else float(np.interp(t, [0, updates], [peak, floor]))
+    return (
+        float(np.interp(t, [0, warmup, updates], [start, peak, floor]))
+        if warmup
+        else float(np.interp(t, [0, updates], [peak, floor]))
+    )
 
 
-def replicas(t: int, rate: float, replicas: int, warmup: int, decay_start: int, decay_end: int) -> float:
+def replicas(
+    t: int, rate: float, replicas: int, warmup: int, decay_start: int, decay_end: int
+) -> float:
     n = replicas
-    rise, fall = 1 + t * (n - 1) / (n * warmup), n * (2 * n) ** ((decay_start - n * t) / (decay_end - decay_start))
+    rise, fall = (
+        1 + t * (n - 1) / (n * warmup),
+        n * (2 * n) ** ((decay_start - n * t) / (decay_end - decay_start)),
+    )
     return rate * min(rise, n, fall)
 
 
 SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] = {
-    "vaswani": (lambda t, warmup, factor: factor / 16 * min(t**-0.5, t * warmup**-1.5), [{"warmup": 500, "factor": 2.0}]),
+    "vaswani": (
+        lambda t, warmup, factor: factor / 16 * min(t**-0.5, t * warmup**-1.5),
+        [{"warmup": 500, "factor": 2.0}],
+    ),
     "inverse-sqrt": (
-        lambda t, peak, warmup, start: start + (peak - start) * t / warmup if t < warmup else peak * math.sqrt(warmup / t),
+        lambda t, peak, warmup, start: (
+            start + (peak - start) * t / warmup if t < warmup else peak * math.sqrt(warmup / t)
+        ),
         [{"peak": 2e-3, "warmup": 500, "start": 1e-7}],
     ),
     "constant": (lambda t, rate: rate, [{"rate": 5e-5}]),
@@ -182,7 +223,10 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
             {"peak": 2e-3, "warmup": 0, "start": 1.0, "floor": 0.0, "updates": 5_000},
         ],
     ),
-    "replicas": (replicas, [{"rate": 1e-4, "replicas": 8, "warmup": 50, "decay_start": 4_000, "decay_end": 12_000}]),
+    "replicas": (
+        replicas,
+        [{"rate": 1e-4, "replicas": 8, "warmup": 50, "decay_start": 4_000, "decay_end": 12_000}],
+    ),
     "plateau": (lambda t, rate: rate, [{"rate": 0.25}]),  # what cuts it is in test_optim.py
 }
 
@@ -192,7 +236,10 @@ def make(kind: str, options: dict[str, Any]) -> Schedule:
     return built
 
 
-@pytest.mark.parametrize(("kind", "options"), [(kind, options) for kind, (_, some) in SCHEDULE_FORMULAS.items() for options in some])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, options) for kind, (_, some) in SCHEDULE_FORMULAS.items() for options in some],
+)
 def test_schedule(kind: str, options: dict[str, Any]) -> None:
     for t in (1, 2, 250, 499, 500, 501, 2_250, 3_999, 4_000, 4_001, 4_999, 5_000, 5_001, 50_000):
         expected = SCHEDULE_FORMULAS[kind][0](t, **options)
@@ -217,7 +264,10 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"updates": 4_000}, r"updates 4000 are over before the rate falls: make them more than warmup 4000"),
+        (
+            {"updates": 4_000},
+            r"updates 4000 are over before the rate falls: make them more than warmup 4000",
+        ),
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),
         ({"updates": 9_000, "warmup": -1}, "warmup"),

@@ -24,20 +24,38 @@ STAGES = (
     "{{optimizer: nag, schedule: {{kind: constant, rate: 0.001}}, batch: {{size: 30, unit: sentences}}, start: best, "
     "end: {{updates: {second}}}}}]"
 )
-OFTEN = ["training.validation={every_updates: 5, metric: bleu}", "training.save_every=2", "training.ema=0.9"]
+OFTEN = [
+    "training.validation={every_updates: 5, metric: bleu}",
+    "training.save_every=2",
+    "training.ema=0.9",
+]
 
 
 def start(config: Path, run: Path, updates: tuple[int, int], fresh: bool) -> int:
     """A process that trains: a fresh one, or a fork of this one, which has imported all and so begins at once."""
     given = [STAGES.format(first=updates[0], second=updates[1]), *OFTEN]
-    arguments = ["train", str(config), "--run", str(run), "--threads", "1", "--device", "cpu", "--quiet"]
+    arguments = [
+        "train",
+        str(config),
+        "--run",
+        str(run),
+        "--threads",
+        "1",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     arguments += [word for one in given for word in ("--set", one)]
     if pid := os.fork():
         return pid
     try:
         os.dup2(os.open(run.with_suffix(".said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         if fresh:
-            os.execve(sys.executable, [sys.executable, "-m", "fusetk", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"})
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "fusetk", *arguments],
+                {**os.environ, "OMP_NUM_THREADS": "1"},
+            )
         os._exit(main(arguments, standalone_mode=False) or 0)
     except BaseException:
         traceback.print_exc()
@@ -71,19 +89,32 @@ def last(run: Path) -> int:
 def contents(run: Path, update: int) -> dict[str, Any]:
     """All that a checkpoint holds, but for how long it took."""
     folder = run / "checkpoints" / runs.checkpoint_name(update)
-    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != runs.STATE}
+    found: dict[str, Any] = {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != runs.STATE
+    }
     state = checkpoint.read_state(folder)
     state["progress"].pop("seconds")
     return {**found, **state}
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "valid"]
+    return [
+        line
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if line["kind"] == "valid"
+    ]
 
 
-def kill_and_compare(config: Path, folder: Path, kills: int, updates: tuple[int, int], seed: int, fresh: bool) -> None:
+def kill_and_compare(
+    config: Path, folder: Path, kills: int, updates: tuple[int, int], seed: int, fresh: bool
+) -> None:
     """Kill at random moments of the start, or some random updates later at a random moment between two checkpoints."""
-    choose, one, other, total = random.Random(seed), folder / "alone", folder / "killed", sum(updates)
+    choose, one, other, total = (
+        random.Random(seed),
+        folder / "alone",
+        folder / "killed",
+        sum(updates),
+    )
     begun = time.monotonic()
     alone = start(config, one, updates, fresh)
     began, saved = until(lambda: said(one) > 0), until(lambda: last(one) > 0)
@@ -116,7 +147,12 @@ def kill_and_compare(config: Path, folder: Path, kills: int, updates: tuple[int,
 
 def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
     """In a process of its own, from which it is safe to fork."""
-    subprocess.run([sys.executable, __file__, toy, tmp_path], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, __file__, toy, tmp_path],
+        check=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.mark.slow
@@ -126,4 +162,6 @@ def test_twenty_kills_lose_nothing(toy: Path, tmp_path: Path, seed: int) -> None
 
 
 if __name__ == "__main__":
-    kill_and_compare(Path(sys.argv[1]), Path(sys.argv[2]), kills=5, updates=(30, 20), seed=4, fresh=False)
+    kill_and_compare(
+        Path(sys.argv[1]), Path(sys.argv[2]), kills=5, updates=(30, 20), seed=4, fresh=False
+    )

@@ -12,16 +12,24 @@ from fusetk.errors import ConfigError
 from fusetk.training.log import Log, forget_after
 
 
-def test_lines_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_for_people_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Log(tmp_path) as log:
         log.line("update 1: [100] done")
         log.record("train", {"update": 1, "loss": 2.5})
     assert capsys.readouterr().err == "update 1: [100] done\n"
     assert (tmp_path / "log.txt").read_text().endswith("  update 1: [100] done\n")
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"kind": "train", "update": 1, "loss": 2.5}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "kind": "train",
+        "update": 1,
+        "loss": 2.5,
+    }
 
 
-def test_a_reader_that_has_gone_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_gone_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Closed:
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -65,7 +73,9 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     assert written == [("valid/update", 7, 7), ("valid/loss", 2.5, 7), ("closed",)]
 
 
-def test_tensorboard_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
         Log(tmp_path, tensorboard=True)

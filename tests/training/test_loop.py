@@ -45,7 +45,11 @@ def files(run: Path, update: int) -> dict[str, bytes]:
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "memory")} for line in found if line["kind"] == kind]
+    return [
+        {k: v for k, v in line.items() if k not in ("tokens_per_second", "memory")}
+        for line in found
+        if line["kind"] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,9 @@ def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, 
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_resuming_gives_the_same_run_to_the_bit(whole: tuple[Recipe, Path], stop: int, tmp_path: Path) -> None:
+def test_resuming_gives_the_same_run_to_the_bit(
+    whole: tuple[Recipe, Path], stop: int, tmp_path: Path
+) -> None:
     """Set back to each of its checkpoints: inside an epoch, at a stage's end, inside the second stage."""
     recipe, run = whole
     there = runs.checkpoints(run)
@@ -73,14 +79,18 @@ def test_resuming_gives_the_same_run_to_the_bit(whole: tuple[Recipe, Path], stop
     assert files(copy, last) == files(run, last)
     assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in there]
     for kind in ("train", "valid"):
-        assert [line["update"] for line in lines(copy, kind)] == [line["update"] for line in lines(run, kind)]
+        assert [line["update"] for line in lines(copy, kind)] == [
+            line["update"] for line in lines(run, kind)
+        ]
     assert lines(copy, "valid") == lines(run, "valid")
 
 
 def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path]) -> None:
     _, run = whole
     tensors = weights_module.read_tensors(runs.checkpoints(run)[-1], runs.TRAINING)
-    assert all(name.endswith(":momentum_buffer") for name in tensors), "nothing of the first stage's Adam is left"
+    assert all(name.endswith(":momentum_buffer") for name in tensors), (
+        "nothing of the first stage's Adam is left"
+    )
     epochs = [line["epoch"] for line in lines(run, "valid")]
     assert epochs == sorted(epochs) and epochs[-1] == int(epochs[-1])
 
@@ -91,7 +101,9 @@ def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(best)
 
 
-def test_nothing_to_do_is_said_and_more_updates_go_on(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_do_is_said_and_more_updates_go_on(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
     train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
     assert "nothing to do: training ended after 4 updates" in capsys.readouterr().err
@@ -101,20 +113,35 @@ def test_nothing_to_do_is_said_and_more_updates_go_on(toy: Path, tmp_path: Path,
 
 
 def test_patience_ends_a_stage(toy: Path, tmp_path: Path) -> None:
-    overrides = ["training.stages.0.schedule={kind: constant, rate: 1e-30}", "training.stages.0.end={patience: 3}"]
+    overrides = [
+        "training.stages.0.schedule={kind: constant, rate: 1e-30}",
+        "training.stages.0.end={patience: 3}",
+    ]
     train_module.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
     assert [line["update"] for line in lines(tmp_path, "valid")] == [4, 8, 12, 16]
 
 
 def test_the_seed_fixes_everything(toy: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        train_module.train(load(toy, [f"training.seed={seed}", "training.stages.0.end.updates=4"]), tmp_path / name, "cpu", quiet=True)
+        train_module.train(
+            load(toy, [f"training.seed={seed}", "training.stages.0.end.updates=4"]),
+            tmp_path / name,
+            "cpu",
+            quiet=True,
+        )
     assert files(tmp_path / "a", 4) == files(tmp_path / "b", 4) != files(tmp_path / "c", 4)
 
 
-def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_another_model_or_data_is_refused_on_resume(
+    toy: Path, whole: tuple[Recipe, Path], tmp_path: Path
+) -> None:
     before = (whole[1] / "config.yaml").read_text()
-    for change in ("model.dropout=0.3", "training.seed=9", "training.stages.1.optimizer=adam", "training.validation.metric=ppl"):
+    for change in (
+        "model.dropout=0.3",
+        "training.seed=9",
+        "training.stages.1.optimizer=adam",
+        "training.validation.metric=ppl",
+    ):
         with pytest.raises(ConfigError, match=r"another config.*->"):
             train_module.train(load(toy, [*TWO_STAGES, change]), whole[1], "cpu", quiet=True)
     recipe = load(toy, TWO_STAGES)
@@ -130,50 +157,71 @@ def test_another_model_or_data_is_refused_on_resume(toy: Path, whole: tuple[Reci
 
 
 def test_a_lost_link_does_not_start_again(toy: Path, tmp_path: Path) -> None:
-    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(
+        load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu", quiet=True
+    )
     for name in ("last", "best"):
         (tmp_path / "a" / "checkpoints" / name).unlink()
     train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     assert [line["update"] for line in lines(tmp_path / "a", "valid")] == [4, 8]
 
 
-def test_a_run_that_was_set_back_keeps_what_it_writes(whole: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_a_run_that_was_set_back_keeps_what_it_writes(
+    whole: tuple[Recipe, Path], tmp_path: Path
+) -> None:
     """Later checkpoints of the first time must not push the new ones out."""
     recipe, run = whole
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
     checkpoint.link(copy, "last", runs.checkpoints(copy)[0])
-    few = recipe.model_copy(update={"training": recipe.training.model_copy(update={"keep_last": 1})})
+    few = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"keep_last": 1})}
+    )
     train_module.train(few, copy, "cpu", quiet=True)
     assert (copy / "checkpoints" / "last").resolve().name == runs.checkpoints(run)[-1].name
 
 
-def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(toy: Path, tmp_path: Path) -> None:
+def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
+    toy: Path, tmp_path: Path
+) -> None:
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     before = files(tmp_path, 8)
     wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
     with pytest.raises(FusetkError, match="5 updates in a row after update"):
         train_module.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
-    assert "skipped: its gradient is not finite (prepared training pairs" in (tmp_path / "wild" / "log.txt").read_text()
+    assert (
+        "skipped: its gradient is not finite (prepared training pairs"
+        in (tmp_path / "wild" / "log.txt").read_text()
+    )
     assert files(tmp_path, 8) == before
 
 
 def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:
     def wild(updates: int) -> Recipe:
-        return load(toy, [
-            f"training.stages=[{{optimizer: nag, schedule: {{kind: constant, rate: 1e30}}, end: {{updates: {updates}}}}}]",
-            "training.max_skipped=6", "training.log_every=1",
-        ])  # fmt: skip
+        return load(
+            toy,
+            [
+                f"training.stages=[{{optimizer: nag, schedule: {{kind: constant, rate: 1e30}}, end: {{updates: {updates}}}}}]",
+                "training.max_skipped=6",
+                "training.log_every=1",
+            ],
+        )
 
     train_module.train(wild(4), tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(FusetkError, match="6 updates in a row after update"):
         train_module.train(wild(90), tmp_path / "run", "cpu", quiet=True)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    norms = [json.loads(line, parse_constant=pytest.fail)["grad_norm"] for line in lines if '"kind": "train"' in line]
+    norms = [
+        json.loads(line, parse_constant=pytest.fail)["grad_norm"]
+        for line in lines
+        if '"kind": "train"' in line
+    ]
     assert norms[0] is not None and norms[-1] is None, "what is not finite is no number in JSON"
 
 
-def test_what_a_kill_left_goes_when_training_goes_on(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_kill_left_goes_when_training_goes_on(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where nothing is left to do, and with a path that is not absolute."""
     monkeypatch.chdir(tmp_path)
     recipe = load(toy, ["training.keep_last=1", "training.validation.every_updates=2"])
@@ -190,9 +238,15 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     before = files(tmp_path, 8)
     with subprocess.Popen(
-        [sys.executable, "-c", "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\nprint(flush=True)\ninput()", str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as other:  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\nprint(flush=True)\ninput()",
+            str(tmp_path),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
         assert other.stdout and other.stdout.readline()
         with pytest.raises(ConfigError, match="another fusetk train is at work"):
             train_module.train(load(toy), tmp_path, "cpu", quiet=True)
@@ -201,26 +255,42 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
 
 
-def test_what_validation_cannot_do_loses_no_update(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_validation_cannot_do_loses_no_update(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def part(*given: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Validator, "part", part)
-    with pytest.raises(FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"):
+    with pytest.raises(
+        FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"
+    ):
         train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     monkeypatch.undo()
     assert checkpoint.read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     train_module.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
-    assert files(tmp_path, 8)["model.safetensors"] == files(tmp_path.with_name("whole"), 8)["model.safetensors"]
+    assert (
+        files(tmp_path, 8)["model.safetensors"]
+        == files(tmp_path.with_name("whole"), 8)["model.safetensors"]
+    )
 
 
 def test_a_stage_cannot_drop_out_where_the_model_does_not(toy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"stages.0.dropout is 0.3, but every dropout of the model is 0"):
-        train_module.train(load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]), tmp_path / "run", "cpu", quiet=True)
+    with pytest.raises(
+        ConfigError, match=r"stages.0.dropout is 0.3, but every dropout of the model is 0"
+    ):
+        train_module.train(
+            load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]),
+            tmp_path / "run",
+            "cpu",
+            quiet=True,
+        )
 
 
-def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(toy: Path, tmp_path: Path) -> None:
+def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(
+    toy: Path, tmp_path: Path
+) -> None:
     later = "training.stages=[{optimizer: adam, schedule: {kind: constant, rate: 1}, end: {updates: 1}}, "
     later += "{optimizer: adam, schedule: {kind: constant, rate: 1}, batch: {size: 3}, end: {updates: 1}}]"
     short = "model={kind: transformer, positions: learned, max_positions: 4, width: 8, heads: 2}"
@@ -234,9 +304,16 @@ def test_padded_lengths_of_bf16_stay_within_learned_positions(toy: Path, tmp_pat
     """The longest sentence has all positions that there are, and not a multiple of four."""
     folder = Path(load(toy, []).data.folder)
     corpora = [Corpus.open(folder, name) for name in ("train", "valid")]
-    longest = max(int(side.lengths.max()) for corpus in corpora for side in (corpus.source, corpus.target))
+    longest = max(
+        int(side.lengths.max()) for corpus in corpora for side in (corpus.source, corpus.target)
+    )
     longest += 1 if longest % 4 == 0 else 0
-    settings = [f"model.max_positions={longest}", "model.positions=learned", "training.precision=bf16", "training.stages.0.end={epochs: 1}"]
+    settings = [
+        f"model.max_positions={longest}",
+        "model.positions=learned",
+        "training.precision=bf16",
+        "training.stages.0.end={epochs: 1}",
+    ]
     recipe = load(toy, settings)
     train_module.train(recipe, tmp_path / "run", "cpu", quiet=True)
     assert lines(tmp_path / "run", "valid")
@@ -249,7 +326,9 @@ def test_tying_all_needs_one_vocabulary(toy: Path) -> None:
 
 def test_unprepared_data_is_named(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fusetk prep"):
-        train_module.train(load(toy, [f"data.folder={tmp_path / 'none'}"]), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(
+            load(toy, [f"data.folder={tmp_path / 'none'}"]), tmp_path / "run", "cpu", quiet=True
+        )
 
 
 def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None:
@@ -270,27 +349,70 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(tmp_path / "run"), "--threads", "1", "-d", "cpu"]
-    command += ["--set", "training.stages.0.end.updates=100000", "--set", "training.validation.every_updates=100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "fusetk",
+        "train",
+        str(toy),
+        "--run",
+        str(tmp_path / "run"),
+        "--threads",
+        "1",
+        "-d",
+        "cpu",
+    ]
+    command += [
+        "--set",
+        "training.stages.0.end.updates=100000",
+        "--set",
+        "training.validation.every_updates=100000",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while "update 3" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(number)
     said = process.stderr.read()
-    assert process.wait() == 75 and f"{number.name} came: saved after update" in said and "Traceback" not in said
+    assert (
+        process.wait() == 75
+        and f"{number.name} came: saved after update" in said
+        and "Traceback" not in said
+    )
     (saved,) = runs.checkpoints(tmp_path / "run")
     update = int(saved.name.removeprefix("update-"))
     assert update >= 3 and f"after update {update};" in said
-    train_module.train(load(toy, [f"training.stages.0.end.updates={update}"]), tmp_path / "whole", "cpu", quiet=True)
+    train_module.train(
+        load(toy, [f"training.stages.0.end.updates={update}"]),
+        tmp_path / "whole",
+        "cpu",
+        quiet=True,
+    )
     assert files(tmp_path / "whole", update) == files(tmp_path / "run", update)
 
 
 def test_a_closed_terminal_saves(toy: Path, tmp_path: Path) -> None:
     """The terminal sends SIGHUP, and every later write to it fails."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "fusetk", "train", str(toy), "--run", str(run), "--threads", "1", "-d", "cpu"]
-    command += ["--set", "training.stages.0.end.updates=100000", "--set", "training.validation.every_updates=100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "fusetk",
+        "train",
+        str(toy),
+        "--run",
+        str(run),
+        "--threads",
+        "1",
+        "-d",
+        "cpu",
+    ]
+    command += [
+        "--set",
+        "training.stages.0.end.updates=100000",
+        "--set",
+        "training.validation.every_updates=100000",
+    ]
     process, terminal = pty.fork()
     if not process:
         os.execv(command[0], command)
@@ -312,23 +434,41 @@ def test_nohup_trains_on(toy: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_equal_metrics_are_ranked_by_loss(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_metrics_are_ranked_by_loss(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """BLEU 0 at each validation while the loss falls: the last is best, patience does not run out, a higher loss is no new best."""
     losses = iter([5.0, 4.0, 3.0, 3.5, 2.0, 2.0])
-    monkeypatch.setattr(Validator, "judge", lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0})
-    given = ["training.validation.metric=bleu", "training.validation.every_updates=1", "training.stages.0.end={updates: 6, patience: 2}"]
+    monkeypatch.setattr(
+        Validator,
+        "judge",
+        lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
+    )
+    given = [
+        "training.validation.metric=bleu",
+        "training.validation.every_updates=1",
+        "training.stages.0.end={updates: 6, patience: 2}",
+    ]
     run = tmp_path / "run"
-    train_module.train(load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
+    train_module.train(
+        load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True
+    )
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(3)
     train_module.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
-    assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(5), "also over a resume"
-    assert [path.name for path in choose(run, best=2, metric="bleu")] == [runs.checkpoint_name(update) for update in (5, 6)]
+    assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(5), (
+        "also over a resume"
+    )
+    assert [path.name for path in choose(run, best=2, metric="bleu")] == [
+        runs.checkpoint_name(update) for update in (5, 6)
+    ]
     assert [line["best"] for line in lines(run, "valid")] == [True, True, True, False, True, False]
 
 
 def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path: Path) -> None:
     """As version 0.1 wrote them."""
-    train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(
+        load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True
+    )
     [folder] = runs.checkpoints(tmp_path / "run")
     state = checkpoint.read_state(folder)
     state["progress"].pop("best_loss")
@@ -339,7 +479,9 @@ def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path
     assert files(tmp_path / "run", 8) == files(tmp_path / "whole", 8)
 
 
-def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_validation_drops_it_and_does_it_again(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Validator.part
 
     def signalled(self: Validator, *arguments: Any) -> Part:
@@ -353,16 +495,26 @@ def test_a_signal_in_validation_drops_it_and_does_it_again(toy: Path, tmp_path: 
     assert lines(tmp_path / "a", "valid") == []
     train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     train_module.train(load(toy), tmp_path / "b", "cpu", quiet=True)
-    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid") and files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
-    assert [p.name for p in runs.checkpoints(tmp_path / "a")] == [p.name for p in runs.checkpoints(tmp_path / "b")]
+    assert lines(tmp_path / "a", "valid") == lines(tmp_path / "b", "valid") and files(
+        tmp_path / "a", 8
+    ) == files(tmp_path / "b", 8)
+    assert [p.name for p in runs.checkpoints(tmp_path / "a")] == [
+        p.name for p in runs.checkpoints(tmp_path / "b")
+    ]
 
 
 def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None:
     """Attention's dropout, too; what the model does not drop out stays so; the next stage is as the model has it, resumed or not."""
-    stages = ["{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, dropout: 0.6, end: {updates: 2}}",
-              "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, end: {updates: 2}}"]  # fmt: skip
+    stages = [
+        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, dropout: 0.6, end: {updates: 2}}",
+        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, end: {updates: 2}}",
+    ]
     seen: list[set[float]] = []
-    overrides = [f"training.stages=[{', '.join(stages)}]", "model.attention_dropout=0.3", "training.validation.every_updates=1"]
+    overrides = [
+        f"training.stages=[{', '.join(stages)}]",
+        "model.attention_dropout=0.3",
+        "training.validation.every_updates=1",
+    ]
 
     class Watched(Validator):
         def part(self, model: Any, *given: Any) -> Part:
@@ -382,19 +534,27 @@ def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None
 
 
 def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
-    overrides = ["training.stages.0.end={hours: 0.0006}", "training.validation.every_updates=1000000"]
+    overrides = [
+        "training.stages.0.end={hours: 0.0006}",
+        "training.validation.every_updates=1000000",
+    ]
     begun = time.monotonic()
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert 2 < time.monotonic() - begun < 20
     state = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
     assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
-    assert checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"] == state["update"], "nothing to do"
+    assert (
+        checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"]
+        == state["update"]
+    ), "nothing to do"
 
 
 def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     """What another one needs to know of a run: code, batches, data; and how it goes."""
-    train_module.train(load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True)
+    train_module.train(
+        load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
+    )
     told = (tmp_path / "a" / "log.txt").read_text()
     fingerprint = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
     assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
@@ -403,4 +563,8 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     [line, *_] = [line for line in told.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "norm ", "lr ", " MB"):
         assert part in line
-    assert 2**25 < json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])["memory"] < 2**40
+    assert (
+        2**25
+        < json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])["memory"]
+        < 2**40
+    )

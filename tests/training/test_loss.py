@@ -13,7 +13,9 @@ from fusetk.training.loss import loss
 def plain(features: Tensor, output: OutputProjection, targets: Tensor, smoothing: float) -> Tensor:
     """-sum_k q(k) log p(k), q built entry by entry."""
     log_p = F.log_softmax(output(features), -1)
-    q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(1, targets[:, None], 1 - smoothing)
+    q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(
+        1, targets[:, None], 1 - smoothing
+    )
     return -(q * log_p).sum()
 
 
@@ -30,7 +32,11 @@ def case() -> tuple[Tensor, OutputProjection, Tensor]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 4, 100])
 def test_value_and_gradient_are_the_formulas(
-    case: tuple[Tensor, OutputProjection, Tensor], smoothing: float, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+    case: tuple[Tensor, OutputProjection, Tensor],
+    smoothing: float,
+    bias: bool,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     features, output, targets = case
     if not bias:
@@ -41,15 +47,22 @@ def test_value_and_gradient_are_the_formulas(
     expected_grads = torch.autograd.grad(expected / 7, inputs)
     found = loss(features, output, targets, smoothing)
     torch.testing.assert_close(found.smoothed, expected)
-    torch.testing.assert_close(found.nll, F.cross_entropy(output(features), targets, reduction="sum"))
-    for one, other in zip(torch.autograd.grad(found.smoothed / 7, inputs), expected_grads, strict=True):
+    torch.testing.assert_close(
+        found.nll, F.cross_entropy(output(features), targets, reduction="sum")
+    )
+    for one, other in zip(
+        torch.autograd.grad(found.smoothed / 7, inputs), expected_grads, strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_hits_are_counted_without_gradients(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
     with torch.inference_mode():
-        assert loss(features, output, targets, 0.0).correct == (output(features).argmax(-1) == targets).sum()
+        assert (
+            loss(features, output, targets, 0.0).correct
+            == (output(features).argmax(-1) == targets).sum()
+        )
 
 
 def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
@@ -57,14 +70,18 @@ def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, OutputProjectio
     with torch.no_grad():
         output.weight.mul_(500)
     found = loss(features.requires_grad_(), output, targets, 0.1)
-    torch.testing.assert_close(found.nll, F.cross_entropy(output(features), targets, reduction="sum"))
+    torch.testing.assert_close(
+        found.nll, F.cross_entropy(output(features), targets, reduction="sum")
+    )
     (grad,) = torch.autograd.grad(found.smoothed, features)
     assert torch.isfinite(grad).all()
 
 
 def test_bf16_is_near(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
     features, output, targets = case
-    exact = torch.autograd.grad(loss(features.requires_grad_(), output, targets, 0.1).smoothed, [features, output.weight])
+    exact = torch.autograd.grad(
+        loss(features.requires_grad_(), output, targets, 0.1).smoothed, [features, output.weight]
+    )
     with torch.autocast("cpu", torch.bfloat16):
         low = loss(features, output, targets, 0.1)
     found = torch.autograd.grad(low.smoothed, [features, output.weight])

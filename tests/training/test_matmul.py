@@ -46,7 +46,9 @@ def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processo
         device_of("cpu")
 
 
-def test_training_uses_it_says_it_and_leaves_nothing(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_it_says_it_and_leaves_nothing(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, plain = set(), loop.apply
 
     def spied(*given: Any) -> Any:
@@ -60,7 +62,9 @@ def test_training_uses_it_says_it_and_leaves_nothing(toy: Path, tmp_path: Path, 
     train_module.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
     assert seen == {"medium"} and torch.get_float32_matmul_precision() == before
     assert "cpu, float32 products medium, in fact " in (tmp_path / "run" / "log.txt").read_text()
-    with pytest.raises(ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."):
+    with pytest.raises(
+        ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."
+    ):
         train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
     train_module.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
     assert f"cpu, float32 products {choices()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -20,7 +20,9 @@ from fusetk.training.step import out_of_memory
 GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
 
 
-def small_memory(monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError) -> list[int]:
+def small_memory(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
+) -> list[int]:
     """Let gradients of more target tokens at once fail in the backward pass, after some of them were made; returns how many did."""
     plain, failed = loop.gradients, list[int]()
 
@@ -30,7 +32,9 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Except
             found += plain(model, [batch], *given)  # type: ignore[arg-type]
             if len(batch.real) > tokens:
                 failed.append(len(batch.real))
-                raise kind("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more")
+                raise kind(
+                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more"
+                )
         return found
 
     monkeypatch.setattr(loop, "gradients", gradients)
@@ -38,12 +42,17 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Except
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
-def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+def test_batches_are_done_in_halves(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
     failed = small_memory(monkeypatch, 200, kind)
     train_module.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
     found, wanted = (
-        weights_module.read_tensors(tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL) for name in ("halves", "whole")
+        weights_module.read_tensors(
+            tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
+        )
+        for name in ("halves", "whole")
     )
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
@@ -52,13 +61,20 @@ def test_batches_are_done_in_halves(toy: Path, tmp_path: Path, monkeypatch: pyte
     assert said.count("does not fit into memory and is done in halves") == 1
 
 
-def test_a_sentence_that_does_not_fit_is_named(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sentence_that_does_not_fit_is_named(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_memory(monkeypatch, 0)
-    with pytest.raises(FusetkError, match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone"):
+    with pytest.raises(
+        FusetkError,
+        match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone",
+    ):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
-def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_taken_for_it(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*given: Any) -> list[Loss]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -67,6 +83,13 @@ def test_other_errors_are_not_taken_for_it(toy: Path, tmp_path: Path, monkeypatc
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
-@pytest.mark.parametrize("said", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    ],
+)
 def test_words_of_other_libraries(said: str) -> None:
     assert out_of_memory(RuntimeError(said)) and not out_of_memory(ValueError(said))

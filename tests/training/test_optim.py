@@ -16,7 +16,10 @@ from fusetk.training.schedule import Plateau, PlateauConfig
 def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
     """Its buffer holds the step, ours the gradients: the rate's change, which it makes good in each step, falls out."""
     random = np.random.default_rng(3)
-    gradients, rates = random.normal(size=(12, 5)), [0.25] * 4 + [0.025] * 4 + [0.3, 0.0025, 1e-5, 0.1]
+    gradients, rates = (
+        random.normal(size=(12, 5)),
+        [0.25] * 4 + [0.025] * 4 + [0.3, 0.0025, 1e-5, 0.1],
+    )
     w, u, before = (start := random.normal(size=5)).copy(), np.zeros(5), rates[0]
     p = torch.nn.Parameter(torch.tensor(start))
     optimizer = NAG.build(NAGConfig(momentum=momentum), [p])
@@ -29,13 +32,19 @@ def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
         np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-12, atol=1e-13)
 
 
-def cuts(schedule: Plateau, values: list[float], lower_is_better: bool = True, first_epoch: int = 1) -> list[int]:
+def cuts(
+    schedule: Plateau, values: list[float], lower_is_better: bool = True, first_epoch: int = 1
+) -> list[int]:
     """Cuts after each of some validations, one at the end of each epoch."""
     seen: Any = {}
     found = []
     for epoch, value in enumerate(values, first_epoch):
         seen = schedule.judged(seen, value, lower_is_better, epoch)
-        assert seen["rate"] == schedule.rate(7 * epoch, seen) == schedule.config.rate * schedule.config.factor ** seen["cuts"]
+        assert (
+            seen["rate"]
+            == schedule.rate(7 * epoch, seen)
+            == schedule.config.rate * schedule.config.factor ** seen["cuts"]
+        )
         found.append(seen["cuts"])
     return found
 
@@ -48,7 +57,11 @@ LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
     [
         ({}, LOSSES, [0, 0, 1, 2, 2, 3, 3]),  # 4.1 is not below the best, 4.0
         ({"rule": "after-first-rise"}, LOSSES, [0, 0, 1, 2, 3, 4, 5]),
-        ({"not_before_epoch": 4}, LOSSES, [0, 0, 0, 0, 0, 1, 1]),  # the rise of epoch 3 is let pass, 4.1 is below it
+        (
+            {"not_before_epoch": 4},
+            LOSSES,
+            [0, 0, 0, 0, 0, 1, 1],
+        ),  # the rise of epoch 3 is let pass, 4.1 is below it
         ({"not_before_epoch": 3, "rule": "after-first-rise"}, LOSSES, [0, 0, 1, 2, 3, 4, 5]),
         ({"not_before_epoch": 4, "rule": "after-first-rise"}, LOSSES, [0, 0, 0, 0, 0, 1, 2]),
         ({"threshold": 0.03}, [5.0, 4.9, 4.8, 4.8], [0, 1, 1, 2]),  # 4.9 is not 3 % below 5, 4.8 is
@@ -58,7 +71,14 @@ LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
 )
 def test_plateau(options: dict[str, Any], values: list[float], expected: list[int]) -> None:
     assert cuts(Plateau(PlateauConfig(rate=0.25, **options), 256), values) == expected
-    assert cuts(Plateau(PlateauConfig(rate=0.25, **options), 256), [-value for value in values], lower_is_better=False) == expected
+    assert (
+        cuts(
+            Plateau(PlateauConfig(rate=0.25, **options), 256),
+            [-value for value in values],
+            lower_is_better=False,
+        )
+        == expected
+    )
 
 
 def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:

@@ -20,9 +20,13 @@ STAGE += "batch: {size: 400}, end: %s}"
 MORE = ["training.log_every=1", "training.keep_last=99"]
 
 
-def train(toy: Path, run: Path, end: str, options: str = "", *overrides: str) -> list[tuple[int, float]]:
+def train(
+    toy: Path, run: Path, end: str, options: str = "", *overrides: str
+) -> list[tuple[int, float]]:
     """Train; returns the rate of each update."""
-    train_module.train(load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True)
+    train_module.train(
+        load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(line["update"], line["lr"]) for line in lines if line["kind"] == "train"]
 
@@ -34,13 +38,19 @@ def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
 
 
 @pytest.mark.parametrize("options", ["", ", rule: after-first-rise"])
-def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(toy: Path, tmp_path: Path, options: str) -> None:
+def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(
+    toy: Path, tmp_path: Path, options: str
+) -> None:
     whole = tmp_path / "whole"
     rates = train(toy, whole, "{updates: 48}", options)
     cuts = [update for (_, before), (update, after) in itertools.pairwise(rates) if after != before]
     assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the test sees no cut"
     for before_it in (True, False):
-        kept = [p for p in runs.checkpoints(whole) if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)]
+        kept = [
+            p
+            for p in runs.checkpoints(whole)
+            if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)
+        ]
         copy = tmp_path / f"copy{before_it}"
         shutil.copytree(whole, copy, symlinks=True)
         checkpoint.link(copy, "last", kept[-1] if before_it else kept[0])
@@ -61,7 +71,12 @@ def test_a_stage_ends_when_the_rate_falls_below_the_floor(toy: Path, tmp_path: P
     steep = ", factor: 0.1, rule: after-first-rise"
     every = "training.validation={every_epochs: 1}"
     rates = train(toy, tmp_path, "{rate: 1e-4}", steep, every)
-    assert sorted({round(rate, 12) for _, rate in rates}, reverse=True) == [0.25, 0.025, 0.0025, 0.00025]
+    assert sorted({round(rate, 12) for _, rate in rates}, reverse=True) == [
+        0.25,
+        0.025,
+        0.0025,
+        0.00025,
+    ]
     last = runs.checkpoints(tmp_path)[-1]
     assert checkpoint.read_state(last)["progress"]["position"] == 0
     assert checkpoint.read_state(last)["progress"]["seen"]["rate"] == pytest.approx(2.5e-5)
@@ -70,14 +85,21 @@ def test_a_stage_ends_when_the_rate_falls_below_the_floor(toy: Path, tmp_path: P
 
 
 def test_a_warm_up_below_the_floor_does_not_end_a_stage(toy: Path, tmp_path: Path) -> None:
-    overrides = ["training.stages.0.schedule={kind: inverse-sqrt, peak: 1e-2, warmup: 4}", "training.stages.0.end={rate: 7e-3}"]
+    overrides = [
+        "training.stages.0.schedule={kind: inverse-sqrt, peak: 1e-2, warmup: 4}",
+        "training.stages.0.end={rate: 7e-3}",
+    ]
     train_module.train(load(toy, overrides), tmp_path, "cpu", quiet=True)
-    assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["update"] == 8  # 1e-2 sqrt(4/9) < 7e-3 <= 1e-2 sqrt(4/8)
+    assert (
+        checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["update"] == 8
+    )  # 1e-2 sqrt(4/9) < 7e-3 <= 1e-2 sqrt(4/8)
 
 
 def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> None:
     stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, batch: {size: 400}, end: {updates: 9}}"
-    train_module.train(load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True)
+    train_module.train(
+        load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True
+    )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = {line["update"]: line["lr"] for line in lines if line["kind"] == "train"}
     assert (rates[1], rates[8], rates[9], rates[10]) == pytest.approx((0.1, 0.1, 0.01, 0.1))
@@ -87,15 +109,25 @@ def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("schedule", "end", "said"),
     [
-        ("{kind: constant, rate: 1}", "{rate: 0.1}", r"end\.rate needs a schedule whose rate falls"),
-        ("{kind: plateau, rate: 0.01}", "{rate: 0.1}", r"0\.01 is below end\.rate 0\.1 from the start"),
+        (
+            "{kind: constant, rate: 1}",
+            "{rate: 0.1}",
+            r"end\.rate needs a schedule whose rate falls",
+        ),
+        (
+            "{kind: plateau, rate: 0.01}",
+            "{rate: 0.1}",
+            r"0\.01 is below end\.rate 0\.1 from the start",
+        ),
         ("{kind: plateau, rate: 1, factor: 1}", "{rate: 0.1}", "factor"),
         ("{kind: plateau, rate: 1, rule: each}", "{rate: 0.1}", "each-rise"),
         ("{kind: plateau}", "{rate: 0.1}", "rate: must be given"),
         ("{kind: plateau, rate: 1}", "{}", "epochs, updates, patience, rate or hours"),
     ],
 )
-def test_what_would_never_end_or_begin_is_refused(toy: Path, schedule: str, end: str, said: str) -> None:
+def test_what_would_never_end_or_begin_is_refused(
+    toy: Path, schedule: str, end: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         load(toy, [f"training.stages=[{{optimizer: nag, schedule: {schedule}, end: {end}}}]"])
 

@@ -29,9 +29,16 @@ def test_down_at_once_and_up_slowly() -> None:
 
 def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
     for precision in ("fp16", "fp32"):
-        given = [f"training.precision={precision}", "training.stages.0.end.updates=40", "model.dropout=0"]
+        given = [
+            f"training.precision={precision}",
+            "training.stages.0.end.updates=40",
+            "model.dropout=0",
+        ]
         train_module.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
-    half, full = (checkpoint.read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"] for name in ("fp16", "fp32"))
+    half, full = (
+        checkpoint.read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
+        for name in ("fp16", "fp32")
+    )
     assert half == pytest.approx(full, rel=0.03)
 
 
@@ -47,21 +54,49 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     monkeypatch.setattr(loop, "apply", apply)
 
 
-def test_what_is_too_large_is_halved_and_resuming_is_exact(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_halved_and_resuming_is_exact(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overflowing(monkeypatch, 8192)
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
-    assert (tmp_path / "whole" / "log.txt").read_text().count("fp16 losses were too large") == 3  # 65536, 32768, 16384
-    states = [checkpoint.read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")]
-    assert [state["scale"] for state in states] == [32768, 16384, 8192, 8192, 8192, 8192, 8192, 8192]
-    train_module.train(load(toy, [*GIVEN, "training.stages.0.end.updates=2"]), tmp_path / "parts", "cpu", quiet=True)
+    assert (tmp_path / "whole" / "log.txt").read_text().count(
+        "fp16 losses were too large"
+    ) == 3  # 65536, 32768, 16384
+    states = [
+        checkpoint.read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")
+    ]
+    assert [state["scale"] for state in states] == [
+        32768,
+        16384,
+        8192,
+        8192,
+        8192,
+        8192,
+        8192,
+        8192,
+    ]
+    train_module.train(
+        load(toy, [*GIVEN, "training.stages.0.end.updates=2"]),
+        tmp_path / "parts",
+        "cpu",
+        quiet=True,
+    )
     train_module.train(load(toy, GIVEN), tmp_path / "parts", "cpu", quiet=True)
-    folders = (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts"))
+    folders = (
+        tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
+    )
     whole, parts = (weights_module.read_tensors(folder, runs.MODEL) for folder in folders)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_what_no_scale_mends_ends_training(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_scale_mends_ends_training(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overflowing(monkeypatch, 0)
     with pytest.raises(FusetkError, match="5 updates in a row"):
-        given = [*GIVEN, "training.stages.0.end.updates=100", "training.validation.every_updates=1000"]
+        given = [
+            *GIVEN,
+            "training.stages.0.end.updates=100",
+            "training.validation.every_updates=1000",
+        ]
         train_module.train(load(toy, given), tmp_path / "a", "cpu", quiet=True)

@@ -21,10 +21,15 @@ SHARD = "training.shard=true"
 def close(found: Path, wanted: Path, update: int, *files: str) -> None:
     """Checkpoints of the same names, shapes and values to rounding."""
     for file in files:
-        ours, theirs = (weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), file) for run in (found, wanted))
+        ours, theirs = (
+            weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), file)
+            for run in (found, wanted)
+        )
         assert ours.keys() == theirs.keys()
         for name in theirs:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}")
+            torch.testing.assert_close(
+                ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}"
+            )
 
 
 def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: Path) -> None:
@@ -32,20 +37,45 @@ def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: P
     recomputed layers, accumulation, clipping, EMA, search in validation.
     """
     model = [
-        "model.tie=target", "model.norm=pre", "model.encoder={layers: 2, checkpoint: true}",
+        "model.tie=target",
+        "model.norm=pre",
+        "model.encoder={layers: 2, checkpoint: true}",
         "model.decoder={layers: 2, checkpoint: true, fuse: {kind: linear, weights: matrix, aggregation: ewp-ffn}}",
-    ]  # fmt: skip
-    given = [*PLAIN, *model, "training.ema=0.9", "training.stages.0.clip=0.5", "training.stages.0.batch.accumulate=2"]
+    ]
+    given = [
+        *PLAIN,
+        *model,
+        "training.ema=0.9",
+        "training.stages.0.clip=0.5",
+        "training.stages.0.batch.accumulate=2",
+    ]
     given += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
-    train_module.train(load(toy, [*given, "training.stages.0.end.updates=3"]), tmp_path / "parts", "cpu", quiet=True)
-    said = finished(launch(2, toy, tmp_path / "parts", [*given, "training.stages.0.end.updates=6", SHARD]))
-    assert "2 processes, sharded" in said and "resumed after update 3" in said and "returned a view" not in said
-    train_module.train(load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True)  # alone it does nothing
+    train_module.train(
+        load(toy, [*given, "training.stages.0.end.updates=3"]),
+        tmp_path / "parts",
+        "cpu",
+        quiet=True,
+    )
+    said = finished(
+        launch(2, toy, tmp_path / "parts", [*given, "training.stages.0.end.updates=6", SHARD])
+    )
+    assert (
+        "2 processes, sharded" in said
+        and "resumed after update 3" in said
+        and "returned a view" not in said
+    )
+    train_module.train(
+        load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True
+    )  # alone it does nothing
     train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
     for update in (6, 9):
         close(tmp_path / "parts", tmp_path / "one", update, MODEL, TRAINING, EMA)
-    for ours, theirs in zip(validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours["bleu"] == pytest.approx(theirs["bleu"], abs=0.5)
+    for ours, theirs in zip(
+        validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True
+    ):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours[
+            "bleu"
+        ] == pytest.approx(theirs["bleu"], abs=0.5)
 
 
 BACKBONES = """
@@ -113,15 +143,32 @@ def backbones(tmp_path: Path, names: list[str], processes: int) -> None:
     root = Path(__file__).parents[2]
     paths = os.pathsep.join(map(str, (root, root / "tests" / "contracts")))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(tmp_path / "program.py")],
-        capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={processes}",
+            "--standalone",
+            str(tmp_path / "program.py"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+    )
     assert done.returncode == 0 and done.stdout.count("all") == processes, done.stderr
 
 
 def test_gradients_and_search_of_each_backbone(tmp_path: Path) -> None:
     """Sums over the processes, one of which has a batch in which no word counts; as much as half a model in each."""
-    names = ["transformer", "conv", "coordinated", "recurrent", "coordinated, post-norm, recomputed", "transformer, decoder fuse iterative"]
+    names = [
+        "transformer",
+        "conv",
+        "coordinated",
+        "recurrent",
+        "coordinated, post-norm, recomputed",
+        "transformer, decoder fuse iterative",
+    ]
     backbones(tmp_path, names, 2)
 
 
@@ -143,7 +190,12 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
     """Parts are of unequal size; what is begun split, one ends. (eps keeps gradients that are rounding errors from becoming steps.)"""
-    given = ["model.dropout=0", f"training.stages.0.optimizer={optimizer}", "model.positions=learned", "model.max_positions=8"]
+    given = [
+        "model.dropout=0",
+        f"training.stages.0.optimizer={optimizer}",
+        "model.positions=learned",
+        "model.max_positions=8",
+    ]
     given += ["training.stages.0.schedule={kind: constant, rate: 0.01}", "training.save_every=3"]
     finished(launch(3, toy, tmp_path / "split", [*given, SHARD, "training.stages.0.end.updates=5"]))
     train_module.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
@@ -184,7 +236,10 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
     assert "resumed after update 4" in said
     finished(launch(2, toy, tmp_path / "whole", given))
     for file in (MODEL, TRAINING, EMA):
-        whole, parts = ((tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes() for name in ("whole", "parts"))
+        whole, parts = (
+            (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes()
+            for name in ("whole", "parts")
+        )
         assert whole == parts, file
 
 
@@ -197,4 +252,7 @@ def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None
         "    return plain(*given)\nloop.gradients = gradients\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
-    assert "target tokens do not fit into memory at once (can't allocate memory), and with training.shard no process can halve" in said
+    assert (
+        "target tokens do not fit into memory at once (can't allocate memory), and with training.shard no process can halve"
+        in said
+    )

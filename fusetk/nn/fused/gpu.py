@@ -48,7 +48,9 @@ def usable(attention: AdditiveAttention | None) -> bool:
 @lru_cache
 def _warn(why: str) -> None:
     """Say it once."""
-    warnings.warn(f"recurrent models run without fused kernels, which is slow on a GPU: {why}", stacklevel=2)
+    warnings.warn(
+        f"recurrent models run without fused kernels, which is slow on a GPU: {why}", stacklevel=2
+    )
 
 
 def _power_of_2(size: int) -> int:
@@ -63,17 +65,25 @@ class Kernels:
         from fusetk.nn.fused import programs
 
         self.programs = programs
-        self.made, self.plan = weakref.proxy(made), made.plan  # buffers are to go as soon as the run is over
+        self.made, self.plan = (
+            weakref.proxy(made),
+            made.plan,
+        )  # buffers are to go as soon as the run is over
         self.nothing = made.h.new_zeros(1)  # stands where a kernel reads nothing
         if self.plan.attention is not None:
-            self.scores = made.h.new_empty(self.plan.sizes[0], made.keys.shape[1], self.plan.attention.heads)
+            self.scores = made.h.new_empty(
+                self.plan.sizes[0], made.keys.shape[1], self.plan.attention.heads
+            )
 
     def _options(self, c: int) -> dict[str, Any]:
         cell = self.plan.cells[c]
         return {
-            "KIND": KINDS[cell.kind], "NORM": cell.gain is not None, "DROP": self.plan.words is not None, "EPSILON": EPS,
+            "KIND": KINDS[cell.kind],
+            "NORM": cell.gain is not None,
+            "DROP": self.plan.words is not None,
+            "EPSILON": EPS,
             "BLOCK": _power_of_2(cell.width),
-        }  # fmt: skip
+        }
 
     def _own(self, c: int) -> tuple[Tensor, ...]:
         """Drawn numbers, biases, gain and shift of a cell."""
@@ -89,10 +99,24 @@ class Kernels:
         directions, positions, _ = made.x.shape
         (before, slot), (after, place, after_rows) = made.before(c, t), made.after(c, t)
         self.programs.cell[directions, rows](
-            self._or_nothing(made.input_of(c)), made.mapped[c], before, made.states[c], self._or_nothing(after), *self._own(c),
-            made.starts[t], positions, slot, before.shape[1], place, after_rows, rows, made.h.shape[-1],
-            self.plan.threshold, self.plan.scale, **self._options(c),
-        )  # fmt: skip
+            self._or_nothing(made.input_of(c)),
+            made.mapped[c],
+            before,
+            made.states[c],
+            self._or_nothing(after),
+            *self._own(c),
+            made.starts[t],
+            positions,
+            slot,
+            before.shape[1],
+            place,
+            after_rows,
+            rows,
+            made.h.shape[-1],
+            self.plan.threshold,
+            self.plan.scale,
+            **self._options(c),
+        )
 
     def _sizes(self) -> dict[str, int]:
         attention, made = self.plan.attention, self.made
@@ -103,15 +127,30 @@ class Kernels:
     def _read(self) -> tuple[Tensor, ...]:
         made, plan = self.made, self.plan
         assert plan.attention is not None and plan.mask is not None
-        return made.queries, made.keys, made.values, plan.mask.view(torch.uint8), made.vector, made.weights
+        return (
+            made.queries,
+            made.keys,
+            made.values,
+            plan.mask.view(torch.uint8),
+            made.vector,
+            made.weights,
+        )
 
     def attend(self, t: int) -> None:
         made, plan = self.made, self.plan
         assert plan.attention is not None and plan.mask is not None
         self.programs.attend[plan.sizes[t],](
-            *self._read(), self.scores, made.contexts, made.starts[t], made.weights_at(t), plan.sizes[0] // len(made.keys),
-            plan.mask.shape[1], SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), **self._sizes(),
-        )  # fmt: skip
+            *self._read(),
+            self.scores,
+            made.contexts,
+            made.starts[t],
+            made.weights_at(t),
+            plan.sizes[0] // len(made.keys),
+            plan.mask.shape[1],
+            SOURCES=plan.attention.sources,
+            SIZE=len(plan.attention.vector),
+            **self._sizes(),
+        )
 
     def back(self, backward: "Backward") -> None:
         """Get ready for the gradients."""
@@ -128,24 +167,61 @@ class Kernels:
         directions, positions, _ = made.x.shape
         before, slot = made.before(c, t)
         self.programs.cell_back[directions, self.parts](
-            self._or_nothing(made.input_of(c)), made.mapped[c], before, *self._own(c), back.state, back.product,
-            self._or_nothing(back.extra[c]), self._or_nothing(back.input_of(c)), back.mapped[c], self._or_nothing(back.norms[c]),
-            made.starts[t], positions, slot, before.shape[1], back.state.shape[1], self.plan.sizes[t], made.h.shape[-1],
-            self.plan.threshold, self.plan.scale, self.parts, EXTRA=back.extra[c] is not None, **self._options(c),
-        )  # fmt: skip
+            self._or_nothing(made.input_of(c)),
+            made.mapped[c],
+            before,
+            *self._own(c),
+            back.state,
+            back.product,
+            self._or_nothing(back.extra[c]),
+            self._or_nothing(back.input_of(c)),
+            back.mapped[c],
+            self._or_nothing(back.norms[c]),
+            made.starts[t],
+            positions,
+            slot,
+            before.shape[1],
+            back.state.shape[1],
+            self.plan.sizes[t],
+            made.h.shape[-1],
+            self.plan.threshold,
+            self.plan.scale,
+            self.parts,
+            EXTRA=back.extra[c] is not None,
+            **self._options(c),
+        )
 
     def attend_back(self, t: int) -> None:
         made, back, plan = self.made, self.backward, self.plan
         assert plan.attention is not None and plan.mask is not None
         self.programs.attend_back[plan.sizes[t],](
-            *self._read(), back.context_product, self._or_nothing(back.extra_contexts), back.contexts, back.queries, back.keys,
-            back.vector, self.scores, made.starts[t], plan.mask.shape[1],
-            SOURCES=plan.attention.sources, SIZE=len(plan.attention.vector), EXTRA=back.extra_contexts is not None, **self._sizes(),
-        )  # fmt: skip
+            *self._read(),
+            back.context_product,
+            self._or_nothing(back.extra_contexts),
+            back.contexts,
+            back.queries,
+            back.keys,
+            back.vector,
+            self.scores,
+            made.starts[t],
+            plan.mask.shape[1],
+            SOURCES=plan.attention.sources,
+            SIZE=len(plan.attention.vector),
+            EXTRA=back.extra_contexts is not None,
+            **self._sizes(),
+        )
 
     def values_back(self, values: Tensor) -> None:
         made = self.made
-        starts, sizes = (torch.tensor(found, device=values.device) for found in (made.starts, self.plan.sizes))
+        starts, sizes = (
+            torch.tensor(found, device=values.device) for found in (made.starts, self.plan.sizes)
+        )
         self.programs.values_back[len(values), values.shape[1]](
-            made.weights, self.backward.contexts, starts, sizes, values, len(self.plan.sizes), **self._sizes()
-        )  # fmt: skip
+            made.weights,
+            self.backward.contexts,
+            starts,
+            sizes,
+            values,
+            len(self.plan.sizes),
+            **self._sizes(),
+        )

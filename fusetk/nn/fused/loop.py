@@ -45,10 +45,16 @@ def usable(x: Tensor, h: Tensor, attention: AdditiveAttention | None) -> bool:
     """Whether there are kernels for it here."""
     if h.dtype != torch.float32 or x.dtype not in (torch.float32, torch.bfloat16):
         return False
-    return cpu.usable() if x.device.type == "cpu" else x.device.type == "cuda" and gpu.usable(attention)
+    return (
+        cpu.usable()
+        if x.device.type == "cpu"
+        else x.device.type == "cuda" and gpu.usable(attention)
+    )
 
 
-def run(plan: Plan, x: Tensor, h: Tensor, across: Sequence[Tensor] = ()) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
+def run(
+    plan: Plan, x: Tensor, h: Tensor, across: Sequence[Tensor] = ()
+) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
     """Mapped inputs (R, N, columns) and the state before them (R, rows, D); ``across``: keys, values, and the map of what is found.
 
     Returns the states of each cell (R, N, D), what was found (N, C), and the weights of attention (N, n * S, H) without a gradient.
@@ -73,7 +79,10 @@ class _Loop(torch.autograd.Function):
         with _here(x):
             made = Forward(plan, x, h, rest)
             made.run()
-        found = [tensor.detach() for tensor in (*made.states, *((made.contexts, made.weights) if made.attention else ()))]
+        found = [
+            tensor.detach()
+            for tensor in (*made.states, *((made.contexts, made.weights) if made.attention else ()))
+        ]
         if any(ctx.needs_input_grad):
             ctx.made = made
             ctx.save_for_backward(x, h, *rest, *found)
@@ -86,7 +95,9 @@ class _Loop(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         made, ctx.made = ctx.made, None
         if made is None:
-            raise RuntimeError("a recurrence on fused kernels has one backward pass; for several, set FUSETK_KERNELS=off")
+            raise RuntimeError(
+                "a recurrence on fused kernels has one backward pass; for several, set FUSETK_KERNELS=off"
+            )
         assert ctx.saved_tensors
         with _here(made.x):
             return None, *Backward(made, grads).run()
@@ -95,7 +106,10 @@ class _Loop(torch.autograd.Function):
 @contextmanager
 def _here(x: Tensor) -> Iterator[None]:
     """Products in the type that they have, kernels on the device of ``x``."""
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with (
+        torch.autocast(x.device.type, enabled=False),
+        torch.cuda.device(x.device) if x.is_cuda else nullcontext(),
+    ):
         yield
 
 
@@ -115,7 +129,12 @@ class Forward:
     """Buffers of all N slots: what is computed step by step, and what the backward pass reads of it."""
 
     def __init__(self, plan: Plan, x: Tensor, h: Tensor, rest: Sequence[Tensor]):
-        self.plan, self.x, self.h, self.attention = plan, x.contiguous(), h.contiguous(), plan.attention
+        self.plan, self.x, self.h, self.attention = (
+            plan,
+            x.contiguous(),
+            h.contiguous(),
+            plan.attention,
+        )
         self.starts = [0]
         for size in plan.sizes:
             self.starts.append(self.starts[-1] + size)
@@ -123,22 +142,39 @@ class Forward:
         width, mixed = h.shape[-1], x.dtype != h.dtype
         self.maps = [cell.state.to(x.dtype) for cell in plan.cells]
         # The kernels want all else of a cell in float32.
-        self.own = [[p if p is None else p.float().contiguous() for p in _vectors(cell)] for cell in plan.cells]
+        self.own = [
+            [p if p is None else p.float().contiguous() for p in _vectors(cell)]
+            for cell in plan.cells
+        ]
         self.states = [h.new_empty(directions, positions, width) for _ in plan.cells]
         self.mapped = [x.new_empty(directions, positions, map_.shape[-1]) for map_ in self.maps]
         # What each product reads: of the lowest cell the highest one's state a step before, of others that of the cell below. Where
         # products have a type of their own, all are copies.
         self.copies = [mixed or not c for c in range(len(plan.cells))]
-        self.reads = [x.new_empty(directions, positions, width) if copy else self.states[c - 1] for c, copy in enumerate(self.copies)]
+        self.reads = [
+            x.new_empty(directions, positions, width) if copy else self.states[c - 1]
+            for c, copy in enumerate(self.copies)
+        ]
         self.reads[0][:, : plan.sizes[0]] = h[:, : plan.sizes[0]]
-        behind = slice(self.starts[-1], None)  # of the last step: what is not computed must be a number, for products over all slots
+        behind = slice(
+            self.starts[-1], None
+        )  # of the last step: what is not computed must be a number, for products over all slots
         for buffer in (*self.reads, *self.states):
             buffer[:, behind] = 0
         if plan.attention is not None:
-            self.keys, self.values, self.map, self.query = (tensor.to(x.dtype).contiguous() for tensor in rest[:4])
+            self.keys, self.values, self.map, self.query = (
+                tensor.to(x.dtype).contiguous() for tensor in rest[:4]
+            )
             self.vector = rest[4].float().contiguous()
-            self.queries, self.contexts = x.new_empty(positions, width), x.new_empty(positions, self.values.shape[-1])
-            self.weights = h.new_empty(positions if plan.weights else plan.sizes[0], self.keys.shape[1], plan.attention.heads)
+            self.queries, self.contexts = (
+                x.new_empty(positions, width),
+                x.new_empty(positions, self.values.shape[-1]),
+            )
+            self.weights = h.new_empty(
+                positions if plan.weights else plan.sizes[0],
+                self.keys.shape[1],
+                plan.attention.heads,
+            )
             self.read = x.new_empty(1, positions, self.map.shape[-1])
             self.contexts[behind] = 0
             if plan.weights:
@@ -163,8 +199,16 @@ class Forward:
         """Where the state that a cell makes is wanted for a product, from which slot on, and of how many rows."""
         sizes, upper = self.plan.sizes, c + 1
         if upper < len(self.reads):
-            return (self.reads[upper], self.starts[t], sizes[t]) if self.copies[upper] else (None, 0, 0)
-        return (self.reads[0], self.starts[t + 1], sizes[t + 1]) if t + 1 < len(sizes) else (None, 0, 0)
+            return (
+                (self.reads[upper], self.starts[t], sizes[t])
+                if self.copies[upper]
+                else (None, 0, 0)
+            )
+        return (
+            (self.reads[0], self.starts[t + 1], sizes[t + 1])
+            if t + 1 < len(sizes)
+            else (None, 0, 0)
+        )
 
     def run(self) -> None:
         plan, kernels = self.plan, self.kernels
@@ -186,10 +230,15 @@ class Backward:
     def __init__(self, made: Forward, grads: Sequence[Tensor | None]):
         self.made, plan, h, x = made, made.plan, made.h, made.x
         count = len(plan.cells)
-        self.extra = [None if grad is None else grad.contiguous() for grad in grads[:count]]  # of the states that others read
+        self.extra = [
+            None if grad is None else grad.contiguous() for grad in grads[:count]
+        ]  # of the states that others read
         self.state = h.new_zeros(h.shape)  # of the running state, but for
         self.product = x.new_zeros(h.shape)  # what a product adds
-        self.mapped, self.x = [torch.empty_like(mapped) for mapped in made.mapped], torch.empty_like(x)
+        self.mapped, self.x = (
+            [torch.empty_like(mapped) for mapped in made.mapped],
+            torch.empty_like(x),
+        )
         if made.attention:
             contexts = grads[count]
             self.extra_contexts = None if contexts is None else contexts.float().contiguous()
@@ -198,7 +247,11 @@ class Backward:
             self.context_product = x.new_empty(plan.sizes[0], made.contexts.shape[-1])
             self.keys = h.new_zeros(made.keys.shape)
         behind = slice(made.starts[-1], None)
-        for buffer in (*self.mapped, self.x, *((self.read, self.queries[None]) if made.attention else ())):
+        for buffer in (
+            *self.mapped,
+            self.x,
+            *((self.read, self.queries[None]) if made.attention else ()),
+        ):
             buffer[:, behind] = 0
         # Sums over rows, in as many parts as the kernels like: (parts, R, 2, gates, D) of gain and shift, (parts, d) of the vector.
         self.norms: list[Tensor | None] = []
@@ -222,7 +275,12 @@ class Backward:
                     torch.mm(self.read[0, start:end], made.map.mT, out=self.context_product[:size])
                     kernels.attend_back(t)
                     product[0].addmm_(self.queries[start:end], made.query.mT)
-        return self.x, self.state + self.product, *self._across(), *(grad for c in range(len(turned)) for grad in self._cell(c))
+        return (
+            self.x,
+            self.state + self.product,
+            *self._across(),
+            *(grad for c in range(len(turned)) for grad in self._cell(c)),
+        )
 
     def _across(self) -> tuple[Tensor, ...]:
         """Gradients of keys, values, the map of what is found, the map of queries, the scores' vector."""
@@ -232,12 +290,28 @@ class Backward:
         values = torch.empty_like(made.values)
         made.kernels.values_back(values)
         read = made.reads[made.plan.first][0]
-        return self.keys, values, made.contexts.mT @ self.read[0], read.mT @ self.queries, self.vector.sum(0)
+        return (
+            self.keys,
+            values,
+            made.contexts.mT @ self.read[0],
+            read.mT @ self.queries,
+            self.vector.sum(0),
+        )
 
     def _cell(self, c: int) -> tuple[Tensor | None, ...]:
         """Gradients of the map of the state, of the biases, of gain and shift."""
         mapped, norms, read = self.mapped[c], self.norms[c], self.input_of(c)
         width = self.state.shape[-1]
-        linear = None if read is None or self.made.plan.cells[c].linear_bias is None else read[..., -width:].sum(1, dtype=torch.float32)
+        linear = (
+            None
+            if read is None or self.made.plan.cells[c].linear_bias is None
+            else read[..., -width:].sum(1, dtype=torch.float32)
+        )
         gain, shift = (None, None) if norms is None else norms.sum(0).unbind(1)
-        return torch.bmm(self.made.reads[c].mT, mapped), mapped[..., -width:].sum(1, dtype=torch.float32), linear, gain, shift
+        return (
+            torch.bmm(self.made.reads[c].mT, mapped),
+            mapped[..., -width:].sum(1, dtype=torch.float32),
+            linear,
+            gain,
+            shift,
+        )

@@ -14,7 +14,19 @@ def _tanh(x):
 
 
 @triton.jit
-def _gate(x, a, gain, shift, g, d, there, width, READS: tl.constexpr, NORM: tl.constexpr, EPSILON: tl.constexpr):
+def _gate(
+    x,
+    a,
+    gain,
+    shift,
+    g,
+    d,
+    there,
+    width,
+    READS: tl.constexpr,
+    NORM: tl.constexpr,
+    EPSILON: tl.constexpr,
+):
     """A gate, what is scaled and shifted in it, and 1 / standard deviation."""
     found = tl.load(a + g * width + d, there, 0).to(tl.float32)
     if READS:
@@ -25,16 +37,40 @@ def _gate(x, a, gain, shift, g, d, there, width, READS: tl.constexpr, NORM: tl.c
         centred = tl.where(there, found - tl.sum(found) / width, 0)
         scale = 1 / tl.sqrt(tl.sum(centred * centred) / width + EPSILON)
         normed = centred * scale
-        found = normed * tl.load(gain + g * width + d, there, 0) + tl.load(shift + g * width + d, there, 0)
+        found = normed * tl.load(gain + g * width + d, there, 0) + tl.load(
+            shift + g * width + d, there, 0
+        )
     return tl.sigmoid(found), normed, scale
 
 
 @triton.jit
 def cell(
-    x, a, h, out, after, words, bias, linear_bias, gain, shift, start, positions, before, before_positions, place, after_rows, rows,
-    width, threshold, keep_scale,
-    KIND: tl.constexpr, NORM: tl.constexpr, DROP: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    a,
+    h,
+    out,
+    after,
+    words,
+    bias,
+    linear_bias,
+    gain,
+    shift,
+    start,
+    positions,
+    before,
+    before_positions,
+    place,
+    after_rows,
+    rows,
+    width,
+    threshold,
+    keep_scale,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    DROP: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Row ``program 1`` of direction ``program 0`` of a step."""
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
@@ -49,7 +85,9 @@ def cell(
     reset, _, _ = _gate(x, a, gain, shift, 0, d, there, width, READS, NORM, EPSILON)
     update, _, _ = _gate(x, a, gain, shift, 1, d, there, width, READS, NORM, EPSILON)
     old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, there, 0)
-    recalled = tl.load(a + GATES * width + d, there, 0).to(tl.float32) + tl.load(bias + r * width + d, there, 0)
+    recalled = tl.load(a + GATES * width + d, there, 0).to(tl.float32) + tl.load(
+        bias + r * width + d, there, 0
+    )
     inner = reset * recalled
     if READS:
         read = tl.load(x + GATES * width + d, there, 0).to(tl.float32)
@@ -57,25 +95,48 @@ def cell(
     candidate = _tanh(inner)
     if KIND >= 2:
         third, _, _ = _gate(x, a, gain, shift, 2, d, there, width, READS, NORM, EPSILON)
-        linear = tl.load(x + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(linear_bias + r * width + d, there, 0)
+        linear = tl.load(x + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(
+            linear_bias + r * width + d, there, 0
+        )
         if KIND == 2:
             candidate += third * linear
     if DROP:
-        candidate *= tl.where(tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0)
+        candidate *= tl.where(
+            tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0
+        )
     new = old + update * (candidate - old)
     if KIND == 3:
         new += third * (linear - new)
     tl.store(out + row * width + d, new, there)
     if i < after_rows:
-        tl.store(after + (r * positions + place + i).to(tl.int64) * width + d, new.to(after.dtype.element_ty), there)
+        tl.store(
+            after + (r * positions + place + i).to(tl.int64) * width + d,
+            new.to(after.dtype.element_ty),
+            there,
+        )
 
 
 @triton.jit
-def _through(y, normed, scale, gain, x_out, a_out, g, d, there, width, READS: tl.constexpr, NORM: tl.constexpr):
+def _through(
+    y,
+    normed,
+    scale,
+    gain,
+    x_out,
+    a_out,
+    g,
+    d,
+    there,
+    width,
+    READS: tl.constexpr,
+    NORM: tl.constexpr,
+):
     """Store the gradient of what a gate's sigmoid was made of, from that of the sigmoid's argument ``y``."""
     if NORM:
         y *= tl.load(gain + g * width + d, there, 0)
-        y = tl.where(there, scale * (y - tl.sum(y) / width - normed * (tl.sum(y * normed) / width)), 0)
+        y = tl.where(
+            there, scale * (y - tl.sum(y) / width - normed * (tl.sum(y * normed) / width)), 0
+        )
     tl.store(a_out + g * width + d, y.to(a_out.dtype.element_ty), there)
     if READS:
         tl.store(x_out + g * width + d, y.to(x_out.dtype.element_ty), there)
@@ -83,10 +144,37 @@ def _through(y, normed, scale, gain, x_out, a_out, g, d, there, width, READS: tl
 
 @triton.jit
 def cell_back(
-    x, a, h, words, bias, linear_bias, gain, shift, state, product, extra, by_x, by_a, norms, start, positions, before,
-    before_positions, state_positions, rows, width, threshold, keep_scale, parts,
-    KIND: tl.constexpr, NORM: tl.constexpr, DROP: tl.constexpr, EXTRA: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    a,
+    h,
+    words,
+    bias,
+    linear_bias,
+    gain,
+    shift,
+    state,
+    product,
+    extra,
+    by_x,
+    by_a,
+    norms,
+    start,
+    positions,
+    before,
+    before_positions,
+    state_positions,
+    rows,
+    width,
+    threshold,
+    keep_scale,
+    parts,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    DROP: tl.constexpr,
+    EXTRA: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Rows ``program 1``, that + ``parts``, ... of direction ``program 0`` of a step."""
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
@@ -100,12 +188,23 @@ def cell_back(
     gain1, gain2, shift0, shift1, shift2 = gain0, gain0, gain0, gain0, gain0
     for i in range(part, rows, parts):
         row = (r * positions + start + i).to(tl.int64)
-        xs, a_s, by_xs, by_as = x + row * INPUTS * width, a + row * (GATES + 1) * width, by_x + row * INPUTS * width, by_a
+        xs, a_s, by_xs, by_as = (
+            x + row * INPUTS * width,
+            a + row * (GATES + 1) * width,
+            by_x + row * INPUTS * width,
+            by_a,
+        )
         by_as += row * (GATES + 1) * width
-        reset, normed0, scale0 = _gate(xs, a_s, gain, shift, 0, d, there, width, READS, NORM, EPSILON)
-        update, normed1, scale1 = _gate(xs, a_s, gain, shift, 1, d, there, width, READS, NORM, EPSILON)
+        reset, normed0, scale0 = _gate(
+            xs, a_s, gain, shift, 0, d, there, width, READS, NORM, EPSILON
+        )
+        update, normed1, scale1 = _gate(
+            xs, a_s, gain, shift, 1, d, there, width, READS, NORM, EPSILON
+        )
         old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, there, 0)
-        recalled = tl.load(a_s + GATES * width + d, there, 0).to(tl.float32) + tl.load(bias + r * width + d, there, 0)
+        recalled = tl.load(a_s + GATES * width + d, there, 0).to(tl.float32) + tl.load(
+            bias + r * width + d, there, 0
+        )
         inner = reset * recalled
         if READS:
             read = tl.load(xs + GATES * width + d, there, 0).to(tl.float32)
@@ -113,13 +212,19 @@ def cell_back(
         nonlinear = _tanh(inner)
         candidate = nonlinear
         if KIND >= 2:
-            third, normed2, scale2 = _gate(xs, a_s, gain, shift, 2, d, there, width, READS, NORM, EPSILON)
-            linear = tl.load(xs + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(linear_bias + r * width + d, there, 0)
+            third, normed2, scale2 = _gate(
+                xs, a_s, gain, shift, 2, d, there, width, READS, NORM, EPSILON
+            )
+            linear = tl.load(xs + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(
+                linear_bias + r * width + d, there, 0
+            )
             if KIND == 2:
                 candidate += third * linear
         times = tl.full((BLOCK,), 1.0, tl.float32)
         if DROP:
-            times = tl.where(tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0)
+            times = tl.where(
+                tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0
+            )
         candidate *= times
         at = (r * state_positions + i).to(tl.int64) * width + d
         grad = tl.load(state + at, there, 0) + tl.load(product + at, there, 0).to(tl.float32)
@@ -164,7 +269,9 @@ def cell_back(
         tl.store(to, tl.load(to, there, 0) + gain0, there)
         tl.store(to + width, tl.load(to + width, there, 0) + gain1, there)
         tl.store(to + GATES * width, tl.load(to + GATES * width, there, 0) + shift0, there)
-        tl.store(to + (GATES + 1) * width, tl.load(to + (GATES + 1) * width, there, 0) + shift1, there)
+        tl.store(
+            to + (GATES + 1) * width, tl.load(to + (GATES + 1) * width, there, 0) + shift1, there
+        )
         if KIND >= 2:
             tl.store(to + 2 * width, tl.load(to + 2 * width, there, 0) + gain2, there)
             tl.store(to + 5 * width, tl.load(to + 5 * width, there, 0) + shift2, there)
@@ -172,10 +279,24 @@ def cell_back(
 
 @triton.jit
 def attend(
-    queries, keys, values, mask, vector, weights, scores, found, start, weights_start, hypotheses, length,
-    SOURCES: tl.constexpr, HEADS: tl.constexpr,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-):  # fmt: skip
+    queries,
+    keys,
+    values,
+    mask,
+    vector,
+    weights,
+    scores,
+    found,
+    start,
+    weights_start,
+    hypotheses,
+    length,
+    SOURCES: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+):
     """Row ``program 0`` of a step: scores, a softmax for each source, the weighted sum."""
     row = (start + tl.program_id(0)).to(tl.int64)
     sentence = (tl.program_id(0) // hypotheses).to(tl.int64)
@@ -191,7 +312,9 @@ def attend(
         mine = scores + (tl.program_id(0).to(tl.int64) * SOURCES * length + first) * HEADS + h
         for s in range(length):
             if tl.load(mask + sentence * length + s) != 0:
-                key = tl.load(keys + (sentence * SOURCES * length + first + s) * HEADS * SIZE + by_key).to(tl.float32)
+                key = tl.load(
+                    keys + (sentence * SOURCES * length + first + s) * HEADS * SIZE + by_key
+                ).to(tl.float32)
                 score = tl.sum(along * _tanh(query + key), 1)
                 tl.store(mine + s * HEADS, score)
                 most = tl.maximum(most, score)
@@ -205,17 +328,39 @@ def attend(
             if tl.load(mask + sentence * length + s) != 0:
                 weight = tl.exp(tl.load(mine + s * HEADS) - most) / total
                 at = (sentence * SOURCES * length + first + s) * HEADS * VALUE_SIZE
-                total_found += weight[:, None] * tl.load(values + at + by_value, there, 0).to(tl.float32)
+                total_found += weight[:, None] * tl.load(values + at + by_value, there, 0).to(
+                    tl.float32
+                )
             tl.store(weights + (row * SOURCES * length + first + s) * HEADS + h, weight)
-    tl.store(found + row * HEADS * VALUE_SIZE + by_value, total_found.to(found.dtype.element_ty), there)
+    tl.store(
+        found + row * HEADS * VALUE_SIZE + by_value, total_found.to(found.dtype.element_ty), there
+    )
 
 
 @triton.jit
 def attend_back(
-    queries, keys, values, mask, vector, weights, product, extra, grads, by_queries, by_keys, by_vector, scores, start, length,
-    SOURCES: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    queries,
+    keys,
+    values,
+    mask,
+    vector,
+    weights,
+    product,
+    extra,
+    grads,
+    by_queries,
+    by_keys,
+    by_vector,
+    scores,
+    start,
+    length,
+    SOURCES: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
     EXTRA: tl.constexpr,
-):  # fmt: skip
+):
     """Row ``program 0`` of a step, which is a sentence."""
     sentence = tl.program_id(0).to(tl.int64)
     row = start + sentence
@@ -258,7 +403,15 @@ def attend_back(
 
 @triton.jit
 def values_back(
-    weights, grads, starts, sizes, by_values, steps, HEADS: tl.constexpr, VALUE_SIZE: tl.constexpr, VALUE_BLOCK: tl.constexpr
+    weights,
+    grads,
+    starts,
+    sizes,
+    by_values,
+    steps,
+    HEADS: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
 ):
     """Sentence ``program 0``, slot ``program 1``: the sum over all steps."""
     sentence, slot = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -271,5 +424,11 @@ def values_back(
         if sentence < tl.load(sizes + t):
             row = tl.load(starts + t) + sentence
             weight = tl.load(weights + (row * slots + slot) * HEADS + h)
-            found += weight[:, None] * tl.load(grads + row * HEADS * VALUE_SIZE + by_value, there, 0)
-    tl.store(by_values + (sentence * slots + slot) * HEADS * VALUE_SIZE + by_value, found.to(by_values.dtype.element_ty), there)
+            found += weight[:, None] * tl.load(
+                grads + row * HEADS * VALUE_SIZE + by_value, there, 0
+            )
+    tl.store(
+        by_values + (sentence * slots + slot) * HEADS * VALUE_SIZE + by_value,
+        found.to(by_values.dtype.element_ty),
+        there,
+    )
