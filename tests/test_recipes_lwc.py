@@ -249,7 +249,13 @@ def test_text_is_the_papers():
         "wmt14_ende": 40_000,
     }
     assert [name for name, steps in kinds.items() if "lowercase" in steps] == ["iwslt14_deen"]
-    assert names(data["iwslt14_deen"].test["test"]) == ["dev2010", "tst2010", "tst2011", "tst2012"]
+    assert names(data["iwslt14_deen"].test["test"]) == [
+        "dev2010",
+        "TEDX.dev2012",
+        "tst2010",
+        "tst2011",
+        "tst2012",
+    ]
     (limit,) = (step.max_length for step in data["iwslt14_deen"].steps if step.step == "filter")
     assert limit == 50 and kinds["iwslt14_deen"] == ["tokenize", "filter", "lowercase"]
     assert data["iwslt14_deen"].valid.model_dump() == {"every": 23}
