@@ -70,7 +70,7 @@ class _Discarding(io.FileIO):
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, a closed terminal, a full disk
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())  # for other threads, libraries and processes, too
             os.close(null)
