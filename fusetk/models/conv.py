@@ -16,7 +16,7 @@ from fusetk.models.stack import (
     attends_to_top,
     build_attend,
 )
-from fusetk.nn.attention import attend
+from fusetk.nn.attention import scaled_dot_product
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.positions import Learned
@@ -188,7 +188,7 @@ class DecoderLayer(ConvLayer):
         sources = keys.shape[1]
         q = ((self.query(z) + target) * HALF).reshape(len(mask), 1, -1, target.shape[-1])
         k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
-        found = attend(
+        found = scaled_dot_product(
             q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources
         )
         scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]

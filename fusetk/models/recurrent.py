@@ -17,19 +17,19 @@ from fusetk.models.memory import ATTENDS, MemoryAttention
 from fusetk.models.seq2seq import PAD, Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.cells import Bottom, Cell, Transition
+from fusetk.nn.cells import Cell, InputCell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.recurrence import Across, recur
+from fusetk.nn.recurrence import DecoderAttention, run_recurrence
 
 
 class TransitionConfig(Config):
     """How a state becomes the next one."""
 
-    cell: Bottom = "l-gru"
+    cell: InputCell = "l-gru"
     """The cell at the bottom, which reads the input."""
     depth: int = Field(1, ge=0)
     """T-GRUs above it, which read the state alone; 0 is the shallow part of Table 4."""
@@ -194,9 +194,11 @@ class Recurrent(Seq2Seq):
         words = self.source(src)
         packed = packing(src_mask.sum(1), src.shape[1], _multiple(words))
         read = packed.pack(words)
-        x = torch.stack((read, read.index_select(0, packed.mirrored))) @ self.encoder.input
+        x = torch.stack((read, read.index_select(0, packed.mirrored))) @ self.encoder.input_weight
         nothing = words.new_zeros(2, packed.sizes[0], self.encoder.width, dtype=_state_dtype(words))
-        states = recur(self.encoder, x, nothing, packed.sizes, self.candidate_dropout).states
+        states = run_recurrence(
+            self.encoder, x, nothing, packed.sizes, self.candidate_dropout
+        ).states
         if isinstance(self.encoder_fuse, Last) and self.attend.reads_top:
             states = states[-1:]
         found = [
@@ -238,12 +240,12 @@ class Recurrent(Seq2Seq):
                 keys, values, mask = (
                     tensor.index_select(0, packed.order) for tensor in (keys, values, mask)
                 )
-        across = Across(self.attention, self.decoder, self._input(), keys, values, mask)
+        across = DecoderAttention(self.attention, self.decoder, self._input(), keys, values, mask)
         sizes = [len(words)] if packed is None else packed.sizes
         wanted = trace.wanted(self.name)
-        states, contexts, weights = recur(
+        states, contexts, weights = run_recurrence(
             self.query,
-            (read @ self.query.input[0])[None],
+            (read @ self.query.input_weight[0])[None],
             before[None],
             sizes,
             self.candidate_dropout,
@@ -277,11 +279,11 @@ class Recurrent(Seq2Seq):
     def _input(self) -> Tensor:
         """What maps what attention found to the columns that the decoder reads; without gradients it is made once."""
         if self.project is None:
-            return self.decoder.input[0]
+            return self.decoder.input_weight[0]
         if self.training or torch.is_grad_enabled():
-            return self.project.weight.mT @ self.decoder.input[0]
+            return self.project.weight.mT @ self.decoder.input_weight[0]
         if self._projected is None:
-            self._projected = self.project.weight.mT @ self.decoder.input[0]
+            self._projected = self.project.weight.mT @ self.decoder.input_weight[0]
         return self._projected
 
     def train(self, mode: bool = True) -> "Recurrent":

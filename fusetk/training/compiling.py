@@ -51,19 +51,19 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     if not dropout.training or not dropout.steps or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
     drawn: Tensor = _words(x.detach())
-    return x * dropout.keep(drawn, x.dtype)
+    return x * dropout.mask(drawn, x.dtype)
 
 
 @torch.library.custom_op(
     "fusetk::words", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def _words(x: Tensor) -> Tensor:
-    """What ``Dropout.words`` draws for the elements of ``x``, in one piece that a compiler does not look into.
+    """What ``Dropout.random_bits`` draws for the elements of ``x``, in one piece that a compiler does not look into.
 
     Of its values nothing depends on ``x``. But a compiler takes two calls on the same tensor for one, and by shape alone all dropouts of a
     layer would zero the same elements.
     """
-    return Dropout(0.0).words(x.shape, x.device)
+    return Dropout(0.0).random_bits(x.shape, x.device)
 
 
 @_words.register_fake
