@@ -263,8 +263,8 @@ def test_dynamic_linear_combination(normalize: str, where: str) -> None:
     config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
     connect: Any = CONNECTIONS["linear"](config, "decoder.connect")
     for i in range(4):
-        connect.add(D, first=i == 0)
-        assert connect.reader() == D
+        connect.register_output(D, first=i == 0)
+        assert connect.register_input() == D
     connect = connect.double()
     with torch.no_grad():
         for parameter in connect.parameters():
@@ -272,7 +272,7 @@ def test_dynamic_linear_combination(normalize: str, where: str) -> None:
     p, layers = parameters(connect), history()
     kept = None
     for i in range(4):  # what layer i + 1 reads
-        kept = connect.keep(kept, layers[i])
+        kept = connect.append(kept, layers[i])
         y = [layer[1, 2].numpy() for layer in layers[: i + 1]]
         if where == "layers":
             y = [layer_norm(p, f"norm_layers.{k}", y[k]) for k in range(i + 1)]

@@ -70,7 +70,7 @@ def test_layer_embeddings_begin_uniform_in_a_tenth() -> None:
     "fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}]
 )
 def test_a_tree_higher_than_its_stack_is_refused_in_one_sentence(fuse: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="make it deeper, or set leaves to less"):
+    with pytest.raises(ValueError, match="make the stack deeper, or set leaves to less"):
         StackConfig.model_validate({"layers": 3, "fuse": fuse})
 
 
@@ -85,14 +85,14 @@ def test_leaves_are_a_power_of_two() -> None:
 
 def test_layers_below_a_summary_are_no_leaves() -> None:
     dense = {"kind": "dense", "growth": 8, "summary_every": 6}
-    with pytest.raises(ValueError, match="this one has 2"):
+    with pytest.raises(ValueError, match="this stack has 2"):
         StackConfig.model_validate({"layers": 8, "connect": dense, "fuse": "tree"})
 
 
 def test_a_fusion_that_nobody_would_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="would have no reader"):
+    with pytest.raises(ValueError, match="nothing would read"):
         build("transformer", encoder={"fuse": "average"}, decoder={"attend": "dense-sum"})
-    with pytest.raises(ValueError, match="would have no reader"):
+    with pytest.raises(ValueError, match="nothing would read"):
         build("conv", encoder={"fuse": "average"}, decoder={"attend": "dense-concat"})
 
 
@@ -112,7 +112,10 @@ def test_options_without_effect_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("site", ["fuse", "connect"])
 def test_a_plug_in_of_another_site_is_refused_in_a_sentence(site: str) -> None:
-    other = {"fuse": "fusetk.models.connect:Dense", "connect": "fusetk.fusion.ffn:FFN"}[site]
+    other = {
+        "fuse": "fusetk.models.connect:DenseConnection",
+        "connect": "fusetk.fusion.ffn:FFNFusion",
+    }[site]
     with pytest.raises(ValueError, match="no subclass of"):
         StackConfig.model_validate({"layers": 2, site: other})
 
@@ -128,6 +131,6 @@ def test_the_refusal_names_its_place(tmp_path) -> None:
     path = tmp_path / "deep.yaml"
     path.write_text("model:\n  kind: transformer\n  decoder:\n    layers: 3\n    fuse: tree\n")
     with pytest.raises(
-        ConfigError, match=r"model.decoder: a tree over 4 layers .*deep.yaml, line 3"
+        ConfigError, match=r"model.decoder: fuse: tree has 4 leaves.*deep.yaml, line 3"
     ):
         config.parse(config.load(path), recipe.Recipe)

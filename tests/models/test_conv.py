@@ -181,11 +181,11 @@ def test_one_buffer_has_the_gradients_of_concatenation() -> None:
     connect: Any = CONNECTIONS["dense"](CONNECTIONS["dense"].Config(kind="dense"), "side.connect")  # type: ignore[call-arg]
     pieces = [torch.randn(2, 3, width, requires_grad=True) for width in (4, 2, 3)]
     for i, piece in enumerate(pieces):
-        connect.add(piece.shape[-1], first=i == 0)
+        connect.register_output(piece.shape[-1], first=i == 0)
     readers = [torch.randn(width, 5) for width in (4, 6, 9)]
     kept, plain, total, wanted = None, [], torch.zeros(()), torch.zeros(())
     for piece, reader in zip(pieces, readers, strict=True):
-        kept = connect.keep(kept, piece.sin())
+        kept = connect.append(kept, piece.sin())
         plain.append(piece.sin())
         total = total + (connect(kept) @ reader).square().sum()
         wanted = wanted + (torch.cat(plain, -1) @ reader).square().sum()

@@ -203,9 +203,11 @@ def test_a_target_word_sees_no_later_one_and_the_source_is_left_as_it_was(mixed:
     assert (after[3:] != before[3:]).any(1).all()
     ids = torch.tensor([SRC])
     memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-    copies = [kept.clone() for kept in memory.attended]
+    copies = [kept.clone() for kept in memory.layer_keys_values]
     model.decode(torch.tensor([TGT]), model.start(memory))
-    assert all(torch.equal(kept, copy) for kept, copy in zip(memory.attended, copies, strict=True))
+    assert all(
+        torch.equal(kept, copy) for kept, copy in zip(memory.layer_keys_values, copies, strict=True)
+    )
 
 
 def test_positions_can_be_left_out() -> None:
@@ -259,7 +261,7 @@ def test_parameters_are_the_formula(layers: int) -> None:
 
 
 def test_own_cross_weights_want_two_sublayers() -> None:
-    with pytest.raises(ValueError, match="no use with mixed_attention: true"):
+    with pytest.raises(ValueError, match="no effect with mixed_attention: true"):
         make(cross_weights="own")
 
 
@@ -283,10 +285,12 @@ def test_layer_by_layer_attention_reads_the_layer_of_its_own_height() -> None:
 
 
 def test_layer_by_layer_attention_wants_stacks_of_one_depth() -> None:
-    with pytest.raises(ValueError, match="as many encoder as decoder layers, here are 2 and 3"):
+    with pytest.raises(
+        ValueError, match="as many encoder layers as decoder layers, here are 2 and 3"
+    ):
         make("transformer", decoder={"attend": "layerwise", "layers": 3})
     summed = {"connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
-    with pytest.raises(ValueError, match="sums some of them up"):
+    with pytest.raises(ValueError, match="hide some of them"):
         make("transformer", encoder=summed, decoder={"attend": "layerwise"})
 
 

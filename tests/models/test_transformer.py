@@ -43,7 +43,7 @@ def test_tying_shares_matrices() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="no multiple of heads"):
+    with pytest.raises(ValueError, match="not a multiple of heads"):
         config(heads=3)
 
 
