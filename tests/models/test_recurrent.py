@@ -31,25 +31,27 @@ def make(**options) -> Recurrent:
 def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
     """The reference computes word by word and gate by gate in double precision."""
     model, data = SYSTEMS[name](), batch()
-    twice = copy.deepcopy(model).double()
+    in_double = copy.deepcopy(model).double()
     real = torch.zeros(data.tgt_in.shape, dtype=torch.bool)
     real.view(-1)[data.real] = True
     weight = torch.randn(*data.tgt_in.shape, 1) * real[..., None]
-    ours = model(data.src, data.src_mask, data.tgt_in)
-    theirs = plain.features(twice, data.src, data.src_mask, data.tgt_in)
-    torch.testing.assert_close(ours[real].double(), theirs[real], rtol=1e-4, atol=1e-5)
-    (ours * weight).sum().backward()
-    (theirs * weight).sum().backward()
-    for (name, ours), theirs in zip(model.named_parameters(), twice.parameters(), strict=True):
+    features = model(data.src, data.src_mask, data.tgt_in)
+    expected = plain.features(in_double, data.src, data.src_mask, data.tgt_in)
+    torch.testing.assert_close(features[real].double(), expected[real], rtol=1e-4, atol=1e-5)
+    (features * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for (parameter, ours), theirs in zip(
+        model.named_parameters(), in_double.parameters(), strict=True
+    ):
         if theirs.grad is None or ours.grad is None:
-            assert name.startswith("output.") and theirs.grad is ours.grad is None, name
+            assert parameter.startswith("output.") and theirs.grad is ours.grad is None, parameter
         else:
             torch.testing.assert_close(
                 ours.grad.double(),
                 theirs.grad,
                 rtol=1e-3,
                 atol=1e-4 * float(theirs.grad.abs().max()),
-                msg=name,
+                msg=parameter,
             )
 
 
