@@ -78,7 +78,9 @@ class Scorer:
         return [
             State(
                 state.per_sentence if sentences is None else select(state.per_sentence, sentences),
-                state.per_hypothesis if hypotheses is None else select(state.per_hypothesis, hypotheses),
+                state.per_hypothesis
+                if hypotheses is None
+                else select(state.per_hypothesis, hypotheses),
                 state.step,
             )
             for state in states

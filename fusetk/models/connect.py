@@ -11,7 +11,7 @@ from fusetk.config import ComponentConfig, resolve
 from fusetk.fusion.linear import ScalarMix
 from fusetk.nn.precision import product_dtype
 
-Summary = Literal["no", "in-place", "added"]
+SummaryMode = Literal["no", "in-place", "added"]
 
 
 class PlannedModule(NamedTuple):
@@ -20,9 +20,9 @@ class PlannedModule(NamedTuple):
     layer: int
     """Index of the layer, 0 the lowest; for an added summary layer, of the layer below it."""
     width: int
-    """Features of the output, as planned; a layer of a backbone may add more."""
+    """Width that the layer is built with; some layers of ``conv`` have an output twice as wide."""
     is_summary: bool
-    """Whether this is an added summary layer."""
+    """Whether this is an added summary layer. A layer that is itself a summary is a layer."""
     starts_block: bool
     """Whether the modules above cannot read anything below the output of this module."""
     residual: bool
@@ -42,7 +42,7 @@ class ConnectConfig(ComponentConfig):
         """
         return usual
 
-    def summary(self, layer: int, layers: int) -> Summary:
+    def summary(self, layer: int, layers: int) -> SummaryMode:
         """Return whether layer ``layer`` is a summary (in-place) or is followed by one (added).
 
         Layers above a summary layer cannot read the layers below it.
@@ -66,10 +66,18 @@ class ConnectConfig(ComponentConfig):
         for i in range(layers):
             summary = self.summary(i, layers)
             in_place = summary == "in-place"
-            width = self.width(i, layers, widths[i + 1])
-            modules.append(PlannedModule(i, width, False, in_place, residual or in_place))
+            layer = PlannedModule(
+                layer=i,
+                width=self.width(i, layers, widths[i + 1]),
+                is_summary=False,
+                starts_block=in_place,
+                residual=residual or in_place,
+            )
+            modules.append(layer)
             if summary == "added":
-                modules.append(PlannedModule(i, widths[0], True, True, True))
+                modules.append(
+                    PlannedModule(i, widths[0], is_summary=True, starts_block=True, residual=True)
+                )
         return modules
 
 
@@ -233,7 +241,7 @@ class DenseConnectionConfig(ConnectConfig):
             return usual
         return self.growth if isinstance(self.growth, int) else self.growth[layer]
 
-    def summary(self, layer: int, layers: int) -> Summary:
+    def summary(self, layer: int, layers: int) -> SummaryMode:
         number = layer + 1
         if self.summary_every is None or number == layers or number % self.summary_every:
             return "no"

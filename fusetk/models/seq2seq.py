@@ -1,14 +1,14 @@
 """The interface of every translation model: ``Seq2Seq``, ``Memory`` and ``State``.
 
-Training and search know models through this file only. A model reads a batch in three steps:
+Training and search know models through this file only. They use a model like this:
 
-    memory = model.encode(src, src_mask)             # once for each batch of sentences
-    state = model.start(memory)                      # before the first target token
-    features, state = model.decode(tgt_in, state)    # the next T target tokens
+    memory = model.encode(src, src_mask)             # encode a batch of sentences, once
+    state = model.start(memory)                      # the state before the first target token
+    features, state = model.decode(tgt_in, state)    # read the next T target tokens
     logits = model.output(features)                  # (B * K, T, V)
 
-Training calls ``decode`` once with complete targets. Search calls it once for each target token
-with the state of the previous call.
+Training calls ``decode`` once with complete targets. Search calls it once for each target position,
+with the state that the previous call returned.
 
 Shapes, here and in all other files: B sentences, K hypotheses of each sentence, S source positions,
 T target positions, D features (width), V vocabulary entries. The batch is axis 0. Masks are True at

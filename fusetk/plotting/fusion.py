@@ -65,7 +65,9 @@ def fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
 
 
 def _several(fusion: Fusion) -> bool:
-    return fusion.depth > 1 if isinstance(fusion, LayerFusion) else not isinstance(fusion, LastFusion)
+    return (
+        fusion.depth > 1 if isinstance(fusion, LayerFusion) else not isinstance(fusion, LastFusion)
+    )
 
 
 def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fused]:
@@ -74,11 +76,7 @@ def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fuse
     Raises DataError for a sentence longer than the model's positions, and for a fusion that cannot be differentiated.
     """
     done = forced(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in chosen})
-    depths = {
-        stack.fuse.name: stack.depth
-        for stack in model.modules()
-        if isinstance(stack, Stack)
-    }
+    depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     with evaluating(model):
         return [
             _fused(fusion, done.read[fusion.name], done, depths.get(fusion.name))
