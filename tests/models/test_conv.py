@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fusetk.models.connect import DenseConnection, DenseConnectionConfig
-from fusetk.models.connect import DenseConnection, DenseConnectionConfig
 from fusetk.models.conv import Conv, ConvConfig
 from fusetk.training.optim import OPTIMIZERS
 

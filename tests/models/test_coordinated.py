@@ -279,7 +279,7 @@ def test_layerwise_attention_reads_the_encoder_layer_of_the_same_height() -> Non
     """Only the highest decoder layer reads the output of the highest encoder layer."""
     model, ids = make("transformer", decoder={"attend": "layerwise"}), torch.tensor([SRC])
     layers: list[Any] = [layer.cross for layer in model.decoder.layers]
-    sources_sources_read: list[Any] = []
+    sources_read: list[Any] = []
     for cross in layers:
         cross.keys_values = lambda sources, original=cross.keys_values: (
             sources_read.append(sources),
