@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
 from fusetk.fusion.base import Fusion, LayerFusion
-from fusetk.fusion.last import Last
-from fusetk.fusion.linear import Linear
+from fusetk.fusion.last import LastFusion
+from fusetk.fusion.linear import LinearFusion
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import Words
 from fusetk.plotting.forward_trace import Pairs, Pass, evaluating, forced
@@ -65,7 +65,9 @@ def fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
 
 
 def _several(fusion: Fusion) -> bool:
-    return fusion.depth > 1 if isinstance(fusion, LayerFusion) else not isinstance(fusion, Last)
+    return (
+        fusion.depth > 1 if isinstance(fusion, LayerFusion) else not isinstance(fusion, LastFusion)
+    )
 
 
 def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fused]:
@@ -74,11 +76,7 @@ def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fuse
     Raises DataError for a sentence longer than the model's positions, and for a fusion that cannot be differentiated.
     """
     done = forced(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in chosen})
-    depths = {
-        stack.fuse.name: len(stack.layers) - len(stack.summaries)
-        for stack in model.modules()
-        if isinstance(stack, Stack)
-    }
+    depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     with evaluating(model):
         return [
             _fused(fusion, done.read[fusion.name], done, depths.get(fusion.name))
@@ -161,7 +159,7 @@ def _as_combined(
     if not isinstance(fusion, LayerFusion):
         return list(history), fusion
     layers = fusion.layers(history)
-    if not isinstance(fusion, Linear):
+    if not isinstance(fusion, LinearFusion):
         return layers, fusion.fuse
     normed = [norm(layer) for norm, layer in zip(fusion.norm_layers, layers, strict=True)]
     return normed, lambda fed: fusion.refine(fusion.combine(fed))

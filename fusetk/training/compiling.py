@@ -13,33 +13,31 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.errors import ConfigError
+from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
-from fusetk.training.layers import CALLS, layers
 
 VARIANTS = 64  # of a kind of layer: widths that differ, a batch of one sentence
 
 
-def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
+def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     """Let every layer run compiled in training, and as it is in evaluation. Lengths and numbers of sentences are symbols: new ones need no
     compilation.
 
     Raises ConfigError for a model without layers.
     """
-    found = layers(model)
-    if not found:
+    layers = model.layers()
+    if not layers:
         raise ConfigError(
             "training.compile has nothing to compile in this model: layers are compiled, and a recurrence has none, it runs in kernels of "
             "its own already; take training.compile away"
         )
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     torch.compiler.assume_constant_result(trace.wanted)  # nobody listens in training
-    for layer in found:
+    for layer in layers:
         for module in layer.modules():
             if isinstance(module, Dropout):
                 module.forward = partial(_drop_out, module)  # type: ignore[method-assign]
-        for name in ("forward", *CALLS):
-            if hasattr(layer, name):
-                setattr(layer, name, _in_training(layer, getattr(layer, name), backend))
+        layer.forward = _in_training(layer, layer.forward, backend)
 
 
 def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> Callable[..., Any]:

@@ -113,7 +113,7 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
 
 class _Memory:
     def __init__(self, history: list[Tensor], top: Tensor):
-        self.history, self.top = history, top
+        self.history, self.output = history, top
 
 
 def _attend(model: Recurrent, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
