@@ -72,7 +72,7 @@ def test_models_and_vocabulary_agree_on_the_id_of_padding() -> None:
 def test_fused_kernels_run_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if build_kernels.library() is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(recurrence, "_plain", lambda *arguments: pytest.fail("the plain loop runs"))
+    monkeypatch.setattr(recurrence, "_run_step_by_step", lambda *arguments: pytest.fail("the plain loop runs"))
     model, data = SYSTEMS[name](), batch()
     with torch.autocast("cpu", torch.bfloat16):
         model(data.src, data.src_mask, data.tgt_in).float().sum().backward()
