@@ -104,7 +104,7 @@ class component:
         self, source: type, handler: pydantic.GetCoreSchemaHandler
     ) -> CoreSchema:
         validator = BeforeValidator(self._validate, json_schema_input_type=str | dict[str, Any])
-        validated = Annotated[SerializeAsAny[source], validator]  # type: ignore[misc, valid-type]
+        validated = Annotated[SerializeAsAny[source], validator]  # type: ignore[valid-type]
         return handler.generate_schema(validated)
 
     def _validate(self, value: Any) -> Any:

@@ -14,7 +14,7 @@ from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
 from fusetk.fusion.last import Last
 from fusetk.models.memory import ATTENDS, MemoryAttention
-from fusetk.models.seq2seq import PAD, Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Bottom, Cell, Transition
@@ -24,6 +24,7 @@ from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.recurrence import Across, recur
+from fusetk.special_tokens import PAD
 
 
 class TransitionConfig(Config):

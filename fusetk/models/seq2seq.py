@@ -14,8 +14,6 @@ from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
-PAD = 0  # the id that fills up the rows of a batch at the right
-
 
 class Memory(NamedTuple):
     """What the encoder hands to the decoder."""
