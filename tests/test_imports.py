@@ -12,6 +12,7 @@ ROOT = Path(fusetk.__file__).parent
 # The packages and modules that each may import, lowest first. All may import those in EVERYWHERE.
 ALLOWED = {
     "errors": set(),
+    "special_tokens": set(),
     "trace": set(),
     "files": set(),
     "config": set(),
@@ -41,7 +42,7 @@ ALLOWED = {
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "train": {"system", "recipe", "training", "models", "data", "machine", "processes", "runs"},
 }
-EVERYWHERE = {"config", "errors", "trace", "files", "__version__", "DEVICE"}
+EVERYWHERE = {"config", "errors", "trace", "files", "special_tokens", "__version__", "DEVICE"}
 
 
 def modules() -> dict[str, Path]:

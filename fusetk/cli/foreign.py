@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import click
 
-from fusetk.config import elsewhere, plain
+from fusetk.config import fusetk_key, option_as_key
 
 # Options here by the name elsewhere: the first one that the command has is meant.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -89,12 +89,12 @@ COMMANDS: Mapping[str, str] = {
 
 def option_here(name: str, context: click.Context) -> str | None:
     """What to use in this command instead of an option of another toolkit; None where that is not known."""
-    command, key = context.command, elsewhere(name)
+    command, key = context.command, fusetk_key(name)
     known = {option for parameter in command.params for option in parameter.opts}
-    for option in OPTIONS.get(plain(name), ()):
+    for option in OPTIONS.get(option_as_key(name), ()):
         if option.partition(" ")[0] in known:
             return f"here it is {option}"
-    commands, reason = NEEDLESS.get(plain(name), ((), ""))
+    commands, reason = NEEDLESS.get(option_as_key(name), ((), ""))
     if command.name in commands:
         return reason.format(command=command.name)
     if key is None:
