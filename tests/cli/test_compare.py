@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from test_decode import make_run
 
 from fusetk.cli.main import main
-from fusetk.evaluation.compare import cases, marked, ranked
+from fusetk.evaluation.compare import compare_sentences, diff_words, rank_by_gain
 from fusetk.evaluation.metrics import score
 
 SOURCE = ["Der Mann schlief ein.", "Ja.", "Ein Hund lief heim.", "Es geschah im Park.", ""]
@@ -246,13 +246,13 @@ def test_files_and_help_need_no_torch() -> None:
     ],
 )
 def test_what_differs(first: str, second: str, marks: tuple[str, str]) -> None:
-    spans = marked(first, second)
+    spans = diff_words(first, second)
     for side, text, mark in zip(spans, (first, second), marks, strict=True):
         assert "".join(span.space + span.text for span in side) == text
         assert " ".join(span.text for span in side if not span.same) == mark
 
 
 def test_equal_gains_keep_their_order() -> None:
-    found = cases(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
-    assert [case.line for case in ranked(found)] == [1, 3, 2, 4]
+    found = compare_sentences(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
+    assert [case.line for case in rank_by_gain(found)] == [1, 3, 2, 4]
     assert [case.gain for case in found] == pytest.approx([100, 0, 100, -100])

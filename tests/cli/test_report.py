@@ -18,7 +18,7 @@ from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, DataError
 from fusetk.reporting import score_log
-from fusetk.reporting.score_log import Note
+from fusetk.reporting.score_log import ScoreRecord
 
 TABLE = "A Paper, Table 1"
 FOLDERS = sorted(
@@ -68,7 +68,7 @@ def make_run(
     folder: Path,
     of: Path,
     seed: int,
-    *scores: Note,
+    *scores: ScoreRecord,
     updates: int = 100,
     settings: tuple[str, ...] = (),
 ) -> Path:
@@ -90,8 +90,8 @@ def bleu(
     checkpoint: str = "best",
     metric: str = "multi-bleu",
     **others: Any,
-) -> Note:
-    return Note(
+) -> ScoreRecord:
+    return ScoreRecord(
         set_name, checkpoint, metric, value, "sig", "", 2, "r" * 64, **{"updates": 100, **others}
     )
 
@@ -132,7 +132,7 @@ def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> No
     assert (
         "differ" not in output
         and "updates" not in output
-        and "not as in" not in output
+        and "differs from the recipe" not in output
         and "seed:" not in output
     )
     [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
@@ -196,7 +196,7 @@ def test_a_column_for_each_set_checkpoint_and_metric(recipes: Path, tmp_path: Pa
     result = call(recipes, "--runs", tmp_path / "run", "--checkpoint", "last")
     assert (
         result.exit_code == 2
-        and "--checkpoint last: no run here has such a score; noted are best, average-5"
+        and "--checkpoint last: no run here has such a score; choose from best, average-5"
         in result.stderr
     )
 
@@ -235,7 +235,8 @@ def test_a_count_that_does_not_add_up_has_a_footnote(toy: Path, tmp_path: Path) 
     output = report(tmp_path)
     assert line(output, "row2")[0] == "row2¹" and line(output, "row1")[0] == "row1"
     assert (
-        f"¹ 9.99M is printed, the system that is described counts {total:,}; A misprint." in output
+        f"¹ the paper prints 9.99M, the described system has {total:,} parameters; A misprint."
+        in output
     )
     assert "at the paper's vocabulary of 100 and 100" in output
 
@@ -320,10 +321,10 @@ def test_precision_data_references_and_signatures(recipes: Path, tmp_path: Path)
     make_run(runs / "c", recipes / "b_plain.yaml", 3, bleu(1.0)._replace(signature="lc"))
     assert remarks(recipes, runs) == [
         "the runs differ in training.precision: fp32 (2 runs); bf16 (b)",
-        "the runs differ in the data trained on: dddddddd (2 runs); eeeeeeee (b)",
+        "the runs differ in training data: dddddddd (2 runs); eeeeeeee (b)",
         "the runs differ in the references of test: rrrrrrrr (2 runs); ssssssss (b)",
-        "the runs differ in how multi-bleu of test was counted: sig (2 runs); lc (c)",
-        'not as in their recipes: b: training.precision "bf16", not "fp32"',
+        "the runs differ in the signature of multi-bleu on test: sig (2 runs); lc (c)",
+        'config differs from the recipe: b: training.precision "bf16", not "fp32"',
     ]
 
 
@@ -342,9 +343,9 @@ def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(
     make_run(runs / "e", recipes / "a_wide.yaml", 1, bleu(1.0, updates=90))
     make_run(runs / "f", recipes / "a_wide.yaml", 2)
     assert remarks(recipes, runs) == [
-        "trained on after a score was noted: e",
+        "trained further after a score was recorded: e",
         "the same row and seed: a, b, c and 1 more",
-        "not as in their recipes: a, b, c and 1 more: model.dropout 0.3, not 0.1",
+        "config differs from the recipe: a, b, c and 1 more: model.dropout 0.3, not 0.1",
         "without a score here: f",
     ]
 
@@ -368,7 +369,7 @@ def test_settings_that_are_free_on_resume_are_no_departures(recipes: Path, tmp_p
         settings=(*free, "training.stages.0.end.updates=4"),
     )
     assert remarks(recipes, tmp_path) == [
-        "not as in their recipes: b: training.stages.0.end.updates 4, not 8"
+        "config differs from the recipe: b: training.stages.0.end.updates 4, not 8"
     ]
 
 
@@ -413,7 +414,9 @@ def test_other_validation_and_test_sets_are_departures(sets: Path, tmp_path: Pat
         make_run(
             tmp_path / f"runs{name}" / "a", sets / f"{row}.yaml", 1, bleu(1.0), settings=settings
         )
-        assert remarks(sets, tmp_path / f"runs{name}") == [f"not as in their recipes: a: {said}"]
+        assert remarks(sets, tmp_path / f"runs{name}") == [
+            f"config differs from the recipe: a: {said}"
+        ]
 
 
 def test_the_same_sets_in_another_folder_are_no_departure(sets: Path, tmp_path: Path) -> None:
@@ -476,7 +479,7 @@ def test_mistakes_are_one_sentence(recipes: Path, tmp_path: Path) -> None:
         assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
     assert "there is no run folder in" in call(recipes, "--runs", tmp_path / "empty").stderr
     (recipes / "twin.yaml").write_text("extends: b_plain.yaml\n")
-    assert "both stand for the row 'plain'" in call(recipes).stderr
+    assert "both describe the row 'plain'" in call(recipes).stderr
 
 
 def test_help_imports_no_torch() -> None:
@@ -494,7 +497,7 @@ def test_help_imports_no_torch() -> None:
 def test_notes_replace_their_like(tmp_path: Path) -> None:
     score_log.write(tmp_path, [bleu(1.0), bleu(2.0, checkpoint="last")])
     score_log.write(tmp_path, [bleu(3.0)])
-    assert {note.key: note.value for note in score_log.read(tmp_path)} == {
+    assert {record.key: record.value for record in score_log.read(tmp_path)} == {
         bleu(0, checkpoint="last").key: 2.0,
         bleu(0).key: 3.0,
     }
@@ -525,7 +528,7 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {note.checkpoint for note in score_log.read(tmp_path)} == set(map(str, range(12)))
+    assert {record.checkpoint for record in score_log.read(tmp_path)} == set(map(str, range(12)))
 
 
 @pytest.mark.parametrize(

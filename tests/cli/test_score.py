@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -114,9 +115,9 @@ def test_unequal_line_counts(files: Path) -> None:
         ),
         (
             ["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"],
-            "give --metric multi-bleu or multi-bleu-lc, or leave it out",
+            "give --metric multi-bleu or multi-bleu-lc, or leave the option out",
         ),
-        (["hyp", "ref", "--name", "x"], "--name: of no use without --system or --by-length"),
+        (["hyp", "ref", "--name", "x"], "--name has no effect without --system or --by-length"),
         (["hyp", "ref", "--significance", "bootstrap"], "give --system NAME=FILE"),
         (
             ["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"],
@@ -129,7 +130,7 @@ def test_unequal_line_counts(files: Path) -> None:
         ),
         (
             ["hyp", "ref", "--system", "a=ref", "--run", "run", "--set-name", "test"],
-            "note them without --system",
+            "record them without --system",
         ),
         (["hyp", "ref", "--system", "hyp=ref"], "two systems are called 'hyp'"),
         (["hyp", "ref", "--source", "empty"], "empty is empty"),
@@ -232,7 +233,7 @@ def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
 
 
 def test_lines_that_were_not_translated(files: Path) -> None:
-    assert "are those of the source" in run("hyp", "ref", "--source", "hyp").stderr
+    assert "equal the source line" in run("hyp", "ref", "--source", "hyp").stderr
     assert run("hyp", "ref", "--source", "ref").stderr == ""
 
 
@@ -374,7 +375,7 @@ def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
         "multi-bleu",
     )
     assert (
-        "warning: multi-bleu: lines that set near and hyp apart: 1; with so few, p is too small"
+        "warning: multi-bleu: near and hyp differ in 1 line; with so few lines, p is too small"
         in result.stderr
     )
 
@@ -426,7 +427,7 @@ def test_scores_are_noted_in_a_run(folder: Path) -> None:
         "test",
     )
     assert result.exit_code == 0, result.output
-    assert result.stderr == "noted in run/scores.json\n" and "noted" not in result.stdout
+    assert result.stderr == "recorded in run/scores.json\n" and "recorded" not in result.stdout
     found = score_log.read(folder)
     assert [note.key for note in found] == [
         ("test", "best", "multi-bleu"),
@@ -461,6 +462,17 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
         and found["best"] == pytest.approx(100)
         and found["average-5"] < 100
     )
+
+
+def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    words = ["score", "hyp", "ref", "--run", "run", "--set-name", "test", "--metric", "chrf"]
+    subprocess.run(
+        [sys.executable, "-m", "fusetk", *words], stdout=write_end, stderr=subprocess.PIPE
+    )
+    os.close(write_end)
+    assert [record.metric for record in score_log.read(folder)] == ["chrf"]
 
 
 @pytest.mark.parametrize(
@@ -606,7 +618,7 @@ def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:
     lines = by_length("-r", "deep.en").stdout.splitlines()
     assert lines[0] == "multi-bleu by the length of the first reference"
     assert (
-        "lengths: words between white space in ref.en, the first reference, for there is no --source"
+        "lengths: words between white space in ref.en, the first reference, because --source is not given"
         in lines
     )
     assert not any(line.startswith("blank") for line in lines)
@@ -652,16 +664,16 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
     [
         (["--metric", "chrf", "--metric", "ter"], "one metric, not chrf, ter: give one --metric"),
         (["--metric", "all"], "one metric, not all"),
-        (["--run", "run", "--set-name", "test"], "note them without --by-length"),
-        (["--checkpoint", "best"], "note them without --by-length"),
+        (["--run", "run", "--set-name", "test"], "record them without --by-length"),
+        (["--checkpoint", "best"], "record them without --by-length"),
         (["--tokenize", "intl"], "give --metric sacrebleu"),
-        (["--bounds", "10,0"], "'10,0' are not rising numbers of words"),
-        (["--bounds", "0,0"], "not rising"),
-        (["--bounds", "0,-1"], "not rising"),
-        (["--bounds", ""], "not rising"),
-        (["--system", "deep.en"], "'deep.en' is not a name, = and a file"),
-        (["--system", "=deep.en"], "is not a name"),
-        (["--system", "base=deep.en"], "two systems are called 'base'; tell them apart by --name"),
+        (["--bounds", "10,0"], "'10,0' is not a list of rising numbers of words"),
+        (["--bounds", "0,0"], "not a list of rising numbers"),
+        (["--bounds", "0,-1"], "not a list of rising numbers"),
+        (["--bounds", ""], "not a list of rising numbers"),
+        (["--system", "deep.en"], "'deep.en' is not NAME=FILE"),
+        (["--system", "=deep.en"], "is not NAME=FILE"),
+        (["--system", "base=deep.en"], "two systems are called 'base': give other names by --name"),
         (["--system", "deep=nowhere"], "nowhere does not exist"),
         (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
         (["--source", "short"], "base.en has 10 lines and short has 1"),
@@ -688,4 +700,4 @@ def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], s
 def test_options_that_need_by_length(texts: dict[str, list[str]], arguments: list[str]) -> None:
     result = run("base.en", "-r", "ref.en", *arguments)
     assert result.exit_code == 2 and result.stdout == ""
-    assert f"{arguments[0]}: of no use without --by-length" in result.stderr
+    assert f"{arguments[0]}: no effect without --by-length" in result.stderr
