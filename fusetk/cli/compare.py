@@ -203,7 +203,7 @@ def _translate(
     return name, translator.translate(sources, tokenized)
 
 
-# Output ---------------------------------------------------------------------------------------------
+# Output -------------------------------------------------------------------------------------------
 
 
 def _print(comparison: Comparison) -> None:

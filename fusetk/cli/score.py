@@ -4,17 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fusetk import runs
 from fusetk.cli import score_length, score_systems
 from fusetk.cli.score_options import (
     LengthOptions,
     RecordOptions,
-    ScoreDestination,
     SystemOptions,
     TextOptions,
     declare_options,
@@ -48,10 +45,10 @@ def command(by_length: bool, **values: Any) -> None:
     its signature, which others need to reproduce the number. Problems of the text are warnings on
     standard error.
 
-    sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised text.
-    multi-bleu has the arithmetic of the Moses script multi-bleu.perl and scores the lines as they
-    are: they should be tokenised, with subwords joined into words. multi-bleu-lc lower-cases all
-    letters first; the script with -lc changes only A to Z. mteval-v13a is NIST's script
+    sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised
+    text. multi-bleu has the arithmetic of the Moses script multi-bleu.perl and scores the lines as
+    they are: they should be tokenised, with subwords joined into words. multi-bleu-lc lower-cases
+    all letters first; the script with -lc changes only A to Z. mteval-v13a is NIST's script
     mteval-v13a.pl on detokenised text and ignores the case of A to Z. mteval-v13a-cased is the
     script with -c; its number equals that of sacrebleu, which took tokeniser, smoothing and
     reference length from the script. These kinds of BLEU differ by several points on the same
@@ -64,9 +61,9 @@ def command(by_length: bool, **values: Any) -> None:
 
     A score recorded by --run replaces an older one of the same test set, checkpoint and metric.
 
-    With --by-length, a row has the sentences longer than one bound and not longer than the next one,
-    or, with --longer-than, all sentences longer than one bound. Lengths are words between white
-    space in the text as it is. A blank line has no words: it is in the first row, but with
+    With --by-length, a row has the sentences longer than one bound and not longer than the next
+    one, or, with --longer-than, all sentences longer than one bound. Lengths are words between
+    white space in the text as it is. A blank line has no words: it is in the first row, but with
     --longer-than in none. A row without sentences shows -, null in JSON.
     """
     text = select(TextOptions, values)
@@ -89,7 +86,7 @@ def command(by_length: bool, **values: Any) -> None:
 
 
 def _score_hypothesis(
-    text: TextOptions, references: Sequence[str], destination: ScoreDestination | None
+    text: TextOptions, references: Sequence[str], destination: score_log.ScoreDestination | None
 ) -> None:
     """Score HYP alone, record the scores if there is a destination, and print them."""
     options = text.metric_options
@@ -103,7 +100,8 @@ def _score_hypothesis(
         click.echo(f"warning: {warning}", err=True)
     # Record first: a reader of standard output that stops early ends this command.
     if destination:
-        click.echo(f"recorded in {_record(destination, scores, texts)}", err=True)
+        file = score_log.record_scores(destination, scores, texts.reference_lines)
+        click.echo(f"recorded in {file}", err=True)
     if text.as_json:
         document = {**_as_dict(scores, texts), "warnings": warnings}
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
@@ -114,28 +112,6 @@ def _score_hypothesis(
         return
     for score in scores:
         click.echo(f"{score.metric}: {score}  [{score.signature}]")
-
-
-def _record(destination: ScoreDestination, scores: Sequence[Score], texts: ScoredTexts) -> Path:
-    """Add the scores to the score log of a run and return the file."""
-    updates, data = runs.progress(destination.run)
-    references = score_log.fingerprint(texts.reference_lines)
-    records = [
-        score_log.ScoreRecord(
-            set_name=destination.set_name,
-            checkpoint=destination.checkpoint,
-            metric=score.metric,
-            value=score.value,
-            signature=score.signature,
-            details=score.details,
-            sentences=score.sentences,
-            references=references,
-            updates=updates,
-            data=data,
-        )
-        for score in scores
-    ]
-    return score_log.write(destination.run, records)
 
 
 def _as_dict(scores: Sequence[Score], texts: ScoredTexts) -> dict[str, Any]:

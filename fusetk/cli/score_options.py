@@ -24,7 +24,8 @@ Options = TypeVar("Options")
 
 def select(group: type[Options], values: Mapping[str, Any]) -> Options:
     """Build a group of options from the values of all options."""
-    return group(**{field.name: values[field.name] for field in fields(group)})  # type: ignore[arg-type]
+    names = [field.name for field in fields(group)]  # type: ignore[arg-type]
+    return group(**{name: values[name] for name in names})
 
 
 class BoundsParam(click.ParamType):
@@ -178,15 +179,6 @@ class LengthOptions:
 
 
 @dataclass(frozen=True)
-class ScoreDestination:
-    """The run folder, test set and checkpoint under which scores are recorded."""
-
-    run: Path
-    set_name: str
-    checkpoint: str
-
-
-@dataclass(frozen=True)
 class RecordOptions:
     """The options that record scores in a run folder."""
 
@@ -202,7 +194,7 @@ class RecordOptions:
                 f"test set: record them without {reason}"
             )
 
-    def destination(self) -> ScoreDestination | None:
+    def destination(self) -> score_log.ScoreDestination | None:
         """Return the place of the record, if any.
 
         Raises UsageError, CheckpointError or DataError if the scores could not be recorded there.
@@ -224,10 +216,10 @@ class RecordOptions:
                 f"{self.run} has no checkpoints/best or checkpoints/last: "
                 "name the decoded checkpoint by --checkpoint"
             )
-        return ScoreDestination(folder, self.set_name, self.checkpoint or name)
+        return score_log.ScoreDestination(folder, self.set_name, self.checkpoint or name)
 
 
-# Declarations ---------------------------------------------------------------------------------------
+# Declarations -------------------------------------------------------------------------------------
 
 _SAMPLE_DEFAULTS = ", ".join(f"{number} ({kind})" for kind, number in SAMPLES.items())
 

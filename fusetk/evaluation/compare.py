@@ -8,7 +8,7 @@ counts characters, so a word with a wrong inflection is partly right.
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fusetk.evaluation.metrics import score
 
@@ -97,7 +97,7 @@ def _sentence_scorer(metric: str, tokenized: bool) -> Callable[[str, str], float
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    scorer = CHRF()
+    scorer: Any = CHRF()
     if metric == "sacrebleu":
         scorer = BLEU(effective_order=True, tokenize="none" if tokenized else None)
     return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)

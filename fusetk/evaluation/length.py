@@ -1,4 +1,4 @@
-"""Scores by sentence length: of sentences longer than each bound (as DTMT's Figure 3), or of bins."""
+"""Scores by sentence length: in bins, or above each bound as in DTMT's Figure 3."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -56,8 +56,8 @@ def score(
 ) -> list[Score]:
     """Score lines against one or more references.
 
-    ``references[k][i]`` is reference k for hypothesis i. Raises DataError if a metric or a tokeniser
-    is unknown, if line counts differ, or if the hypotheses or references are empty.
+    ``references[k][i]`` is reference k for hypothesis i. Raises DataError if a metric or a
+    tokeniser is unknown, if line counts differ, or if the hypotheses or references are empty.
     """
     if not references:
         raise DataError("no reference to score against: give at least one")

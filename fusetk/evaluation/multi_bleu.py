@@ -1,4 +1,4 @@
-"""BLEU as the Moses script multi-bleu.perl computes it: on the tokens of the text, without smoothing.
+"""BLEU as the Moses script multi-bleu.perl computes it, of tokenised text and without smoothing.
 
 sacreBLEU without a tokeniser and without smoothing has the same arithmetic. It splits a line at all
 Unicode white space. The script reads bytes and splits at ASCII white space only, so other white
@@ -74,8 +74,8 @@ class MultiBleu(SacreMetric):
 class LowercaseMultiBleu(MultiBleu):
     """multi-bleu of lower-cased lines.
 
-    Lower case is Unicode's (``str.lower``). The script with -lc reads bytes and changes A to Z only,
-    so the two differ on text with other capitals.
+    Lower case is Unicode's (``str.lower``). The script with -lc reads bytes and changes A to Z
+    only, so the two differ on text with other capitals.
     """
 
     name = "multi-bleu-lc"
@@ -86,7 +86,7 @@ def split_compounds(line: str) -> str:
     """Split words at hyphens, as papers on WMT English-German do.
 
     ``rich-text`` becomes ``rich ##AT##-##AT## text``. Like tensor2tensor's get_ende_bleu.sh, this
-    works on bytes and needs a byte on each side of the hyphen that no other match used: in a-b-c only
-    the first hyphen is split; in ä-ö-ü, whose letters have two bytes, both are.
+    works on bytes, and a match uses the byte on each side of the hyphen: in a-b-c only the first
+    hyphen is split; in ä-ö-ü, whose letters have two bytes, both are split.
     """
     return _COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()

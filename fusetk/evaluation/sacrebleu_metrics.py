@@ -54,7 +54,7 @@ class SacreMetric(Metric):
 
 
 def bleu_parts(result: Any) -> dict[str, Any]:
-    """Return the fields of a ``Score`` that BLEU has, with details as multi-bleu.perl prints them."""
+    """Return the fields of a BLEU ``Score``, with details as multi-bleu.perl prints them."""
     precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
     ratio = result.sys_len / result.ref_len if result.ref_len else 0.0
     lengths = f"hyp_len={result.sys_len}, ref_len={result.ref_len}"
@@ -70,7 +70,7 @@ class SacreBleu(SacreMetric):
     """sacreBLEU."""
 
     name = "sacrebleu"
-    tokenizes = True
+    tokenizes: bool | None = True
     options = ("tokenize",)
 
     def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
@@ -103,8 +103,8 @@ class Mteval(SacreMetric):
     """BLEU as NIST's script mteval-v13a.pl computes it.
 
     The script and sacreBLEU agree: sacreBLEU's tokeniser 13a is that of the script. Both smooth
-    precisions without a match: 1/2 match for the first such n, 1/4 for the next one, and so on. Both
-    use the length of the closest reference, the shorter one at a tie.
+    precisions without a match: they count 1/2 match for the first such n, 1/4 for the next one, and
+    so on. Both use the length of the closest reference, the shorter one at a tie.
 
     Like the script, this metric lower-cases A to Z and no other letter. One case differs: if a text
     has no match, or no n-gram of some length, the script returns a small value; sacreBLEU and this

@@ -67,8 +67,8 @@ def score_warnings(
 ) -> list[str]:
     """Return the reasons not to trust scores of these texts; all have the same number of lines.
 
-    With ``lowercase``, differences in case are no reason. Texts are checked for the tokenisation that
-    ``metrics`` expect.
+    With ``lowercase``, differences in case are ignored. Texts are checked for the tokenisation
+    that ``metrics`` expect.
     """
     names = ["the reference"]
     if len(references) > 1:
@@ -105,19 +105,19 @@ def _case_warnings(hypothesis: TextStatistics, reference: TextStatistics, name: 
     advice = "give both in the same case, or use --lowercase"
     if min(hypothesis.cased_letters, reference.cased_letters) < 20:
         return []
-    ours = hypothesis.ratio("capital_letters", "cased_letters")
-    theirs = reference.ratio("capital_letters", "cased_letters")
-    if max(ours, theirs) >= 0.01 and min(ours, theirs) <= max(ours, theirs) / 10:
+    ratio = hypothesis.ratio("capital_letters", "cased_letters")
+    other = reference.ratio("capital_letters", "cased_letters")
+    if max(ratio, other) >= 0.01 and min(ratio, other) <= max(ratio, other) / 10:
         return [
-            f"{100 * ours:.1f} % of the hypothesis' letters are capitals, but {100 * theirs:.1f} % "
+            f"{100 * ratio:.1f} % of the hypothesis' letters are capitals, but {100 * other:.1f} % "
             f"of those of {name}; {advice}"
         ]
-    ours = hypothesis.ratio("capital_lines", "cased_lines")
-    theirs = reference.ratio("capital_lines", "cased_lines")
-    if min(hypothesis.cased_lines, reference.cased_lines) >= 10 and abs(ours - theirs) > 0.5:
+    ratio = hypothesis.ratio("capital_lines", "cased_lines")
+    other = reference.ratio("capital_lines", "cased_lines")
+    if min(hypothesis.cased_lines, reference.cased_lines) >= 10 and abs(ratio - other) > 0.5:
         return [
-            f"{100 * ours:.0f} % of the hypothesis' lines begin with a capital, but "
-            f"{100 * theirs:.0f} % of those of {name}; {advice}"
+            f"{100 * ratio:.0f} % of the hypothesis' lines begin with a capital, but "
+            f"{100 * other:.0f} % of those of {name}; {advice}"
         ]
     return []
 
@@ -127,10 +127,10 @@ def _tokenisation_warnings(
 ) -> list[str]:
     warnings = []
     if min(hypothesis.marked_tokens, reference.marked_tokens) >= 3:
-        ours = hypothesis.ratio("lone_marks", "marked_tokens")
-        theirs = reference.ratio("lone_marks", "marked_tokens")
-        if abs(ours - theirs) > 0.5:
-            tokenised, raw = ("the hypothesis", name) if ours > theirs else (name, "the hypothesis")
+        ratio = hypothesis.ratio("lone_marks", "marked_tokens")
+        other = reference.ratio("lone_marks", "marked_tokens")
+        if abs(ratio - other) > 0.5:
+            tokenised, raw = ("the hypothesis", name) if ratio > other else (name, "the hypothesis")
             warnings.append(
                 f"{tokenised} looks tokenised and {raw} does not; "
                 "tokenise or detokenise one of them before scoring"

@@ -1,9 +1,9 @@
 """Paired significance tests of systems, over the statistics rows of any metric.
 
-Bootstrap resampling (Koehn 2004) draws samples with as many lines as the text, with replacement, and
-the same lines for both systems. Approximate randomisation (Riezler and Maxwell 2005) exchanges random
-lines of the two systems. Both estimate how often chance alone makes a difference as large as the real
-one. Confidence intervals always come from bootstrap samples.
+Bootstrap resampling (Koehn 2004) draws samples with as many lines as the text, with replacement,
+and the same lines for both systems. Approximate randomisation (Riezler and Maxwell 2005) exchanges
+random lines of the two systems. Both estimate how often chance alone makes a difference as large as
+the real one. Confidence intervals always come from bootstrap samples.
 
 With the same seed, the random numbers and p-values are those of sacrebleu.significance.
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # the default number of samples, sacreBLEU's
 SEED = 12345  # sacreBLEU's
-# With fewer differing lines, many samples repeat the real difference. sacreBLEU does not count ties,
-# so its p is too small.
+# With fewer differing lines, many samples repeat the real difference. Such ties do not count, as in
+# sacreBLEU, so p is too small.
 FEW_LINES = 10
 BLOCK_NUMBERS = 2**22  # random numbers that are drawn at once
 TIE = 1e-9  # smaller differences count as equal, because sums of floats are inexact
@@ -51,8 +51,8 @@ def compare_systems(
 ) -> dict[str, SignificanceResult]:
     """Test each system against the first one, given the metric's statistics of its lines.
 
-    The p-value is sacreBLEU's, with one exception: it is 1 if no line differs. sacreBLEU counts only
-    differences larger than the real one, and gives its smallest p-value for two equal systems.
+    The p-value is sacreBLEU's, with one exception: it is 1 if no line differs. sacreBLEU counts
+    only differences larger than the real one, and gives its smallest p-value for equal systems.
     """
     import numpy as np
 

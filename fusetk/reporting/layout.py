@@ -25,7 +25,7 @@ _ORIGINS = {
 Cells = list[str | None]  # None: the value is unknown
 
 
-# Cells ----------------------------------------------------------------------------------------------
+# Cells --------------------------------------------------------------------------------------------
 
 
 def table_cells(table: PaperTable) -> tuple[list[str], list[list[str | None]]]:
@@ -82,8 +82,10 @@ def _differences(values: Sequence[float | None], digits: int) -> Cells:
     first, *others = values
     cells: Cells = [""]
     for value in others:
-        known = value is not None and first is not None
-        cells.append(f"{value - first:+.{digits}f}" if known else None)
+        if value is None or first is None:
+            cells.append(None)
+        else:
+            cells.append(f"{value - first:+.{digits}f}")
     return cells
 
 
@@ -107,7 +109,7 @@ def _measured_heads(table: PaperTable) -> tuple[list[str], list[str]]:
     return heads, shared
 
 
-# Notes ----------------------------------------------------------------------------------------------
+# Notes --------------------------------------------------------------------------------------------
 
 
 def table_notes(table: PaperTable) -> list[str]:
@@ -163,7 +165,7 @@ def table_warnings(table: PaperTable) -> list[str]:
 
 
 def _deviation_warnings(table: PaperTable) -> list[str]:
-    """Return the differences of runs from their recipes; runs with equal differences share a line."""
+    """Return the differences of runs from their recipes, grouped by difference."""
     groups: dict[str, list[MeasuredRun]] = {}
     for row in table.rows:
         for run in row.runs:
@@ -176,7 +178,7 @@ def _deviation_warnings(table: PaperTable) -> list[str]:
     ]
 
 
-# Plain values ---------------------------------------------------------------------------------------
+# Plain values -------------------------------------------------------------------------------------
 
 
 def table_as_dict(table: PaperTable) -> dict[str, Any]:

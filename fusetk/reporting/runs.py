@@ -60,11 +60,11 @@ class MeanScore(NamedTuple):
         return f"{self.value:.2f}{spread} ({self.runs})"
 
 
-# Search and reading ---------------------------------------------------------------------------------
+# Search and reading -------------------------------------------------------------------------------
 
 
 def collect_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
-    """Return the runs in a folder, or the run that it is, by name, and a warning for each problem."""
+    """Return the runs in a folder, which may be a run itself, and a warning for each problem."""
     runs = []
     warnings: list[str] = []
     for path in sorted(_run_folders(folder, DEPTH, set())):
@@ -128,7 +128,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-# Scores ---------------------------------------------------------------------------------------------
+# Scores -------------------------------------------------------------------------------------------
 
 
 def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list[ScoreColumn]:
@@ -149,7 +149,7 @@ def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list
 
 
 def mean_score(runs: Iterable[MeasuredRun], column: ScoreColumn) -> MeanScore | None:
-    """Return mean and sample standard deviation over the runs with a score; None if none has one."""
+    """Return the mean and deviation over the runs with a score; None if no run has one."""
     values = [record.value for run in runs if (record := run.record(column))]
     if not values:
         return None
@@ -157,7 +157,7 @@ def mean_score(runs: Iterable[MeasuredRun], column: ScoreColumn) -> MeanScore | 
     return MeanScore(statistics.fmean(values), deviation, len(values))
 
 
-# Warnings -------------------------------------------------------------------------------------------
+# Warnings -----------------------------------------------------------------------------------------
 
 
 def run_names(runs: Sequence[MeasuredRun]) -> str:

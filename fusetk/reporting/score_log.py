@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.errors import DataError
+from fusetk.evaluation.metric import Score
 from fusetk.files import locked, replace_file
+from fusetk.runs import progress
 
 NAME = "scores.json"
 FORMAT = 1
+
+
+class ScoreDestination(NamedTuple):
+    """The run folder, test set and checkpoint under which scores are recorded."""
+
+    run: Path
+    set_name: str
+    checkpoint: str
 
 
 class ScoreRecord(NamedTuple):
@@ -79,6 +89,30 @@ def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
     return path
+
+
+def record_scores(
+    destination: ScoreDestination, scores: Iterable[Score], references: Iterable[Sequence[str]]
+) -> Path:
+    """Add scores against references to the log of a run, as ``write`` does; return its file."""
+    updates, data = progress(destination.run)
+    checksum = fingerprint(references)
+    records = [
+        ScoreRecord(
+            set_name=destination.set_name,
+            checkpoint=destination.checkpoint,
+            metric=score.metric,
+            value=score.value,
+            signature=score.signature,
+            details=score.details,
+            sentences=score.sentences,
+            references=checksum,
+            updates=updates,
+            data=data,
+        )
+        for score in scores
+    ]
+    return write(destination.run, records)
 
 
 def fingerprint(texts: Iterable[Sequence[str]]) -> str:

@@ -90,7 +90,7 @@ class PaperTable:
         return list(sets)
 
 
-# Rows -----------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 
 def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
@@ -190,7 +190,7 @@ def row_parameters(row: PaperRow) -> ParameterCount | None:
     return ParameterCount(sum(count_parameters(row.recipe, sizes).values()), sizes, origin)
 
 
-# Tables ---------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 def make_tables(rows: Iterable[PaperRow]) -> list[PaperTable]:
@@ -207,10 +207,10 @@ def _columns(rows: Sequence[PaperRow]) -> list[ScoreColumn]:
 
 
 def select_columns(tables: Sequence[PaperTable], choices: Mapping[str, Sequence[str]]) -> None:
-    """Keep the columns with the chosen test sets, checkpoints and metrics; an empty choice keeps all.
+    """Keep the columns with the chosen test sets, checkpoints and metrics.
 
-    ``choices`` has the names for each option, in the order of the fields of ``ScoreColumn``. Raises
-    DataError if no score has a chosen name.
+    ``choices`` has the names for each option, in the order of the fields of ``ScoreColumn``; no
+    names keep all columns. Raises DataError if no score has a chosen name.
     """
     for i, (option, names) in enumerate(choices.items()):
         known = dict.fromkeys(column[i] for table in tables for column in table.columns)

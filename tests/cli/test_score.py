@@ -65,13 +65,13 @@ def test_json(files: Path) -> None:
     assert document["sentences"] == 2
     assert document["hypothesis"] == {"file": "hyp", "words": 12}
     assert document["references"] == [{"file": "ref", "words": 13}]
-    found = {entry["metric"]: entry for entry in document["scores"]}
-    assert list(found) == ["sacrebleu", "multi-bleu-lc", "chrf", "ter"]
+    scores = {entry["metric"]: entry for entry in document["scores"]}
+    assert list(scores) == ["sacrebleu", "multi-bleu-lc", "chrf", "ter"]
     assert (
-        found["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
+        scores["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
     )
-    assert found["multi-bleu-lc"]["reference_length"] == 13
-    assert "case:lc" in found["sacrebleu"]["signature"]
+    assert scores["multi-bleu-lc"]["reference_length"] == 13
+    assert "case:lc" in scores["sacrebleu"]["signature"]
 
 
 def test_standard_input_and_gzip(files: Path) -> None:
@@ -152,7 +152,7 @@ def test_warnings_go_to_standard_error_and_into_json(files: Path) -> None:
     assert len(json.loads(run("bpe", "ref", "--json").stdout)["warnings"]) == 1
 
 
-def test_case_is_no_matter_where_it_is_ignored(files: Path) -> None:
+def test_no_case_warning_if_case_is_ignored(files: Path) -> None:
     Path("title").write_text("\n".join(line.title() for line in REFERENCE) + "\n")
     assert "capitals" in run("hyp", "title").stderr
     assert run("hyp", "title", "--lowercase").stderr == ""
@@ -165,12 +165,12 @@ def test_line_ends_of_windows_and_a_byte_order_mark_do_not_matter(files: Path) -
     assert run("hyp", "ref").stdout.splitlines()[1:] == plain
 
 
-def test_options_that_some_metrics_do_not_heed(files: Path) -> None:
+def test_options_that_some_metrics_ignore(files: Path) -> None:
     result = run("hyp", "ref", "--tokenize", "char")
     assert result.exit_code == 0 and "tok:char" in result.stdout
     assert (
-        result.stderr
-        == "warning: --tokenize is for sacrebleu; it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
+        result.stderr == "warning: --tokenize is for sacrebleu; "
+        "it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
     )
     assert run("hyp", "ref", "--tokenize", "none", "--metric", "sacrebleu").stderr == ""
 
@@ -215,7 +215,7 @@ def test_compound_split_of_raw_text(files: Path) -> None:
         ("--by-length --system other=other", "multi-bleu"),
     ],
 )
-def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
+def test_every_output_warns_about_multi_bleu_of_raw_text(
     files: Path, options: str, metrics: str
 ) -> None:
     for name in ("raw", "other"):
@@ -237,7 +237,7 @@ def test_lines_that_were_not_translated(files: Path) -> None:
     assert run("hyp", "ref", "--source", "ref").stderr == ""
 
 
-def test_a_reader_that_has_seen_enough(files: Path) -> None:
+def test_a_reader_that_stops_early(files: Path) -> None:
     for more in ("--system a=ref", "--by-length", "--metric all", "--json"):
         command = (
             f"{sys.executable} -m fusetk score hyp ref {more} | head -1; echo ${{PIPESTATUS[0]}}"
@@ -246,7 +246,7 @@ def test_a_reader_that_has_seen_enough(files: Path) -> None:
         assert result.stdout.splitlines()[1:] == ["0"] and result.stderr == ""
 
 
-# Several systems -----------------------------------------------------------------------------------------------------
+# Several systems ----------------------------------------------------------------------------------
 
 
 def test_a_table_of_systems(files: Path) -> None:
@@ -270,14 +270,14 @@ def test_a_table_of_systems(files: Path) -> None:
         (lines[2], "base", HYPOTHESIS),
         (lines[3], "the other", HYPOTHESIS[:1] + REFERENCE[1:]),
     ):
-        found = score(system, [REFERENCE], ["multi-bleu", "ter"])
+        expected = score(system, [REFERENCE], ["multi-bleu", "ter"])
         assert line.split("  ")[0] == name and line.split()[-2:] == [
-            f"{one.value:.2f}" for one in found
+            f"{result.value:.2f}" for result in expected
         ]
     assert lines[4] == "base: hyp (2 sentences, 12 words) against ref (13 words)"
     assert (
-        lines[6] == f"multi-bleu: {found[0].signature}"
-        and lines[7] == f"ter: {found[1].signature}"
+        lines[6] == f"multi-bleu: {expected[0].signature}"
+        and lines[7] == f"ter: {expected[1].signature}"
         and len(lines) == 8
     )
 
@@ -351,17 +351,17 @@ def test_json_of_systems(long: None) -> None:
         "sentences"
     ] == 40
     for system, other in zip(document["systems"], plain["systems"], strict=True):
-        [found], [expected] = system["scores"], other["scores"]
-        test = found.pop("test")
-        assert expected.pop("test") is None and found == expected
+        [scored], [expected] = system["scores"], other["scores"]
+        test = scored.pop("test")
+        assert expected.pop("test") is None and scored == expected
     assert (
         test["p"] < 0.05
         and test["differ"] == 40
-        and test["difference"] == found["value"] - plain["systems"][0]["scores"][0]["value"]
+        and test["difference"] == scored["value"] - plain["systems"][0]["scores"][0]["value"]
     )
 
 
-def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
+def test_a_test_with_few_differing_lines_is_a_warning(long: None) -> None:
     result = run(
         "hyp",
         "ref",
@@ -395,12 +395,12 @@ def test_unequal_pipes_are_one_sentence() -> None:
     )
 
 
-# Notes in a run folder -----------------------------------------------------------------------------------------------
+# Scores recorded in a run folder ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def folder(files: Path) -> Path:
-    """A run folder, as much of it as notes need."""
+    """A run folder with the files that recording needs."""
     for name, update in (("last", 12), ("best", 8), ("average-5", None)):
         state = Path("run/checkpoints") / name / "state.json"
         state.parent.mkdir(parents=True)
@@ -413,7 +413,7 @@ def folder(files: Path) -> Path:
     return Path("run")
 
 
-def test_scores_are_noted_in_a_run(folder: Path) -> None:
+def test_scores_are_recorded_in_a_run(folder: Path) -> None:
     result = run(
         "hyp",
         "ref",
@@ -428,20 +428,20 @@ def test_scores_are_noted_in_a_run(folder: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert result.stderr == "recorded in run/scores.json\n" and "recorded" not in result.stdout
-    found = score_log.read(folder)
-    assert [note.key for note in found] == [
+    records = score_log.read(folder)
+    assert [record.key for record in records] == [
         ("test", "best", "multi-bleu"),
         ("test", "best", "chrf"),
     ]
     [expected] = score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])
-    assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (
+    assert (records[0].value, records[0].signature, records[0].updates, records[0].data) == (
         expected.value,
         expected.signature,
         12,
         "abc",
     )
     assert (
-        found[0].references
+        records[0].references
         == score_log.fingerprint([REFERENCE])
         != score_log.fingerprint([HYPOTHESIS])
     )
@@ -456,11 +456,11 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
     ):
         assert run(*arguments).exit_code == 0
     run("hyp", "ref", *same, "run/checkpoints/last", "--checkpoint", "label", "--json")
-    found = {note.checkpoint: note.value for note in score_log.read(folder)}
+    values = {record.checkpoint: record.value for record in score_log.read(folder)}
     assert (
-        list(found) == ["best", "average-5", "label"]
-        and found["best"] == pytest.approx(100)
-        and found["average-5"] < 100
+        list(values) == ["best", "average-5", "label"]
+        and values["best"] == pytest.approx(100)
+        and values["average-5"] < 100
     )
 
 
@@ -492,7 +492,7 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
         ),
     ],
 )
-def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_in_recording(folder: Path, arguments: list[str], said: str) -> None:
     for name in ("bare", "damaged"):
         Path(name).mkdir()
         Path(name, "config.yaml").write_text("{}")
@@ -502,7 +502,7 @@ def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> No
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
 
 
-# By length -----------------------------------------------------------------------------------------------------------
+# By length ----------------------------------------------------------------------------------------
 
 SIZES = [0, 1, 4, 5, 6, 9, 10, 11, 24, 24]  # words of the source; none between 12 and 23
 
@@ -618,8 +618,8 @@ def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:
     lines = by_length("-r", "deep.en").stdout.splitlines()
     assert lines[0] == "multi-bleu by the length of the first reference"
     assert (
-        "lengths: words between white space in ref.en, the first reference, because --source is not given"
-        in lines
+        "lengths: words between white space in ref.en, "
+        "the first reference, because --source is not given" in lines
     )
     assert not any(line.startswith("blank") for line in lines)
 

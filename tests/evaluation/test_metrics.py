@@ -264,7 +264,7 @@ def test_lines_counted_in_blocks_count_the_same(monkeypatch: pytest.MonkeyPatch)
     assert score(hypotheses, streams, list(METRICS)) == expected
 
 
-# mteval-v13a ---------------------------------------------------------------------------------------------------------
+# mteval-v13a --------------------------------------------------------------------------------------
 
 TEXT = [
     "It cost 1,000.50 dollars, they said.",
@@ -361,7 +361,7 @@ def test_mteval_lower_cases_a_to_z_only() -> None:
     assert names == ["mteval-v13a"]
 
 
-# Compounds -----------------------------------------------------------------------------------------------------------
+# Compounds ----------------------------------------------------------------------------------------
 
 HYPHENS = [
     "a rich-text format",
