@@ -92,7 +92,7 @@ def _score_hypothesis(
     options = text.metric_options
     warnings = ignored_options(text.metric_names, options)
     texts = read_texts({"": text.hypothesis}, references, text.source)
-    metrics = make_metrics(texts.reference_lines, text.metric_names, options)
+    metrics = make_metrics(texts.reference_lines, text.metric_names, options, texts.source_lines)
     scores = [metric.score(metric.statistics(texts.first.lines)) for metric in metrics]
     named = [] if "all" in text.metrics else text.metrics
     warnings += text_warnings(texts, metrics, named, options)

@@ -45,7 +45,7 @@ def run(
 
         check_output(length.output, numbers=False)
     texts = read_texts(files, references, text.source)
-    [metric] = make_metrics(texts.reference_lines, [name], options)
+    [metric] = make_metrics(texts.reference_lines, [name], options, texts.source_lines)
     make_ranges = ranges_above if length.longer_than else length_bins
     table = score_by_length(texts, metric, make_ranges(length.bounds or BOUNDS))
     if length.output is not None and not any(table.sentences):

@@ -36,7 +36,7 @@ def run(
     options = text.metric_options
     warnings = ignored_options(text.metric_names, options)
     texts = read_texts(files, references, text.source)
-    metrics = make_metrics(texts.reference_lines, text.metric_names, options)
+    metrics = make_metrics(texts.reference_lines, text.metric_names, options, texts.source_lines)
     columns = [score_systems(metric, texts.systems, sampling) for metric in metrics]
     named = [] if "all" in text.metrics else text.metrics
     warnings += text_warnings(texts, metrics, named, options)

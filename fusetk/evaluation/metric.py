@@ -43,19 +43,26 @@ class MetricOptions(NamedTuple):
 
 
 class Metric(ABC):
-    """A metric with its references and options.
+    """A metric with its references, options and source.
 
-    A subclass is built with the references, ``references[k][i]`` for line i of reference k, and the
-    options. An instance may change the class attributes to describe its options.
+    A metric is built with the references, ``references[k][i]`` for line i of reference k, the
+    options, and the lines of the source if they are known. An instance may change the class
+    attributes to describe its options.
     """
 
     name: str  # in METRICS
     case_sensitive: bool = True
     tokenizes: bool | None = None  # False: expects tokenised text; None: takes both kinds of text
+    needs_source: ClassVar[bool] = False
     options: ClassVar[Collection[str]] = ()  # fields of MetricOptions besides lowercase
 
     @abstractmethod
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None: ...
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None: ...
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:

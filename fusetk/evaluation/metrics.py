@@ -31,17 +31,23 @@ DEFAULT_METRICS = ("sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "ter")
 
 
 def make_metrics(
-    references: Sequence[Sequence[str]], names: Sequence[str], options: MetricOptions
+    references: Sequence[Sequence[str]],
+    names: Sequence[str],
+    options: MetricOptions,
+    source: Sequence[str] | None = None,
 ) -> list[Metric]:
     """Build the metrics with these names.
 
     Each metric is built once. With ``lowercase``, multi-bleu and multi-bleu-lc are the same metric.
-    Raises DataError if a metric or a tokeniser is unknown.
+    Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the source and
+    there is none.
     """
     for name in names:
         if name not in METRICS:
             raise DataError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}")
-    metrics = [METRICS[name](references, options) for name in dict.fromkeys(names)]
+        if source is None and METRICS[name].needs_source:
+            raise DataError(f"the metric {name} needs the source: give it by --source")
+    metrics = [METRICS[name](references, options, source) for name in dict.fromkeys(names)]
     return list({metric.name: metric for metric in metrics}.values())
 
 

@@ -31,7 +31,12 @@ class MultiBleu(SacreMetric):
     tokenizes = False
     options = ("compound_split",)
 
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
         from sacrebleu.metrics.bleu import BLEU
 
         self.compound_split = options.compound_split

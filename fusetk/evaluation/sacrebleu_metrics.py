@@ -73,7 +73,12 @@ class SacreBleu(SacreMetric):
     tokenizes: bool | None = True
     options = ("tokenize",)
 
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
         from sacrebleu.metrics.bleu import BLEU
 
         if options.tokenize is not None and options.tokenize not in BLEU.TOKENIZERS:
@@ -115,7 +120,12 @@ class Mteval(SacreMetric):
     case_sensitive = False
     tokenizes = True
 
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
@@ -166,7 +176,12 @@ class Chrf(SacreMetric):
     name = "chrf"
     word_order = 0  # the longest word n-gram
 
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
         from sacrebleu.metrics.chrf import CHRF
 
         scorer = CHRF(word_order=self.word_order, lowercase=options.lowercase)
@@ -187,7 +202,12 @@ class Ter(SacreMetric):
     name = "ter"
     case_sensitive = False
 
-    def __init__(self, references: Sequence[Sequence[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
         from sacrebleu.metrics.ter import TER
 
         super().__init__(TER(), references)

@@ -37,6 +37,11 @@ class ScoredTexts(NamedTuple):
         return next(iter(self.systems.values()))
 
     @property
+    def source_lines(self) -> Sequence[str] | None:
+        """The lines of the source, if it was read."""
+        return self.source.lines if self.source else None
+
+    @property
     def reference_lines(self) -> list[Sequence[str]]:
         """The lines of each reference."""
         return [text.lines for text in self.references]
@@ -138,7 +143,7 @@ def text_warnings(
             text.lines,
             texts.reference_lines,
             lowercase=not case_matters,
-            source=texts.source.lines if texts.source else None,
+            source=texts.source_lines,
             metrics=checked,
         )
         warnings += [prefix + warning for warning in about]

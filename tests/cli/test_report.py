@@ -264,7 +264,7 @@ def test_recipes_of_the_project_can_be_reported(folder: Path) -> None:
     )
 
 
-# Runs that are not comparable --------------------------------------------------------------------------
+# Runs that are not comparable ------------------------------------------------------------
 
 
 def table_warnings(recipes: Path, runs: Path) -> list[str]:
@@ -493,7 +493,7 @@ def test_help_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# The score log ----------------------------------------------------------------------------------------
+# The score log ------------------------------------------------------------
 
 
 def test_a_record_replaces_the_old_one_with_its_key(tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ def test_unequal_pipes_are_one_sentence() -> None:
     )
 
 
-# Scores recorded in a run folder ----------------------------------------------------------------------------
+# Scores recorded in a run folder ------------------------------------------------------------
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from itertools import product
 
 import pytest
 
+from fusetk.errors import DataError
 from fusetk.evaluation import significance
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
 from fusetk.evaluation.metrics import METRICS, make_metrics
@@ -102,17 +103,27 @@ def test_the_numbers_are_those_of_sacrebleu(
 
 
 class MeanMetric(Metric):
-    """A metric without sacrebleu: the mean of sentence scores, as of a learned metric."""
+    """A metric without sacrebleu: a mean of sentence scores, like that of a learned metric."""
 
     name = "mean"
+    needs_source = True
 
-    def __init__(self, references: list[list[str]], options: MetricOptions) -> None:
+    def __init__(
+        self,
+        references: list[list[str]],
+        options: MetricOptions,
+        source: list[str] | None = None,
+    ) -> None:
+        assert source is not None
         self.references = references
+        self.source = source
 
     def statistics(self, hypotheses: list[str]) -> list[tuple[float, float]]:
         return [
-            (len(set(line.split()) & set(target.split())) / 7, 1.0)
-            for line, target in zip(hypotheses, self.references[0], strict=True)
+            (len(set(line.split()) & {*source.split(), *target.split()}) / 7, 1.0)
+            for line, source, target in zip(
+                hypotheses, self.source, self.references[0], strict=True
+            )
         ]
 
     def value(self, totals: tuple[float, float]) -> float:
@@ -124,9 +135,12 @@ class MeanMetric(Metric):
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_a_metric_without_sacrebleu(kind: str) -> None:
+def test_a_metric_without_sacrebleu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, MeanMetric.name, MeanMetric)
     first, reference = corpus(11)
-    metric = MeanMetric([reference], MetricOptions())
+    with pytest.raises(DataError, match="needs the source"):
+        make_metrics([reference], ["mean"], MetricOptions())
+    [metric] = make_metrics([reference], ["mean"], MetricOptions(), ["Ja"] * len(reference))
     near = ["", *first[1:]]
     _, same, close, far = outcome(metric, kind, first, list(first), near, first[::-1])
     assert same.p == 1
