@@ -1,44 +1,22 @@
 """``fusetk compare``."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from fusetk import DEVICE
+from fusetk.cli.compare_output import Comparison, print_comparison, write_comparison
 from fusetk.cli.options import device_option, threads_option
-from fusetk.data.text import Pair, read_lines, readable, standard_input, unequal, writer
+from fusetk.data.text import Pair, read_lines, readable, standard_input, unequal
 from fusetk.errors import DataError
 from fusetk.evaluation.compare import (
     SENTENCE_METRICS,
-    ComparedSentence,
-    ComparisonSummary,
-    DiffSpan,
     compare_sentences,
-    diff_words,
     rank_by_gain,
     summarize,
 )
 from fusetk.evaluation.texts import display_name
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-LABELS = ("source", "reference", "first", "second")
-MARKS = (("[-", "-]"), ("{+", "+}"))  # around words of one translation only, as in wdiff
-STYLES = ("bold red", "bold green")
-
-
-class Comparison(NamedTuple):
-    """The result of the command: the sentences to show, and a summary of all sentences."""
-
-    names: tuple[str, str]  # of both systems
-    metric: str
-    sentences: Sequence[ComparedSentence]
-    summary: ComparisonSummary
 
 
 @click.command(
@@ -158,8 +136,8 @@ def command(
     comparison = Comparison((first_name, second_name), metric, shown[:top], summary)
     # Write first: a reader of standard output that stops early ends this command.
     if output is not None:
-        _write(output, comparison)
-    _print(comparison)
+        write_comparison(output, comparison)
+    print_comparison(comparison)
 
 
 def _check_system(path: Path) -> None:
@@ -201,79 +179,3 @@ def _translate(
     checkpoint = loaded.checkpoint.resolve()
     name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
     return name, translator.translate(sources, tokenized)
-
-
-# Output -------------------------------------------------------------------------------------------
-
-
-def _print(comparison: Comparison) -> None:
-    for label, name in zip(LABELS[2:], comparison.names, strict=True):
-        click.echo(f"{label}: {name}")
-    for sentence in comparison.sentences:
-        scores = ""
-        if sentence.scores:
-            first, second = sentence.scores
-            scores = f", {comparison.metric} {first:.1f} -> {second:.1f} ({sentence.gain:+.1f})"
-        click.echo(f"\nline {sentence.line}{scores}")
-        if sys.stdout.isatty():
-            _draw(sentence)
-        else:
-            _print_plain(sentence)
-    click.echo(f"\n{comparison.summary}")
-
-
-def _print_plain(sentence: ComparedSentence) -> None:
-    spans = diff_words(sentence.first, sentence.second)
-    marked = [_mark(side, *marks) for side, marks in zip(spans, MARKS, strict=True)]
-    texts = (sentence.source, sentence.reference, *marked)
-    for label, text in zip(LABELS, texts, strict=True):
-        if text is not None:
-            click.echo(f"  {label:<9}  {text}".rstrip())
-
-
-def _mark(spans: Sequence[DiffSpan], before: str, after: str) -> str:
-    parts = []
-    for span in spans:
-        text = span.text if span.same else before + span.text + after
-        parts.append(span.space + text)
-    return "".join(parts)
-
-
-def _draw(sentence: ComparedSentence) -> None:
-    """Print a sentence with colours on the terminal."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    spans = diff_words(sentence.first, sentence.second)
-    first, second = (_styled(side, style) for side, style in zip(spans, STYLES, strict=True))
-    reference = None if sentence.reference is None else Text(sentence.reference)
-    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    texts = (Text(sentence.source), reference, first, second)
-    for label, text in zip(LABELS, texts, strict=True):
-        if text is not None:
-            table.add_row(Text(label, style="dim"), text)
-    Console().print(table)
-
-
-def _styled(spans: Sequence[DiffSpan], style: str) -> "Text":
-    from rich.text import Text
-
-    text = Text()
-    for span in spans:
-        text.append(span.space)
-        text.append(span.text, style="" if span.same else style)
-    return text
-
-
-def _write(output: Path, comparison: Comparison) -> None:
-    first, second = comparison.names
-    document: dict[str, Any] = {
-        "first": first,
-        "second": second,
-        "metric": comparison.metric if comparison.summary.corpus else None,
-        "summary": comparison.summary._asdict(),
-        "sentences": [sentence._asdict() for sentence in comparison.sentences],
-    }
-    with writer(output) as file:
-        file.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
