@@ -26,7 +26,6 @@ ALLOWED = {
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data"},
     "evaluation": {"decoding", "data"},
-    "reporting": {"evaluation", "runs"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},
     "training": {
         "evaluation",
@@ -40,6 +39,7 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "reporting": {"system", "recipe", "evaluation", "runs", "data"},
     "train": {"system", "recipe", "training", "models", "data", "machine", "processes", "runs"},
 }
 EVERYWHERE = {"config", "errors", "trace", "files", "special_tokens", "__version__", "DEVICE"}

@@ -1,15 +1,15 @@
 """``fusetk describe``."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fusetk.cli.options import config_argument, set_option
+from fusetk.reporting.parameters import count_parameters, matches_printed, vocabulary_sizes
 
 if TYPE_CHECKING:
-    from fusetk.recipe import PaperConfig, Recipe
+    from fusetk.recipe import PaperConfig
 
 EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 
@@ -20,18 +20,19 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @click.option(
     "--src-vocab-size",
     type=click.IntRange(5),
-    help="Source entries, special ones counted; the prepared data's by default.",
+    help="Entries of the source vocabulary, special ones included. "
+    "Default: those of the prepared data.",
 )
 @click.option(
     "--tgt-vocab-size",
     type=click.IntRange(5),
-    help="Target entries; as the source's where only one is given.",
+    help="Entries of the target vocabulary. If only one size is given, it is used for both sides.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="A JSON object with config, vocabulary, parameters and parts.",
+    help="Print one JSON object with config, vocabulary, parameters and parts.",
 )
 def command(
     config: str,
@@ -40,46 +41,44 @@ def command(
     tgt_vocab_size: int | None,
     as_json: bool,
 ) -> None:
-    """Print the resolved CONFIG and the parameters of its model, part by part.
+    """Print the resolved CONFIG and the parameters of each part of its model.
 
-    The vocabulary is that of the prepared data; where there are none, that of the paper whose system the config is. What
-    the paper prints is compared with a count at the paper's own vocabulary.
+    Vocabulary sizes are those of the prepared data, or else of the paper whose system the config
+    describes. The number that the paper prints is compared with a count at the paper's vocabulary.
     """
     from fusetk import config as configs
-    from fusetk import recipe
+    from fusetk import recipe as recipes
 
-    found = recipe.load(config, overrides)
-    src_vocab_size = src_vocab_size or tgt_vocab_size
-    sizes = (
-        (src_vocab_size, tgt_vocab_size or src_vocab_size)
-        if src_vocab_size
-        else vocabulary_sizes(found)
-    )
-    parts = count_parameters(found, sizes)
+    recipe = recipes.load(config, overrides)
+    source = src_vocab_size or tgt_vocab_size
+    if source:
+        sizes = (source, tgt_vocab_size or source)
+    else:
+        sizes = vocabulary_sizes(recipe)
+    parts = count_parameters(recipe, sizes)
     total = sum(parts.values())
-    paper = found.paper
-    theirs = (
-        sum(count_parameters(found, paper.vocabulary).values())
-        if paper and paper.vocabulary
-        else None
-    )
+    paper = recipe.paper
+    paper_total = None
+    if paper and paper.vocabulary:
+        paper_total = sum(count_parameters(recipe, paper.vocabulary).values())
     if as_json:
         document = {
-            "config": found.model_dump(mode="json"),
+            "config": recipe.model_dump(mode="json"),
             "vocabulary": sizes,
             "parameters": total,
             "parts": parts,
+            "parameters_at_paper_vocabulary": paper_total,
         }
-        click.echo(json.dumps({**document, "parameters_at_paper_vocabulary": theirs}, indent=1))
+        click.echo(json.dumps(document, indent=1))
         return
-    click.echo(configs.dump(found))
+    click.echo(configs.dump(recipe))
     click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")
     for name, count in [*parts.items(), ("total", total)]:
         click.echo(f"{name:<24}{count:>14,}")
     if paper:
         click.echo(f"\n{paper.table}, {paper.row or 'all rows'}")
-        click.echo(_comparison(paper, theirs if theirs is not None else total))
-        click.echo(f"BLEU printed: {paper.bleu if paper.bleu is not None else 'none'}")
+        click.echo(_comparison(paper, total if paper_total is None else paper_total))
+        click.echo(f"BLEU printed: {'none' if paper.bleu is None else paper.bleu}")
         if paper.note:
             click.echo(f"note: {paper.note}")
 
@@ -87,55 +86,8 @@ def command(
 def _comparison(paper: "PaperConfig", count: int) -> str:
     text = f"parameters: {paper.parameters or 'none'} printed, {count:,} here"
     if paper.vocabulary:
-        text += (
-            f" with the paper's vocabulary of {paper.vocabulary[0]:,} and {paper.vocabulary[1]:,}"
-        )
-    if paper.parameters and not agree(paper.parameters, count):
-        text += f"; what is printed does not add up, {paper.counted or 'another number'} does"
+        source, target = paper.vocabulary
+        text += f" with the paper's vocabulary of {source:,} and {target:,}"
+    if paper.parameters and not matches_printed(paper.parameters, count):
+        text += f"; the printed number does not match, {paper.counted or 'another number'} does"
     return text
-
-
-def agree(printed: str, count: int) -> bool:
-    """Whether ``count`` is what was printed in millions, such as 10.97M: rounded, or cut after the last digit."""
-    digits = len(printed.removesuffix("M").partition(".")[2])
-    scale = 10 ** (6 - digits)
-    return round(float(printed.removesuffix("M")) * 10**digits) in (
-        round(count / scale),
-        count // scale,
-    )
-
-
-def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
-    """Vocabulary sizes of the prepared data, or else of the paper."""
-    from fusetk.data.pipeline import Pipeline
-    from fusetk.errors import ConfigError
-    from fusetk.runs import TEXT
-
-    text = Path(recipe.data.folder) / TEXT
-    if text.is_dir():
-        pipeline = Pipeline.load(text)
-        return len(pipeline.source_vocab), len(pipeline.target_vocab)
-    if recipe.paper and recipe.paper.vocabulary:
-        return recipe.paper.vocabulary
-    raise ConfigError(
-        f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: give --src-vocab-size and --tgt-vocab-size"
-    )
-
-
-def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
-    """Parameters by part (two levels of the module tree at most), each counted where it first stands."""
-    import torch
-
-    from fusetk import system
-
-    parts: dict[str, int] = {}
-    with torch.device("meta"):  # shapes without memory
-        model = system.build(recipe, *sizes)
-    layers = set(model.layers())
-    stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
-    for name, parameter in model.named_parameters():
-        part = ".".join(name.split(".")[:2])
-        own_part = part.rpartition(".")[2] in ("fuse", "connect", "tokens", "positions")
-        part = part if own_part or part in stacks else name.split(".")[0]
-        parts[part] = parts.get(part, 0) + parameter.numel()
-    return parts

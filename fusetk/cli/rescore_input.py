@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from fusetk.cli.decode_input import in_step, lines_of
-from fusetk.cli.scored import known_as
 from fusetk.data.text import STANDARD_INPUT
 from fusetk.data.vocab import EOS
 from fusetk.errors import DataError
+from fusetk.evaluation.texts import display_name
 
 if TYPE_CHECKING:
     from fusetk.evaluation.rescore import Pair, Rescorer
@@ -81,7 +81,7 @@ def rows(
         (ready for name, (_, ready) in zip(asked.names, read, strict=True) if name == "-"),
         lambda: True,
     )
-    names, texts = list(map(known_as, asked.names)), [text for text, _ in read]
+    names, texts = list(map(display_name, asked.names)), [text for text, _ in read]
     encode = partial(rescorer.translator.encode, tokenized=tokenized)
     if asked.json_lines is not None:
         return _objects(names[0], texts[0], rescorer, feature), ready

@@ -1,103 +1,119 @@
-"""``fusetk score --system``: several systems side by side, and whether they differ by more than chance."""
+"""``fusetk score --system``: several systems in a table, with significance tests."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusetk.cli.scored import Text, Texts, against
 from fusetk.cli.tables import NONE, show
-from fusetk.evaluation.metrics import Metric, Score
-from fusetk.evaluation.significance import FEW, Found, Sampling, compare
+from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.significance import Sampling, SignificanceResult
+from fusetk.evaluation.systems import SystemScores, few_lines_warnings, score_systems
+from fusetk.evaluation.texts import (
+    ScoredTexts,
+    describe_inputs,
+    ignored_options,
+    read_texts,
+    text_warnings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fusetk.cli.score_options import TextOptions
 
 
-class Column(NamedTuple):
-    """One metric of all systems, by their names."""
-
-    scores: Mapping[str, Score]
-    tests: Mapping[str, Found] | None = None  # None: nothing was tested
-
-    @property
-    def first(self) -> Score:
-        """The score of the system that the others are compared with."""
-        return next(iter(self.scores.values()))
-
-    def difference(self, name: str) -> float:
-        """What a system has more than the first."""
-        return self.scores[name].value - self.first.value
-
-
-def score(metric: Metric, systems: Mapping[str, Text], sampling: Sampling | None) -> Column:
-    """One metric of all systems, tested if there is a ``sampling``."""
-    counted = {name: metric.count(text.lines) for name, text in systems.items()}
-    scores = {name: metric.score(rows) for name, rows in counted.items()}
-    return Column(scores, compare(metric, counted, sampling) if sampling else None)
-
-
-def too_few(columns: Sequence[Column]) -> list[str]:
-    """A sentence for each test that rests on a few lines."""
-    return [
-        f"{column.first.metric}: lines that set {name} and {next(iter(column.scores))} apart: {found.differ}; with so few, p is too small"
-        for column in columns
-        for name, found in (column.tests or {}).items()
-        if found.differ is not None and 0 < found.differ < FEW
-    ]
+def run(
+    text: "TextOptions",
+    references: Sequence[str],
+    files: "Mapping[str, str]",
+    sampling: Sampling | None,
+) -> None:
+    """Score the systems in ``files``, test them if there is a ``sampling``, and print a table."""
+    options = text.metric_options
+    warnings = ignored_options(text.metric_names, options)
+    texts = read_texts(files, references, text.source)
+    metrics = make_metrics(texts.reference_lines, text.metric_names, options, texts.source_lines)
+    columns = [score_systems(metric, texts.systems, sampling) for metric in metrics]
+    named = [] if "all" in text.metrics else text.metrics
+    warnings += text_warnings(texts, metrics, named, options)
+    warnings += few_lines_warnings(columns)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if text.as_json:
+        document = {**_as_dict(columns, texts, sampling), "warnings": warnings}
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+    elif sampling:
+        _show_tests(columns, texts, sampling)
+    else:
+        _show_scores(columns, texts)
 
 
-# Output --------------------------------------------------------------------------------------------------------------
-
-
-def document(columns: Sequence[Column], texts: Texts, sampling: Sampling | None) -> dict[str, Any]:
-    """For JSON."""
-
-    def entry(column: Column, name: str) -> dict[str, Any]:
-        tested = (
-            {"difference": column.difference(name), **column.tests[name]._asdict()}
-            if column.tests
-            else None
-        )
-        return {**asdict(column.scores[name]), "test": tested}
-
+def _as_dict(
+    columns: Sequence[SystemScores], texts: ScoredTexts, sampling: Sampling | None
+) -> dict[str, Any]:
+    test = None
+    if sampling:
+        test = {**sampling._asdict(), "sacrebleu": version("sacrebleu")}
     return {
         "sentences": columns[0].first.sentences,
-        "references": [text.about() for text in texts.references],
-        "test": {**sampling._asdict(), "sacrebleu": version("sacrebleu")} if sampling else None,
+        "references": [text.as_dict() for text in texts.references],
+        "test": test,
         "systems": [
-            {"name": name, **text.about(), "scores": [entry(column, name) for column in columns]}
+            {
+                "name": name,
+                **text.as_dict(),
+                "scores": [_score_as_dict(column, name) for column in columns],
+            }
             for name, text in texts.systems.items()
         ],
     }
 
 
-def show_all(columns: Sequence[Column], texts: Texts, sampling: Sampling | None) -> None:
-    """Print one table of all metrics, or one of each metric if they were tested."""
-    lines = [f"{name}: {against(text, texts.references)}" for name, text in texts.systems.items()]
-    if sampling is None:
-        heads = ["system", *(column.first.metric for column in columns)]
-        rows = [
-            [name, *(f"{column.scores[name].value:.2f}" for column in columns)]
-            for name in texts.systems
-        ]
-        lines += [f"{column.first.metric}: {column.first.signature}" for column in columns]
-        show(f"{len(texts.systems)} systems", heads, rows, lines)
-        return
-    for column in columns:
-        rows = [_row(column, name, found) for name, found in (column.tests or {}).items()]
-        heads = ["system", "score", "difference", "mean", "95%", "p"]
-        show(column.first.metric, heads, rows, [f"signature: {column.first.signature}", ""])
-    click.echo("\n".join([f"test: {sampling}, sacrebleu {version('sacrebleu')}", *lines]))
+def _score_as_dict(column: SystemScores, system: str) -> dict[str, Any]:
+    test = None
+    if column.tests:
+        test = {"difference": column.difference(system), **column.tests[system]._asdict()}
+    return {**asdict(column.scores[system]), "test": test}
 
 
-def _row(column: Column, name: str, found: Found) -> list[str]:
-    shown = [
-        name,
-        f"{column.scores[name].value:.2f}",
-        f"{column.difference(name):+.2f}",
-        f"{found.mean:.2f}",
-        f"±{found.interval:.2f}",
+def _inputs(texts: ScoredTexts) -> list[str]:
+    return [
+        f"{name}: {describe_inputs(text, texts.references)}" for name, text in texts.systems.items()
     ]
-    if found.p is None:
-        shown[2] = NONE
-    return [*shown, NONE if found.p is None else f"{found.p:.4f}"]
+
+
+def _show_scores(columns: Sequence[SystemScores], texts: ScoredTexts) -> None:
+    """Print one table of all metrics."""
+    heads = ["system", *(column.first.metric for column in columns)]
+    rows = [
+        [name, *(f"{column.scores[name].value:.2f}" for column in columns)]
+        for name in texts.systems
+    ]
+    signatures = [f"{column.first.metric}: {column.first.signature}" for column in columns]
+    show(f"{len(texts.systems)} systems", heads, rows, [*_inputs(texts), *signatures])
+
+
+def _show_tests(columns: Sequence[SystemScores], texts: ScoredTexts, sampling: Sampling) -> None:
+    """Print a table of each metric with the test results."""
+    heads = ["system", "score", "difference", "mean", "95%", "p"]
+    for column in columns:
+        rows = [_test_row(column, name, test) for name, test in (column.tests or {}).items()]
+        show(column.first.metric, heads, rows, [f"signature: {column.first.signature}", ""])
+    test = f"test: {sampling}, sacrebleu {version('sacrebleu')}"
+    click.echo("\n".join([test, *_inputs(texts)]))
+
+
+def _test_row(column: SystemScores, system: str, test: SignificanceResult) -> list[str]:
+    is_first = test.p is None
+    return [
+        system,
+        f"{column.scores[system].value:.2f}",
+        NONE if is_first else f"{column.difference(system):+.2f}",
+        f"{test.mean:.2f}",
+        f"±{test.interval:.2f}",
+        NONE if is_first else f"{test.p:.4f}",
+    ]

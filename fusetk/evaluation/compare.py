@@ -1,94 +1,159 @@
-"""Two translations of the same sentences beside each other: which words differ, and which is nearer to the reference.
+"""Comparison of two translations of the same sentences: sentence scores and differing words.
 
-Sentences are scored by chrF unless sentence BLEU is asked for. BLEU of a single sentence hangs on its few 4-grams: one other
-word moves it by tens of points, or to nothing without smoothing. chrF counts characters, so an inflected word is half right.
+Sentences are scored by chrF, or by sentence BLEU on request. BLEU of a single sentence depends on a
+few 4-grams: one different word changes it by tens of points, or to zero without smoothing. chrF
+counts characters, so a word with a wrong inflection is partly right.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fusetk.evaluation.metrics import score
 
 SENTENCE_METRICS = ("chrf", "sacrebleu")  # the first is the default
 
-_PIECES = re.compile(
-    r"(\s*)(\w+(?:['’-]\w+)*|\S)"
-)  # words, punctuation marks, and the space before them
+_WORD = re.compile(r"(\s*)(\w+(?:['’-]\w+)*|\S)")  # a word or punctuation mark, and space before it
 
 
-class Case(NamedTuple):
-    """A sentence and both of its translations."""
+class ComparedSentence(NamedTuple):
+    """A source sentence and two translations of it."""
 
     line: int  # from 1
     source: str
     reference: str | None
     first: str
     second: str
-    scores: tuple[float, float] | None = None  # of the sentence, 0 to 100; None without a reference
+    scores: tuple[float, float] | None = None  # of both translations, 0 to 100
 
     @property
     def gain(self) -> float:
-        """By how much the second is better."""
+        """The score of the second translation minus that of the first; 0 without scores."""
         return self.scores[1] - self.scores[0] if self.scores else 0.0
 
 
-class Span(NamedTuple):
-    """A stretch of a translation that the other has too, or has not."""
+class DiffSpan(NamedTuple):
+    """Consecutive words of a translation that are all in the other translation, or all not."""
 
     space: str  # before the text
     text: str
     same: bool
 
 
-def cases(
+class ComparisonSummary(NamedTuple):
+    """Counts and corpus scores of all compared sentences."""
+
+    sentences: int
+    same: int  # sentences with two identical translations
+    better: int | None = None  # sentences with a higher score of the second translation
+    worse: int | None = None
+    equal: int | None = None
+    corpus: dict[str, tuple[float, float]] | None = None  # corpus scores by metric
+
+    def __str__(self) -> str:
+        if self.corpus is None:
+            differ = self.sentences - self.same
+            return (
+                f"sentences: {self.sentences}, translations that differ: {differ}, "
+                f"the same: {self.same}"
+            )
+        scores = ", ".join(
+            f"{name} {first:.2f} -> {second:.2f}" for name, (first, second) in self.corpus.items()
+        )
+        return (
+            f"{scores}; of {self.sentences} sentences the second has {self.better} better, "
+            f"{self.worse} worse, {self.equal} equal ({self.same} the same)"
+        )
+
+
+def compare_sentences(
     sources: Sequence[str],
     first: Sequence[str],
     second: Sequence[str],
     references: Sequence[str] | None,
     metric: str = "chrf",
     tokenized: bool = False,
-) -> list[Case]:
-    """All sentences in order, with their scores if there are references. ``tokenized`` text is not tokenised again for BLEU."""
+) -> list[ComparedSentence]:
+    """Pair the two translations of each sentence, in order; with references, score them.
+
+    ``tokenized`` text is not tokenised again for BLEU.
+    """
     if references is None:
         return [
-            Case(n, source, None, a, b)
-            for n, (source, a, b) in enumerate(zip(sources, first, second, strict=True), 1)
+            ComparedSentence(line, source, None, one, other)
+            for line, (source, one, other) in enumerate(zip(sources, first, second, strict=True), 1)
         ]
-    score = _scorer(metric, tokenized)
+    sentence_score = _sentence_scorer(metric, tokenized)
+    sentences = []
     rows = zip(sources, references, first, second, strict=True)
-    return [
-        Case(n, source, r, a, b, (score(a, r), score(b, r)))
-        for n, (source, r, a, b) in enumerate(rows, 1)
-    ]
+    for line, (source, reference, one, other) in enumerate(rows, 1):
+        scores = (sentence_score(one, reference), sentence_score(other, reference))
+        sentences.append(ComparedSentence(line, source, reference, one, other, scores))
+    return sentences
 
 
-def _scorer(metric: str, tokenized: bool) -> Callable[[str, str], float]:
-    if metric == "chrf":
-        from sacrebleu.metrics.chrf import CHRF
-
-        chrf = CHRF()
-        return lambda hypothesis, reference: float(
-            chrf.sentence_score(hypothesis, [reference]).score
-        )
+def _sentence_scorer(metric: str, tokenized: bool) -> Callable[[str, str], float]:
     from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
-    bleu = BLEU(effective_order=True, tokenize="none" if tokenized else None)
-    return lambda hypothesis, reference: float(bleu.sentence_score(hypothesis, [reference]).score)
-
-
-def ranked(found: Sequence[Case]) -> list[Case]:
-    """The largest gain of the second first; in order where gains are equal, and so all where there are no scores."""
-    return sorted(found, key=lambda case: -case.gain)
+    scorer: Any = CHRF()
+    if metric == "sacrebleu":
+        scorer = BLEU(effective_order=True, tokenize="none" if tokenized else None)
+    return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
 
 
-def marked(first: str, second: str) -> tuple[list[Span], list[Span]]:
-    """Both translations as spans, words that follow one another in both on the one hand, and the words between."""
-    pieces = [_PIECES.findall(text) for text in (first, second)]
+def summarize(
+    sentences: Sequence[ComparedSentence], references: Sequence[str] | None, tokenized: bool
+) -> ComparisonSummary:
+    """Count the sentences by gain and score both corpora; without references, count them only."""
+    same = sum(sentence.first == sentence.second for sentence in sentences)
+    if references is None:
+        return ComparisonSummary(len(sentences), same)
+    better = sum(sentence.gain > 0 for sentence in sentences)
+    worse = sum(sentence.gain < 0 for sentence in sentences)
+    tokenizer = "none" if tokenized else None
+    first = [sentence.first for sentence in sentences]
+    second = [sentence.second for sentence in sentences]
+    first_scores, second_scores = (
+        score(lines, [references], SENTENCE_METRICS, tokenize=tokenizer)
+        for lines in (first, second)
+    )
+    return ComparisonSummary(
+        sentences=len(sentences),
+        same=same,
+        better=better,
+        worse=worse,
+        equal=len(sentences) - better - worse,
+        corpus={
+            one.name: (one.value, other.value)
+            for one, other in zip(first_scores, second_scores, strict=True)
+        },
+    )
+
+
+def rank_by_gain(sentences: Sequence[ComparedSentence]) -> list[ComparedSentence]:
+    """Sort by the gain of the second translation, largest first; equal gains keep their order."""
+    return sorted(sentences, key=lambda sentence: -sentence.gain)
+
+
+def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]:
+    """Split both translations into spans of words that they share and words that they do not."""
+    pieces = [_WORD.findall(text) for text in (first, second)]
     words = [[word for _, word in side] for side in pieces]
-    spans: tuple[list[Span], list[Span]] = ([], [])
-    for kind, *places in SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
-        for side, found, (start, end) in zip(pieces, spans, (places[:2], places[2:]), strict=True):
-            if start < end:
-                text = "".join(space + word for space, word in side[start:end])
-                found.append(Span(side[start][0], text[len(side[start][0]) :], kind == "equal"))
-    return spans
+    first_spans: list[DiffSpan] = []
+    second_spans: list[DiffSpan] = []
+    opcodes = SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes()
+    for kind, first_start, first_end, second_start, second_end in opcodes:
+        first_spans += _span(pieces[0][first_start:first_end], kind == "equal")
+        second_spans += _span(pieces[1][second_start:second_end], kind == "equal")
+    return first_spans, second_spans
+
+
+def _span(pieces: Sequence[tuple[str, str]], same: bool) -> list[DiffSpan]:
+    """Return a span of words with the space before each; empty for no words."""
+    if not pieces:
+        return []
+    space = pieces[0][0]
+    text = "".join(before + word for before, word in pieces)
+    return [DiffSpan(space, text[len(space) :], same)]

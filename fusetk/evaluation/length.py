@@ -1,55 +1,108 @@
-"""Scores by the length of sentences: those longer than each bound, as in DTMT's Figure 3, or those between two bounds."""
+"""Scores by sentence length: in bins, or above each bound as in DTMT's Figure 3."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fusetk.evaluation.metrics import Metric, Score, split_words
+from fusetk.evaluation.metric import Metric, Score
+from fusetk.evaluation.multi_bleu import split_words
+from fusetk.evaluation.texts import ScoredText, ScoredTexts
 
-BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # the paper's
-DEFAULT = "multi-bleu"
+BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # those of the paper
+DEFAULT_METRIC = "multi-bleu"
 
 
-class Row(NamedTuple):
-    """Sentences of some lengths, in words."""
+class LengthRange(NamedTuple):
+    """A range of sentence lengths in words, both ends included."""
 
     fewest: int
-    most: int | None = None  # None: there is no limit
+    most: int | None = None  # None: no limit
 
     def __str__(self) -> str:
-        if self.most is not None:
-            return f"{self.fewest}-{self.most}" if self.most > self.fewest else str(self.most)
-        return f"> {self.fewest - 1}" if self.fewest else "all"
+        if self.most is None:
+            return f"> {self.fewest - 1}" if self.fewest else "all"
+        return f"{self.fewest}-{self.most}" if self.most > self.fewest else str(self.most)
 
-    def has(self, length: int) -> bool:
-        """Whether a sentence of this length is one of them."""
+    def contains(self, length: int) -> bool:
+        """Whether a sentence of this length is in the range."""
         return self.fewest <= length and (self.most is None or length <= self.most)
 
 
-def bins(bounds: Sequence[int]) -> list[Row]:
-    """A row up to each of the rising bounds and one beyond the last; each sentence is in one, a blank one in the first."""
+class LengthTable(NamedTuple):
+    """Scores of all systems by sentence length."""
+
+    metric: str
+    signature: str | None  # None if no range has a sentence
+    texts: ScoredTexts
+    ranges: Sequence[LengthRange]
+    sentences: Sequence[int]  # in each range
+    scores: Mapping[str, Sequence[float | None]]  # by system, one for each range
+    blank: int  # lines without words in the text whose lengths count
+
+    @property
+    def length_text(self) -> ScoredText:
+        """The text whose lengths count: the source, or the first reference without a source."""
+        return self.texts.source or self.texts.references[0]
+
+
+def length_bins(bounds: Sequence[int]) -> list[LengthRange]:
+    """Return the ranges up to each of the rising bounds, and one beyond the last bound.
+
+    Every sentence is in one range; blank lines are in the first one.
+    """
     edges = [-1, *(bound for bound in bounds if bound > 0)]
-    return [*(Row(low + 1, high) for low, high in pairwise(edges)), Row(edges[-1] + 1)]
+    ranges = [LengthRange(low + 1, high) for low, high in pairwise(edges)]
+    return [*ranges, LengthRange(edges[-1] + 1)]
 
 
-def longer(bounds: Sequence[int]) -> list[Row]:
-    """A row for each bound, of all sentences with more words; a blank one is in none."""
-    return [Row(bound + 1) for bound in bounds]
+def ranges_above(bounds: Sequence[int]) -> list[LengthRange]:
+    """Return a range of all lengths above each bound; blank lines are in none of them."""
+    return [LengthRange(bound + 1) for bound in bounds]
 
 
 def count_words(lines: Sequence[str]) -> list[int]:
-    """Words of each line, between ASCII white space."""
+    """Return the number of words of each line, split at ASCII white space."""
     return [len(split_words(line)) for line in lines]
 
 
-def grouped(rows: Sequence[Row], lengths: Sequence[int]) -> list[list[int]]:
-    """The places of the sentences of each row."""
-    return [[i for i, length in enumerate(lengths) if row.has(length)] for row in rows]
+def group_by_range(ranges: Sequence[LengthRange], lengths: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the sentences in each range."""
+    return [
+        [i for i, length in enumerate(lengths) if length_range.contains(length)]
+        for length_range in ranges
+    ]
 
 
 def score_groups(
     metric: Metric, hypotheses: Sequence[str], groups: Sequence[Sequence[int]]
 ) -> list[Score | None]:
-    """The scores of the lines at the places of each group, None for a group without any."""
-    rows = metric.count(hypotheses)
+    """Return the score of the lines of each group, None for an empty group."""
+    rows = metric.statistics(hypotheses)
     return [metric.score([rows[i] for i in group]) if group else None for group in groups]
+
+
+def score_by_length(
+    texts: ScoredTexts, metric: Metric, ranges: Sequence[LengthRange]
+) -> LengthTable:
+    """Score all systems on the sentences of each range of lengths.
+
+    Lengths are those of the source, or of the first reference if the source was not read.
+    """
+    lengths = count_words((texts.source or texts.references[0]).lines)
+    groups = group_by_range(ranges, lengths)
+    results = {
+        name: score_groups(metric, text.lines, groups) for name, text in texts.systems.items()
+    }
+    signatures = [score.signature for scores in results.values() for score in scores if score]
+    return LengthTable(
+        metric=metric.name,
+        signature=signatures[0] if signatures else None,
+        texts=texts,
+        ranges=ranges,
+        sentences=[len(group) for group in groups],
+        scores={
+            name: [score.value if score else None for score in scores]
+            for name, scores in results.items()
+        },
+        blank=lengths.count(0),
+    )

@@ -1,180 +1,217 @@
-"""Signs that a score does not mean what its reader thinks: subwords, case or tokenisation that differ, lines out of step."""
+"""Warnings about texts whose score may mislead.
+
+The checks find subwords, differences in case or tokenisation, lines out of step, and lines that are
+blank or not translated.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-ENOUGH = 5_000  # lines whose looks are looked at
+from fusetk.evaluation.metric import Metric
+
+MAX_LINES = 5_000  # lines of a text that are inspected for its statistics
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
-_MARKS = frozenset(".,!?;:。，！？；：、।")
-_HYPHENS = (
-    "@-@",
-    "##AT##-##AT##",
-)  # as Moses' tokeniser with -a parts words, and as compounds are split for WMT En-De
-OF_WORDS = {"multi-bleu", "multi-bleu-lc"}  # metrics that take words as they stand
-_OF_TEXT = {"sacrebleu", "mteval-v13a", "mteval-v13a-cased"}  # metrics that tokenise
+_PUNCTUATION = frozenset(".,!?;:。，！？；：、।")
+_HYPHENS = ("@-@", "##AT##-##AT##")  # of Moses' tokeniser with -a, and of --compound-split
 
 
-class Looks(NamedTuple):
-    """What a text looks like, in counts."""
+class TextStatistics(NamedTuple):
+    """Counts over the first lines of a text."""
 
-    lines: int  # that begin with a letter that has case
-    capital: int  # those of them that begin with a capital
+    cased_lines: int  # lines that begin with a letter that has case
+    capital_lines: int  # of these, lines that begin with a capital
     tokens: int
-    subwords: int  # tokens with the joiner of BPE or the word mark of SentencePiece
-    letters: int  # that have case
-    capitals: int
-    marks: int  # tokens that end in a punctuation mark
-    apart: int  # those of them that are nothing but the mark
-    entities: int  # characters written as the Moses tokeniser escapes them
-    hyphens: int  # tokens that are a hyphen between parts of a word
+    subwords: int  # tokens with BPE's joiner or SentencePiece's word mark
+    cased_letters: int  # letters that have case
+    capital_letters: int
+    marked_tokens: int  # tokens that end in a punctuation mark
+    lone_marks: int  # of these, tokens that are only the mark
+    entities: int  # characters that the Moses tokeniser escaped
+    hyphens: int  # tokens that are a hyphen between two parts of a word
 
-    def share(self, name: str, of: str) -> float:
-        """One count over another, 0 for none."""
-        whole: int = getattr(self, of)
-        return getattr(self, name) / whole if whole else 0.0
+    def ratio(self, part: str, total: str) -> float:
+        """Return one count divided by another, 0 if the other is 0."""
+        denominator: int = getattr(self, total)
+        return getattr(self, part) / denominator if denominator else 0.0
 
 
-def looks(lines: Iterable[str]) -> Looks:
-    """Count over the first lines of a text."""
-    begun = capital = tokens = subwords = letters = capitals = marks = apart = entities = (
-        hyphens
-    ) = 0
-    for line in islice(lines, ENOUGH):
+def text_statistics(lines: Iterable[str]) -> TextStatistics:
+    """Count over the first ``MAX_LINES`` lines of a text."""
+    counts = dict.fromkeys(TextStatistics._fields, 0)
+    for line in islice(lines, MAX_LINES):
         first = line.lstrip()[:1]
-        begun += first.isupper() or first.islower()
-        capital += first.isupper()
-        capitals += sum(map(str.isupper, line))
-        letters += sum(c.isupper() or c.islower() for c in line)
-        entities += len(_ENTITY.findall(line))
+        counts["cased_lines"] += first.isupper() or first.islower()
+        counts["capital_lines"] += first.isupper()
+        counts["cased_letters"] += sum(c.isupper() or c.islower() for c in line)
+        counts["capital_letters"] += sum(map(str.isupper, line))
+        counts["entities"] += len(_ENTITY.findall(line))
         for token in line.split():
-            tokens += 1
-            subwords += token.endswith("@@") or token.startswith("\u2581")
-            hyphens += token in _HYPHENS
-            if token[-1] in _MARKS:
-                marks += 1
-                apart += len(token) == 1
-    return Looks(
-        begun, capital, tokens, subwords, letters, capitals, marks, apart, entities, hyphens
-    )
+            counts["tokens"] += 1
+            counts["subwords"] += token.endswith("@@") or token.startswith("\u2581")
+            counts["hyphens"] += token in _HYPHENS
+            if token[-1] in _PUNCTUATION:
+                counts["marked_tokens"] += 1
+                counts["lone_marks"] += len(token) == 1
+    return TextStatistics(**counts)
 
 
-def doubts(
+def score_warnings(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
-    lowercase: bool = False,
     *,
+    lowercase: bool = False,
     source: Sequence[str] | None = None,
-    metrics: Collection[str] = (),
+    metrics: Collection[Metric] = (),
 ) -> list[str]:
-    """Sentences that each name a reason not to trust the scores; none for text that looks all right.
+    """Return the reasons not to trust scores of these texts; all have the same number of lines.
 
-    ``lowercase`` says that case is ignored anyway; ``metrics`` are checked for the kind of text
-    that they want: tokenised or not.
-    All texts have as many lines.
+    With ``lowercase``, differences in case are ignored. Texts are checked for the tokenisation
+    that ``metrics`` expect.
     """
-    found: list[str] = []
-    mine = looks(hypotheses)
-    theirs = [looks(lines) for lines in references]
-    names = [
-        f"reference {k}" if len(references) > 1 else "the reference"
-        for k in range(1, len(references) + 1)
-    ]
-    for name, side in zip(["the hypothesis", *names], [mine, *theirs], strict=True):
-        if side.share("subwords", "tokens") > 0.01:
-            percent = 100 * side.share("subwords", "tokens")
-            found.append(
-                f"{name} looks like subwords ({percent:.0f} % of its tokens carry a joiner); join them into words before scoring"
-            )
-    for name, side, lines in zip(names, theirs, references, strict=True):
+    names = ["the reference"]
+    if len(references) > 1:
+        names = [f"reference {k}" for k in range(1, len(references) + 1)]
+    hypothesis_stats = text_statistics(hypotheses)
+    reference_stats = [text_statistics(lines) for lines in references]
+    warnings = _subword_warnings(hypothesis_stats, "the hypothesis")
+    for name, stats in zip(names, reference_stats, strict=True):
+        warnings += _subword_warnings(stats, name)
+    for name, stats, lines in zip(names, reference_stats, references, strict=True):
         if not lowercase:
-            found += _case(mine, side, name)
-        found += _tokenisation(mine, side, name)
-        found += _step(hypotheses, lines, name)
+            warnings += _case_warnings(hypothesis_stats, stats, name)
+        warnings += _tokenisation_warnings(hypothesis_stats, stats, name)
+        warnings += _step_warnings(hypotheses, lines, name)
     return [
-        *found,
-        *_wants(mine, theirs, metrics),
-        *_missing(hypotheses, references),
-        *_untranslated(hypotheses, references, source),
+        *warnings,
+        *_metric_warnings([hypothesis_stats, *reference_stats], metrics),
+        *_blank_warnings(hypotheses, references),
+        *_untranslated_warnings(hypotheses, references, source),
     ]
 
 
-def _case(mine: Looks, side: Looks, name: str) -> list[str]:
-    advice = "compare them in one case or with --lowercase"
-    if min(mine.letters, side.letters) < 20:
+def _subword_warnings(stats: TextStatistics, name: str) -> list[str]:
+    ratio = stats.ratio("subwords", "tokens")
+    if ratio <= 0.01:
         return []
-    a, b = mine.share("capitals", "letters"), side.share("capitals", "letters")
-    if max(a, b) >= 0.01 and min(a, b) <= max(a, b) / 10:
+    return [
+        f"{name} looks like subwords ({100 * ratio:.0f} % of its tokens have a joiner); "
+        "join them into words before scoring"
+    ]
+
+
+def _case_warnings(hypothesis: TextStatistics, reference: TextStatistics, name: str) -> list[str]:
+    advice = "give both in the same case, or use --lowercase"
+    if min(hypothesis.cased_letters, reference.cased_letters) < 20:
+        return []
+    ratio = hypothesis.ratio("capital_letters", "cased_letters")
+    other = reference.ratio("capital_letters", "cased_letters")
+    if max(ratio, other) >= 0.01 and min(ratio, other) <= max(ratio, other) / 10:
         return [
-            f"{100 * a:.1f} % of the hypothesis' letters are capitals but {100 * b:.1f} % of those of {name}; {advice}"
+            f"{100 * ratio:.1f} % of the hypothesis' letters are capitals, but {100 * other:.1f} % "
+            f"of those of {name}; {advice}"
         ]
-    a, b = mine.share("capital", "lines"), side.share("capital", "lines")
-    if min(mine.lines, side.lines) >= 10 and abs(a - b) > 0.5:
+    ratio = hypothesis.ratio("capital_lines", "cased_lines")
+    other = reference.ratio("capital_lines", "cased_lines")
+    if min(hypothesis.cased_lines, reference.cased_lines) >= 10 and abs(ratio - other) > 0.5:
         return [
-            f"{100 * a:.0f} % of the hypothesis' lines begin with a capital but {100 * b:.0f} % of those of {name}; {advice}"
+            f"{100 * ratio:.0f} % of the hypothesis' lines begin with a capital, but "
+            f"{100 * other:.0f} % of those of {name}; {advice}"
         ]
     return []
 
 
-def _tokenisation(mine: Looks, side: Looks, name: str) -> list[str]:
-    found = []
-    if min(mine.marks, side.marks) >= 3:
-        a, b = mine.share("apart", "marks"), side.share("apart", "marks")
-        if abs(a - b) > 0.5:
-            tokenised, raw = ("the hypothesis", name) if a > b else (name, "the hypothesis")
-            found.append(
-                f"{tokenised} looks tokenised and {raw} does not; tokenise or detokenise one of them before scoring"
+def _tokenisation_warnings(
+    hypothesis: TextStatistics, reference: TextStatistics, name: str
+) -> list[str]:
+    warnings = []
+    if min(hypothesis.marked_tokens, reference.marked_tokens) >= 3:
+        ratio = hypothesis.ratio("lone_marks", "marked_tokens")
+        other = reference.ratio("lone_marks", "marked_tokens")
+        if abs(ratio - other) > 0.5:
+            tokenised, raw = ("the hypothesis", name) if ratio > other else (name, "the hypothesis")
+            warnings.append(
+                f"{tokenised} looks tokenised and {raw} does not; "
+                "tokenise or detokenise one of them before scoring"
             )
-    for count, what, advice in (
-        ("entities", "writes characters as &apos; or the like", "unescape it"),
-        ("hyphens", f"parts words by {' or '.join(_HYPHENS)}", "treat both alike"),
+    for count, description, advice in (
+        ("entities", "writes characters as &apos; or similar", "unescape it"),
+        ("hyphens", f"splits words with {' or '.join(_HYPHENS)}", "treat both alike"),
     ):
-        a, b = getattr(mine, count), getattr(side, count)
-        if max(a, b) >= 3 and not min(a, b):
-            with_it, without = ("the hypothesis", name) if a else (name, "the hypothesis")
-            found.append(f"{with_it} {what} and {without} does not; {advice} before scoring")
-    return found
+        number, other = getattr(hypothesis, count), getattr(reference, count)
+        if max(number, other) >= 3 and min(number, other) == 0:
+            having, lacking = ("the hypothesis", name) if number else (name, "the hypothesis")
+            warnings.append(
+                f"{having} {description} and {lacking} does not; {advice} before scoring"
+            )
+    return warnings
 
 
-def _wants(mine: Looks, theirs: Sequence[Looks], metrics: Collection[str]) -> list[str]:
-    """Where both sides look alike, but not as a metric wants them."""
-    sides = [mine, *theirs]
-    if min(side.marks for side in sides) < 3:
+def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric]) -> list[str]:
+    """Return warnings if all texts look alike, but not as a metric expects them."""
+    if min(text.marked_tokens for text in texts) < 3:
         return []
-    apart = [side.share("apart", "marks") for side in sides]
-    found = []
-    if max(apart) < 0.1 and (those := [name for name in metrics if name in OF_WORDS]):
-        found.append(
-            f"the text does not look tokenised: for {' and '.join(those)}, 'end.' is one word; tokenise both sides first"
+    ratios = [text.ratio("lone_marks", "marked_tokens") for text in texts]
+    word_metrics = [metric.name for metric in metrics if metric.tokenizes is False]
+    text_metrics = [metric.name for metric in metrics if metric.tokenizes]
+    warnings = []
+    if max(ratios) < 0.1 and word_metrics:
+        warnings.append(
+            f"the text does not look tokenised: for {' and '.join(word_metrics)}, "
+            "'end.' is one word; tokenise both sides first"
         )
-    if min(apart) > 0.9 and (those := [name for name in metrics if name in _OF_TEXT]):
-        found.append(
-            f"the text looks tokenised, and is tokenised once more by {' and '.join(those)}; give detokenised text"
+    if min(ratios) > 0.9 and text_metrics:
+        warnings.append(
+            f"the text looks tokenised, and {' and '.join(text_metrics)} will tokenise it again; "
+            "give detokenised text"
         )
-    return found
+    return warnings
 
 
-def _step(hypotheses: Sequence[str], lines: Sequence[str], name: str) -> list[str]:
-    """Where the hypothesis, from some line on, fits the lines before or behind much better: a line is missing, or there twice."""
-    total, lowest, start = (
-        [0.0, 0.0],
-        [0.0, 0.0],
-        [0, 0],
-    )  # what the next and the previous line of the reference fit better, up to a line
-    previous, here = frozenset[str](), _words(lines[0]) if lines else frozenset[str]()
+class _StepDetector:
+    """Finds the line after which a hypothesis fits a neighbouring line of the reference better.
+
+    It follows the sum of (overlap with the neighbouring line - overlap with the line itself). Lines
+    seem out of step after the lowest sum if the sum then rises by more than 0.15 a line.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.lowest = 0.0
+        self.start = 0  # lines before the lowest sum
+
+    def add(self, line: int, difference: float) -> None:
+        """Add the difference of a line, numbered from 1."""
+        self.total += difference
+        if self.total < self.lowest:
+            self.lowest = self.total
+            self.start = line
+
+    def out_of_step(self, lines: int) -> bool:
+        """Whether the lines after the lowest sum are out of step, in a text of ``lines`` lines."""
+        rest = lines - self.start
+        return rest >= 20 and self.total - self.lowest > 0.15 * rest
+
+
+def _step_warnings(hypotheses: Sequence[str], reference: Sequence[str], name: str) -> list[str]:
+    """Return a warning if a line seems to be missing or repeated in the hypothesis."""
+    detectors = {"next": _StepDetector(), "previous": _StepDetector()}
+    previous = frozenset[str]()
+    current = _words(reference[0]) if reference else frozenset[str]()
     for i, line in enumerate(hypotheses, 1):
-        words, behind = _words(line), _words(lines[i]) if i < len(lines) else frozenset[str]()
-        fit = _overlap(words, here)
-        for k, other in enumerate((behind, previous)):
-            total[k] += _overlap(words, other) - fit
-            if total[k] < lowest[k]:
-                lowest[k], start[k] = total[k], i
-        previous, here = here, behind
+        following = _words(reference[i]) if i < len(reference) else frozenset[str]()
+        words = _words(line)
+        overlap = _overlap(words, current)
+        detectors["next"].add(i, _overlap(words, following) - overlap)
+        detectors["previous"].add(i, _overlap(words, previous) - overlap)
+        previous = current
+        current = following
     return [
-        f"from line {start[k] + 1} on, the hypothesis fits the {what} line of {name} much better; they seem to be out of step"
-        for k, what in enumerate(("next", "previous"))
-        if len(lines) - start[k] >= 20 and total[k] - lowest[k] > 0.15 * (len(lines) - start[k])
+        f"from line {detector.start + 1} on, the hypothesis fits the {neighbour} line of {name} "
+        "much better; they seem to be out of step"
+        for neighbour, detector in detectors.items()
+        if detector.out_of_step(len(reference))
     ]
 
 
@@ -182,34 +219,33 @@ def _words(line: str) -> frozenset[str]:
     return frozenset(line.lower().split())
 
 
-def _overlap(mine: frozenset[str], theirs: frozenset[str]) -> float:
-    """What share of the different words of the longer line both lines have, 0 to 1."""
-    return len(mine & theirs) / max(len(mine), len(theirs), 1)
+def _overlap(words: frozenset[str], others: frozenset[str]) -> float:
+    """Return the number of shared distinct words over that of the longer line, 0 to 1."""
+    return len(words & others) / max(len(words), len(others), 1)
 
 
-def _missing(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
-    blank = sum(
-        not line.strip() and all(r.strip() for r in several)
-        for line, *several in zip(hypotheses, *references, strict=True)
-    )
-    return (
-        [f"lines of the hypothesis that are blank where the reference is not: {blank}"]
-        if blank > 0.01 * len(hypotheses)
-        else []
-    )
+def _blank_warnings(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
+    blank = 0
+    for hypothesis, *targets in zip(hypotheses, *references, strict=True):
+        blank += not hypothesis.strip() and all(target.strip() for target in targets)
+    if blank <= 0.01 * len(hypotheses):
+        return []
+    return [f"lines of the hypothesis that are blank where the reference is not: {blank}"]
 
 
-def _untranslated(
+def _untranslated_warnings(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], source: Sequence[str] | None
 ) -> list[str]:
     if source is None:
         return []
-    equal = [
-        sum(a == b != "" for a, b in zip(lines, source, strict=True)) / len(source)
-        for lines in (hypotheses, *references)
-    ]
-    if equal[0] <= 0.05 or equal[0] < 2 * max(equal[1:]):
+    copied = _copied(hypotheses, source)
+    if copied <= 0.05 or copied < 2 * max(_copied(lines, source) for lines in references):
         return []
     return [
-        f"{100 * equal[0]:.0f} % of the hypothesis' lines are those of the source; are they translations?"
+        f"{100 * copied:.0f} % of the hypothesis' lines equal the source line; are they translated?"
     ]
+
+
+def _copied(lines: Sequence[str], source: Sequence[str]) -> float:
+    """Return the proportion of lines that are not empty and equal the source line, 0 to 1."""
+    return sum(a == b != "" for a, b in zip(lines, source, strict=True)) / len(source)

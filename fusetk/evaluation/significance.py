@@ -1,116 +1,140 @@
-"""Whether one system is better than another or only luckier with this text: paired tests of the sacrebleu library.
+"""Paired significance tests of systems, over the statistics rows of any metric.
 
-Bootstrap (Koehn 2004) draws texts of as many lines from the lines, with replacement, the same ones for both systems. Approximate
-randomisation (Riezler and Maxwell 2005) swaps lines between the two systems by chance. Both ask how often a difference as large as the
-one that was found comes about so. Intervals are of the bootstrap in both.
+Bootstrap resampling (Koehn 2004) draws samples with as many lines as the text, with replacement,
+and the same lines for both systems. Approximate randomisation (Riezler and Maxwell 2005) exchanges
+random lines of the two systems. Both estimate how often chance alone makes a difference as large as
+the real one. Confidence intervals always come from bootstrap samples.
+
+With the same seed, the random numbers and p-values are those of sacrebleu.significance.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fusetk.errors import DataError
-from fusetk.evaluation.metrics import Metric, Row
+from fusetk.evaluation.metric import Metric, StatisticsRow
 
-SAMPLES = {
-    "bootstrap": 1000,
-    "randomization": 10_000,
-}  # tests, and how many samples sacreBLEU draws for each
+if TYPE_CHECKING:
+    import numpy as np
+
+SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # the default number of samples, sacreBLEU's
 SEED = 12345  # sacreBLEU's
-FEW = 10  # lines that differ; with fewer, many samples are ties, which sacreBLEU does not count: its p is too small
+# With fewer differing lines, many samples repeat the real difference. Such ties do not count, as in
+# sacreBLEU, so p is too small.
+FEW_LINES = 10
+BLOCK_NUMBERS = 2**22  # random numbers that are drawn at once
+TIE = 1e-9  # smaller differences count as equal, because sums of floats are inexact
 
 
 class Sampling(NamedTuple):
-    """How systems are tested."""
+    """A significance test and its settings."""
 
     kind: str  # in SAMPLES
     samples: int
-    seed: int = SEED  # at least 1, for sacreBLEU takes 0 for no seed
+    seed: int = SEED
 
     def __str__(self) -> str:
-        return f"paired {self.kind.replace('randomization', 'approximate randomisation')}, {self.samples} samples, seed {self.seed}"
+        kind = self.kind.replace("randomization", "approximate randomisation")
+        return f"paired {kind}, {self.samples} samples, seed {self.seed}"
 
 
-class Found(NamedTuple):
-    """What a test says of one system by one metric."""
+class SignificanceResult(NamedTuple):
+    """The test result of one system by one metric."""
 
-    mean: float  # of the bootstrap samples
-    interval: float  # half of what the middle 95 % of the samples span
-    p: (
-        float | None
-    )  # that chance makes such a difference from the first system; None for the first itself
-    differ: int | None  # lines that count otherwise than in the first system
+    mean: float  # over bootstrap samples
+    interval: float  # half the width of the 95 % interval of the bootstrap samples
+    p: float | None  # p-value of the difference to the first system; None for the first system
+    differ: int | None  # lines whose statistics differ from those of the first system
 
 
-def compare(
-    metric: Metric, counted: Mapping[str, Sequence[Row]], sampling: Sampling
-) -> dict[str, Found]:
-    """Test each system against the first one; ``counted`` has what ``metric`` counted in the lines of each.
+def compare_systems(
+    metric: Metric, statistics: Mapping[str, Sequence[StatisticsRow]], sampling: Sampling
+) -> dict[str, SignificanceResult]:
+    """Test each system against the first one, given the metric's statistics of its lines.
 
-    p is sacreBLEU's, but 1 where no line makes a difference: sacreBLEU asks for more than the difference found, so that a system beside
-    itself would have the smallest p there is. Raises DataError where the samples do not fit into memory.
+    The p-value is sacreBLEU's, with one exception: it is 1 if no line differs. sacreBLEU counts
+    only differences larger than the real one, and gives its smallest p-value for equal systems.
     """
-    from sacrebleu.significance import PairedTest
+    import numpy as np
 
-    _check_memory(next(iter(counted.values())), sampling)
-    with _seed(sampling.seed):
-        kind = "bs" if sampling.kind == "bootstrap" else "ar"
-        systems: Any = list(counted.items())
-        metrics: Any = {metric.name: _Counted(metric.library())}
-        columns: Any = PairedTest(systems, metrics, None, kind, sampling.samples, 0)()[1]
-    [results] = (column for name, column in columns.items() if name != "System")
-    first, *others = counted.values()
-    differ = [
-        None,
-        *(sum(tuple(a) != tuple(b) for a, b in zip(first, rows, strict=True)) for rows in others),
-    ]
-    return {
-        name: Found(
-            float(result.mean), float(result.ci), 1.0 if lines == 0 else result.p_value, lines
+    systems = {name: np.asarray(rows, dtype=np.float64) for name, rows in statistics.items()}
+    first, *others = systems
+    bootstrap = sampling.samples if sampling.kind == "bootstrap" else SAMPLES["bootstrap"]
+    values = _bootstrap_values(
+        metric, systems[first], bootstrap, np.random.default_rng(sampling.seed)
+    )
+    results = {first: SignificanceResult(*_mean_and_interval(values), None, None)}
+    for name in others:
+        rng = np.random.default_rng(sampling.seed)
+        if sampling.kind == "bootstrap":
+            sampled = _bootstrap_values(metric, systems[name], bootstrap, rng)
+            differences = np.abs(sampled - values)
+            differences -= differences.mean()
+        else:
+            differences = _exchanged_differences(
+                metric, systems[first], systems[name], sampling.samples, rng
+            )
+            sampled = _bootstrap_values(metric, systems[name], bootstrap, rng)
+        real = abs(metric.value(systems[first].sum(0)) - metric.value(systems[name].sum(0)))
+        p = (int(np.sum(differences > real + TIE)) + 1) / (sampling.samples + 1)
+        differ = int(np.any(systems[first] != systems[name], axis=1).sum())
+        results[name] = SignificanceResult(
+            *_mean_and_interval(sampled), p if differ else 1.0, differ
         )
-        for name, result, lines in zip(counted, results, differ, strict=True)
-    }
+    return results
 
 
-class _Counted:
-    """A metric of sacrebleu for lines that are counted already: rows stand for hypotheses."""
+def _mean_and_interval(values: "np.ndarray") -> tuple[float, float]:
+    """Return the mean of sampled values, and half the width of their middle 95 %."""
+    import numpy as np
 
-    def __init__(self, metric: Any) -> None:
-        self._aggregate_and_compute = metric._aggregate_and_compute
-        self._compute_score_from_stats = metric._compute_score_from_stats
-
-    def _extract_corpus_statistics(self, rows: Sequence[Row], references: None) -> Sequence[Row]:
-        return rows
-
-    def get_signature(self) -> Any:
-        from sacrebleu.metrics.base import Signature
-
-        return Signature({"num_refs": None})
+    ordered = np.sort(values)
+    tail = len(ordered) // 40
+    return float(values.mean()), float(ordered[len(ordered) - tail - 1] - ordered[tail]) / 2
 
 
-@contextmanager
-def _seed(seed: int) -> Iterator[None]:
-    """The seed where sacrebleu looks for it."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ["SACREBLEU_SEED"]
-        if before is not None:
-            os.environ["SACREBLEU_SEED"] = before
+def _bootstrap_values(
+    metric: Metric, rows: "np.ndarray", samples: int, rng: "np.random.Generator"
+) -> "np.ndarray":
+    """Return the metric's values of bootstrap samples of the lines."""
+    import numpy as np
+
+    lines = len(rows)
+    values: list[float] = []
+    for size in _block_sizes(samples, lines):
+        drawn = rng.choice(lines, size=(size, lines), replace=True)
+        counts = np.stack([np.bincount(sample, minlength=lines) for sample in drawn])
+        values += [metric.value(totals) for totals in counts @ rows]
+    return np.array(values)
 
 
-def _check_memory(rows: Sequence[Row], sampling: Sampling) -> None:
-    """Raise DataError where sacrebleu, which draws all samples at once, needs more than half of the memory of this machine."""
-    drawn = sampling.samples if sampling.kind == "bootstrap" else SAMPLES["bootstrap"]
-    need = drawn * len(rows) * (8 + 4 * len(rows[0]))  # places in 8 bytes, numbers in 4
-    if sampling.kind == "randomization":
-        need += sampling.samples * len(rows) * 10
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if need > there / 2:
-        raise DataError(
-            f"{sampling} of {len(rows)} lines need {need / 2**30:.0f} GiB of memory, and this machine has {there / 2**30:.0f}: "
-            "give fewer --samples, or fewer lines"
-        )
+def _exchanged_differences(
+    metric: Metric,
+    first: "np.ndarray",
+    second: "np.ndarray",
+    samples: int,
+    rng: "np.random.Generator",
+) -> "np.ndarray":
+    """Return the absolute differences of two systems after exchanges of random lines."""
+    import numpy as np
+
+    both = first.sum(0) + second.sum(0)
+    differences: list[float] = []
+    for size in _block_sizes(samples, len(first)):
+        keep = rng.integers(2, size=(size, len(first)), dtype=bool)
+        totals = keep.astype(np.float64) @ (first - second) + second.sum(0)
+        differences += [
+            abs(metric.value(total) - metric.value(other))
+            for total, other in zip(totals, both - totals, strict=True)
+        ]
+    return np.array(differences)
+
+
+def _block_sizes(samples: int, lines: int) -> Iterator[int]:
+    """Yield the numbers of samples that are drawn at once.
+
+    Blocks have a multiple of 32 samples: NumPy draws 32 random bits at a time, so the stream of
+    random bits does not depend on the blocks.
+    """
+    size = max(1, BLOCK_NUMBERS // (32 * lines)) * 32
+    for start in range(0, samples, size):
+        yield min(size, samples - start)

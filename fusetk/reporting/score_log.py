@@ -1,4 +1,4 @@
-"""Scores that a run folder keeps of its translations: ``scores.json``, a note for each test set, checkpoint and metric."""
+"""The score log of a run folder, ``scores.json``: one record a test set, checkpoint and metric."""
 
 import hashlib
 import json
@@ -8,91 +8,132 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.errors import DataError
+from fusetk.evaluation.metric import Score
 from fusetk.files import locked, replace_file
+from fusetk.runs import progress
 
 NAME = "scores.json"
 FORMAT = 1
 
 
-class Note(NamedTuple):
-    """One score of a run, and what tells whether it can be compared with another."""
+class ScoreDestination(NamedTuple):
+    """The run folder, test set and checkpoint under which scores are recorded."""
+
+    run: Path
+    set_name: str
+    checkpoint: str
+
+
+class ScoreRecord(NamedTuple):
+    """One score of a run, with the facts that decide whether it is comparable with another one."""
 
     set_name: str  # the test set
-    checkpoint: str  # what was decoded: best, average-5
+    checkpoint: str  # the decoded checkpoint: best, average-5
     metric: str
     value: float  # 0 to 100; TER may exceed 100
-    signature: str  # the metric's settings
+    signature: str  # the settings of the metric
     details: str
     sentences: int
     references: str  # SHA-256 of the reference texts
-    updates: int | None = None  # trained when this was noted
-    data: str | None = None  # fingerprint of the data trained on
+    updates: int | None = None  # of training at the time of the record
+    data: str | None = None  # fingerprint of the training data
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What there is one note of."""
+        """Test set, checkpoint and metric; a log has one record of each key."""
         return self.set_name, self.checkpoint, self.metric
 
 
-def read(run: Path) -> list[Note]:
-    """The scores of a run, none without the file. Raises DataError when it is damaged or of a newer fusetk."""
+def read(run: Path) -> list[ScoreRecord]:
+    """Return the records of a run; none if the file does not exist.
+
+    Raises DataError if the file is damaged or was written by a newer fusetk.
+    """
     path = run / NAME
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        version, entries = document["format"], document["scores"]
+        version = document["format"]
+        entries = document["scores"]
         if version == FORMAT:
-            return [_note(entry) for entry in entries]
+            return [_parse(entry) for entry in entries]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
         raise DataError(
-            f"{path} is damaged ({' '.join(str(error).split())}): repair it, or remove it and score again"
+            f"{path} is damaged ({reason}): repair it, or remove it and score again"
         ) from None
     raise DataError(
-        f"{path} was written by another fusetk (format {version!r}, this one reads {FORMAT}): update fusetk"
+        f"{path} was written by another version of fusetk (format {version!r}; this version reads "
+        f"{FORMAT}): update fusetk"
     )
 
 
-def write(run: Path, notes: Sequence[Note]) -> Path:
-    """Add notes to those of a run, each in place of an older one of the same set, checkpoint and metric; returns the file.
+def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
+    """Add records to the log of a run and return its file.
 
-    The file is written aside and renamed, and of two that write at once the second waits. Raises DataError when the old
-    notes cannot be read or the new ones not written.
+    A new record replaces the old one with the same key. The file is replaced as a whole; a second
+    process that writes at the same time waits. Raises DataError if the old records cannot be read
+    or the new file cannot be written.
     """
     path = run / NAME
     try:
         with locked(run):
-            new = {note.key for note in notes}
-            kept = [note for note in read(run) if note.key not in new]
-            text = json.dumps(
-                {"format": FORMAT, "scores": [note._asdict() for note in (*kept, *notes)]},
-                indent=1,
-                ensure_ascii=False,
-            )
-            replace_file(path, text + "\n")
+            keys = {record.key for record in records}
+            others = [record for record in read(run) if record.key not in keys]
+            scores = [record._asdict() for record in (*others, *records)]
+            document = {"format": FORMAT, "scores": scores}
+            replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
     return path
 
 
+def record_scores(
+    destination: ScoreDestination, scores: Iterable[Score], references: Iterable[Sequence[str]]
+) -> Path:
+    """Add scores against references to the log of a run, as ``write`` does; return its file."""
+    updates, data = progress(destination.run)
+    checksum = fingerprint(references)
+    records = [
+        ScoreRecord(
+            set_name=destination.set_name,
+            checkpoint=destination.checkpoint,
+            metric=score.metric,
+            value=score.value,
+            signature=score.signature,
+            details=score.details,
+            sentences=score.sentences,
+            references=checksum,
+            updates=updates,
+            data=data,
+        )
+        for score in scores
+    ]
+    return write(destination.run, records)
+
+
 def fingerprint(texts: Iterable[Sequence[str]]) -> str:
-    """A checksum of reference texts; their order does not matter."""
-    sums = sorted(
+    """Return a SHA-256 checksum of reference texts, which does not depend on their order."""
+    checksums = sorted(
         hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
         for lines in texts
     )
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+    if len(checksums) == 1:
+        return checksums[0]
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
 
-def _note(entry: Any) -> Note:
-    """Raises TypeError or ValueError for what is none."""
-    note = Note(**entry)
-    if not all(isinstance(text, str) for text in (*note.key, note.signature, note.references)):
-        raise ValueError("a name that is no text")
-    if not isinstance(note.value, int | float) or not math.isfinite(note.value):
-        raise ValueError(f"the score {note.value!r}")
-    if not isinstance(note.updates, int | None):
-        raise ValueError(f"the updates {note.updates!r}")
-    return note
+def _parse(entry: Any) -> ScoreRecord:
+    """Return the record of a JSON object; raise TypeError or ValueError if it is invalid."""
+    record = ScoreRecord(**entry)
+    for text in (*record.key, record.signature, record.references):
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r} is not a string")
+    if not isinstance(record.value, int | float) or not math.isfinite(record.value):
+        raise ValueError(f"the score {record.value!r} is not a finite number")
+    if not isinstance(record.updates, int | None):
+        raise ValueError(f"the updates {record.updates!r} are not a number")
+    return record

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from test_decode import make_run
 
 from fusetk.cli.main import main
-from fusetk.evaluation.compare import cases, marked, ranked
+from fusetk.evaluation.compare import compare_sentences, diff_words, rank_by_gain
 from fusetk.evaluation.metrics import score
 
 SOURCE = ["Der Mann schlief ein.", "Ja.", "Ein Hund lief heim.", "Es geschah im Park.", ""]
@@ -35,27 +35,27 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
 
 
 def blocks(*arguments: object) -> list[list[str]]:
-    """What is printed, in paragraphs."""
+    """The output, split into paragraphs of lines."""
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     return [part.splitlines() for part in result.stdout.split("\n\n")]
 
 
-def shown(*arguments: object) -> list[int]:
+def line_numbers(*arguments: object) -> list[int]:
     return [int(part[0].split(",")[0].removeprefix("line ")) for part in blocks(*arguments)[1:-1]]
 
 
-def test_sentences_stand_under_one_another_with_marks() -> None:
-    found = blocks("a", "b", "-i", "src", "-r", "ref")
-    assert found[0] == ["first: a", "second: b"]
-    [case] = [part for part in found if part[0].startswith("line 1,")]
+def test_translations_are_printed_with_marks() -> None:
+    paragraphs = blocks("a", "b", "-i", "src", "-r", "ref")
+    assert paragraphs[0] == ["first: a", "second: b"]
+    [case] = [part for part in paragraphs if part[0].startswith("line 1,")]
     assert case[1:] == [
         "  source     Der Mann schlief ein.",
         "  reference  The man fell asleep.",
         "  first      The man [-slept in-].",
         "  second     The man {+fell asleep+}.",
     ]
-    [case] = [part for part in found if part[0].startswith("line 4,")]
+    [case] = [part for part in paragraphs if part[0].startswith("line 4,")]
     assert case[3:] == [
         "  first      It [-took place-] in a [-parking lot-].",
         "  second     It {+happened+} in a {+park area+}.",
@@ -65,8 +65,8 @@ def test_sentences_stand_under_one_another_with_marks() -> None:
 def test_the_largest_gain_comes_first_and_the_scores_are_those_of_sacrebleu() -> None:
     from sacrebleu import sentence_bleu, sentence_chrf
 
-    assert shown("a", "b", "-i", "src", "-r", "ref") == [1, 4, 3]
-    assert shown("b", "a", "-i", "src", "-r", "ref") == [3, 4, 1]
+    assert line_numbers("a", "b", "-i", "src", "-r", "ref") == [1, 4, 3]
+    assert line_numbers("b", "a", "-i", "src", "-r", "ref") == [3, 4, 1]
     for metric, of in (("chrf", sentence_chrf), ("sacrebleu", sentence_bleu)):
         first = blocks("a", "b", "-i", "src", "-r", "ref", "--metric", metric)[1][0]
         before, after = (of(lines[0], [REFERENCE[0]]).score for lines in (FIRST, SECOND))
@@ -74,14 +74,14 @@ def test_the_largest_gain_comes_first_and_the_scores_are_those_of_sacrebleu() ->
 
 
 def test_without_references_in_order() -> None:
-    assert shown("a", "b", "-i", "src") == [1, 3, 4]
-    assert shown("a", "b", "-i", "src", "--all") == [1, 2, 3, 4, 5]
-    assert shown("a", "b", "-i", "src", "--top", 2) == [1, 3]
-    found = blocks("a", "b", "-i", "src")
-    assert found[1][0] == "line 1" and not any(
-        line.startswith("  reference") for part in found for line in part
+    assert line_numbers("a", "b", "-i", "src") == [1, 3, 4]
+    assert line_numbers("a", "b", "-i", "src", "--all") == [1, 2, 3, 4, 5]
+    assert line_numbers("a", "b", "-i", "src", "--top", 2) == [1, 3]
+    paragraphs = blocks("a", "b", "-i", "src")
+    assert paragraphs[1][0] == "line 1" and not any(
+        line.startswith("  reference") for part in paragraphs for line in part
     )
-    assert found[-1] == ["sentences: 5, translations that differ: 3, the same: 2"]
+    assert paragraphs[-1] == ["sentences: 5, translations that differ: 3, the same: 2"]
 
 
 def test_the_last_line_is_over_all_sentences() -> None:
@@ -211,15 +211,17 @@ def test_mistakes(arguments: list[str], said: str) -> None:
     assert said in result.stderr and "Traceback" not in result.stderr and result.stdout == ""
 
 
-def test_a_wrong_second_run_is_told_before_the_first_is_translated(
+def test_a_missing_second_run_is_an_error_before_the_first_is_translated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("fusetk.cli.compare._translate", lambda *arguments: asked.append(arguments))
+    translated: list[object] = []
+    monkeypatch.setattr(
+        "fusetk.cli.compare._translate", lambda *arguments: translated.append(arguments)
+    )
     make_run(Path("one"))
     for second in ("none", "."):
         assert run("one", second, "-i", "src").exit_code == 2
-    assert not asked
+    assert not translated
 
 
 def test_files_and_help_need_no_torch() -> None:
@@ -232,7 +234,7 @@ def test_files_and_help_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# The logic behind it -------------------------------------------------------------------------------------------------
+# The functions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -245,14 +247,14 @@ def test_files_and_help_need_no_torch() -> None:
         ("Größe, 他", "Größe, 她", ("他", "她")),
     ],
 )
-def test_what_differs(first: str, second: str, marks: tuple[str, str]) -> None:
-    spans = marked(first, second)
+def test_differing_words(first: str, second: str, marks: tuple[str, str]) -> None:
+    spans = diff_words(first, second)
     for side, text, mark in zip(spans, (first, second), marks, strict=True):
         assert "".join(span.space + span.text for span in side) == text
         assert " ".join(span.text for span in side if not span.same) == mark
 
 
 def test_equal_gains_keep_their_order() -> None:
-    found = cases(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
-    assert [case.line for case in ranked(found)] == [1, 3, 2, 4]
-    assert [case.gain for case in found] == pytest.approx([100, 0, 100, -100])
+    sentences = compare_sentences(["x"] * 4, ["b", "a", "b", "a"], ["a", "a", "a", "b"], ["a"] * 4)
+    assert [case.line for case in rank_by_gain(sentences)] == [1, 3, 2, 4]
+    assert [case.gain for case in sentences] == pytest.approx([100, 0, 100, -100])

@@ -1,4 +1,4 @@
-"""The paper's table beside what runs measured, on run folders made by hand."""
+"""``fusetk report`` on run folders made by hand."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ from fusetk.cli.main import main
 from fusetk.cli.tables import show
 from fusetk.errors import CheckpointError, DataError
 from fusetk.reporting import score_log
-from fusetk.reporting.score_log import Note
+from fusetk.reporting.score_log import ScoreRecord
 
 TABLE = "A Paper, Table 1"
 FOLDERS = sorted(
@@ -44,8 +44,8 @@ def tables(*words: object) -> Any:
 
 def line(output: str, begin: str) -> list[str]:
     """The cells of a row of the plain table."""
-    [found] = [line for line in output.splitlines() if line.startswith(begin)]
-    return found.split()
+    [row] = [line for line in output.splitlines() if line.startswith(begin)]
+    return row.split()
 
 
 @pytest.fixture
@@ -66,16 +66,16 @@ def recipes(toy: Path, tmp_path: Path) -> Path:
 
 def make_run(
     folder: Path,
-    of: Path,
+    recipe_path: Path,
     seed: int,
-    *scores: Note,
+    *scores: ScoreRecord,
     updates: int = 100,
     settings: tuple[str, ...] = (),
 ) -> Path:
-    """A run folder as training and scoring leave it, without weights."""
+    """Make a run folder with a config, a state and scores, but without weights."""
     folder.mkdir(parents=True)
-    found = recipe.load(of, [f"training.seed={seed}", *settings])
-    (folder / "config.yaml").write_text(config.dump(found))
+    loaded = recipe.load(recipe_path, [f"training.seed={seed}", *settings])
+    (folder / "config.yaml").write_text(config.dump(loaded))
     state = folder / "checkpoints" / "last" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"format": 1, "progress": {"update": updates}, "data": "d" * 64}))
@@ -90,13 +90,13 @@ def bleu(
     checkpoint: str = "best",
     metric: str = "multi-bleu",
     **others: Any,
-) -> Note:
-    return Note(
+) -> ScoreRecord:
+    return ScoreRecord(
         set_name, checkpoint, metric, value, "sig", "", 2, "r" * 64, **{"updates": 100, **others}
     )
 
 
-# The table -----------------------------------------------------------------------------------------------------------
+# The table ----------------------------------------------------------------------------------------
 
 
 def test_printed_figures_and_counts_without_runs(recipes: Path) -> None:
@@ -132,7 +132,7 @@ def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> No
     assert (
         "differ" not in output
         and "updates" not in output
-        and "not as in" not in output
+        and "differs from the recipe" not in output
         and "seed:" not in output
     )
     [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
@@ -196,7 +196,7 @@ def test_a_column_for_each_set_checkpoint_and_metric(recipes: Path, tmp_path: Pa
     result = call(recipes, "--runs", tmp_path / "run", "--checkpoint", "last")
     assert (
         result.exit_code == 2
-        and "--checkpoint last: no run here has such a score; noted are best, average-5"
+        and "--checkpoint last: no run here has such a score; choose from best, average-5"
         in result.stderr
     )
 
@@ -235,7 +235,8 @@ def test_a_count_that_does_not_add_up_has_a_footnote(toy: Path, tmp_path: Path) 
     output = report(tmp_path)
     assert line(output, "row2")[0] == "row2¹" and line(output, "row1")[0] == "row1"
     assert (
-        f"¹ 9.99M is printed, the system that is described counts {total:,}; A misprint." in output
+        f"¹ the paper prints 9.99M, the described system has {total:,} parameters; A misprint."
+        in output
     )
     assert "at the paper's vocabulary of 100 and 100" in output
 
@@ -257,19 +258,21 @@ def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_recipes_of_the_project_can_be_reported(folder: Path) -> None:
-    found = tables(folder)["tables"]
-    assert found and all(row["parameters"]["ours"] for table in found for row in table["rows"])
+    reported = tables(folder)["tables"]
+    assert reported and all(
+        row["parameters"]["ours"] for table in reported for row in table["rows"]
+    )
 
 
-# Runs that are not alike ---------------------------------------------------------------------------------------------
+# Runs that are not comparable ------------------------------------------------------------
 
 
-def remarks(recipes: Path, runs: Path) -> list[str]:
+def table_warnings(recipes: Path, runs: Path) -> list[str]:
     [table] = tables(recipes, "--runs", runs)["tables"]
     return list(table["remarks"])
 
 
-def test_different_updates_are_a_column_and_a_remark(recipes: Path, tmp_path: Path) -> None:
+def test_different_updates_are_a_column_and_a_warning(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0, updates=1294), updates=1294)
     make_run(runs / "b", recipes / "b_plain.yaml", 2, bleu(1.0, updates=2588), updates=2588)
@@ -283,7 +286,7 @@ def test_different_updates_are_a_column_and_a_remark(recipes: Path, tmp_path: Pa
     assert "the runs differ in updates trained: 2,588 (2 runs); 1,294 (a)" in output
 
 
-def test_updates_come_from_the_metrics_or_the_notes_where_no_checkpoint_is(
+def test_updates_come_from_the_metrics_or_the_score_log_without_checkpoints(
     recipes: Path, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
@@ -297,8 +300,8 @@ def test_updates_come_from_the_metrics_or_the_notes_where_no_checkpoint_is(
     (run / "metrics.jsonl").write_text(
         '{"kind": "train", "update": 40}\n{"kind": "train", "update": 80}\n{"upd'
     )
-    found = tables(recipes, "--runs", tmp_path / "runs")["tables"][0]
-    assert [(run["updates"], run["data"]) for run in found["rows"][0]["runs"]] == [
+    [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
+    assert [(run["updates"], run["data"]) for run in table["rows"][0]["runs"]] == [
         (70, "e" * 64),
         (80, "e" * 64),
     ]
@@ -318,16 +321,16 @@ def test_precision_data_references_and_signatures(recipes: Path, tmp_path: Path)
         json.dumps({"progress": {"update": 100}, "data": "e" * 64})
     )
     make_run(runs / "c", recipes / "b_plain.yaml", 3, bleu(1.0)._replace(signature="lc"))
-    assert remarks(recipes, runs) == [
+    assert table_warnings(recipes, runs) == [
         "the runs differ in training.precision: fp32 (2 runs); bf16 (b)",
-        "the runs differ in the data trained on: dddddddd (2 runs); eeeeeeee (b)",
+        "the runs differ in training data: dddddddd (2 runs); eeeeeeee (b)",
         "the runs differ in the references of test: rrrrrrrr (2 runs); ssssssss (b)",
-        "the runs differ in how multi-bleu of test was counted: sig (2 runs); lc (c)",
-        'not as in their recipes: b: training.precision "bf16", not "fp32"',
+        "the runs differ in the signature of multi-bleu on test: sig (2 runs); lc (c)",
+        'config differs from the recipe: b: training.precision "bf16", not "fp32"',
     ]
 
 
-def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(
+def test_warnings_about_configs_missing_scores_seeds_and_later_training(
     recipes: Path, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
@@ -341,16 +344,16 @@ def test_departures_from_the_recipe_missing_scores_seeds_and_later_training(
         )
     make_run(runs / "e", recipes / "a_wide.yaml", 1, bleu(1.0, updates=90))
     make_run(runs / "f", recipes / "a_wide.yaml", 2)
-    assert remarks(recipes, runs) == [
-        "trained on after a score was noted: e",
+    assert table_warnings(recipes, runs) == [
+        "trained further after a score was recorded: e",
         "the same row and seed: a, b, c and 1 more",
-        "not as in their recipes: a, b, c and 1 more: model.dropout 0.3, not 0.1",
+        "config differs from the recipe: a, b, c and 1 more: model.dropout 0.3, not 0.1",
         "without a score here: f",
     ]
 
 
-def test_settings_that_are_free_on_resume_are_no_departures(recipes: Path, tmp_path: Path) -> None:
-    """But the length of training, which a resumed run may change too, decides the score."""
+def test_neutral_settings_are_no_deviations(recipes: Path, tmp_path: Path) -> None:
+    """The length of training may change on resume, but it is a deviation."""
     free = (
         "training.keep_last=9",
         "training.log_every=1",
@@ -359,7 +362,7 @@ def test_settings_that_are_free_on_resume_are_no_departures(recipes: Path, tmp_p
     )
     free += ("training.tensorboard=true", "model.encoder.checkpoint=true")
     make_run(tmp_path / "a", recipes / "b_plain.yaml", 1, bleu(1.0), settings=free)
-    assert remarks(recipes, tmp_path) == []
+    assert table_warnings(recipes, tmp_path) == []
     make_run(
         tmp_path / "b",
         recipes / "b_plain.yaml",
@@ -367,8 +370,8 @@ def test_settings_that_are_free_on_resume_are_no_departures(recipes: Path, tmp_p
         bleu(1.0),
         settings=(*free, "training.stages.0.end.updates=4"),
     )
-    assert remarks(recipes, tmp_path) == [
-        "not as in their recipes: b: training.stages.0.end.updates 4, not 8"
+    assert table_warnings(recipes, tmp_path) == [
+        "config differs from the recipe: b: training.stages.0.end.updates 4, not 8"
     ]
 
 
@@ -388,7 +391,7 @@ def sets(recipes: Path) -> Path:
     return recipes
 
 
-def test_other_validation_and_test_sets_are_departures(sets: Path, tmp_path: Path) -> None:
+def test_other_validation_and_test_sets_are_deviations(sets: Path, tmp_path: Path) -> None:
     ted = "data.test={ted: [/raw/dev2010, /raw/tst2011], news: [/raw/news]}"
     for row, settings, said in (
         ("d_sets", (ted,), 'data.test.ted ["dev2010", "tst2011"], not ["dev2010", "tst2010"]'),
@@ -413,10 +416,12 @@ def test_other_validation_and_test_sets_are_departures(sets: Path, tmp_path: Pat
         make_run(
             tmp_path / f"runs{name}" / "a", sets / f"{row}.yaml", 1, bleu(1.0), settings=settings
         )
-        assert remarks(sets, tmp_path / f"runs{name}") == [f"not as in their recipes: a: {said}"]
+        assert table_warnings(sets, tmp_path / f"runs{name}") == [
+            f"config differs from the recipe: a: {said}"
+        ]
 
 
-def test_the_same_sets_in_another_folder_are_no_departure(sets: Path, tmp_path: Path) -> None:
+def test_the_same_sets_in_another_folder_are_no_deviation(sets: Path, tmp_path: Path) -> None:
     moved = (
         "data.folder=/x",
         "data.train=[/x/train]",
@@ -425,10 +430,10 @@ def test_the_same_sets_in_another_folder_are_no_departure(sets: Path, tmp_path: 
     )
     make_run(tmp_path / "runs" / "a", sets / "d_sets.yaml", 1, bleu(1.0), settings=moved)
     make_run(tmp_path / "runs" / "b", sets / "e_every.yaml", 1, bleu(1.0), settings=(*moved[:2],))
-    assert remarks(sets, tmp_path / "runs") == []
+    assert table_warnings(sets, tmp_path / "runs") == []
 
 
-def test_strangers_are_counted(recipes: Path, tmp_path: Path) -> None:
+def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))
     make_run(runs / "b", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.row=another",))
@@ -476,7 +481,7 @@ def test_mistakes_are_one_sentence(recipes: Path, tmp_path: Path) -> None:
         assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
     assert "there is no run folder in" in call(recipes, "--runs", tmp_path / "empty").stderr
     (recipes / "twin.yaml").write_text("extends: b_plain.yaml\n")
-    assert "both stand for the row 'plain'" in call(recipes).stderr
+    assert "both describe the row 'plain'" in call(recipes).stderr
 
 
 def test_help_imports_no_torch() -> None:
@@ -488,19 +493,19 @@ def test_help_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# The notes -----------------------------------------------------------------------------------------------------------
+# The score log ------------------------------------------------------------
 
 
-def test_notes_replace_their_like(tmp_path: Path) -> None:
+def test_a_record_replaces_the_old_one_with_its_key(tmp_path: Path) -> None:
     score_log.write(tmp_path, [bleu(1.0), bleu(2.0, checkpoint="last")])
     score_log.write(tmp_path, [bleu(3.0)])
-    assert {note.key: note.value for note in score_log.read(tmp_path)} == {
+    assert {record.key: record.value for record in score_log.read(tmp_path)} == {
         bleu(0, checkpoint="last").key: 2.0,
         bleu(0).key: 3.0,
     }
 
 
-def test_a_write_that_fails_leaves_what_was(
+def test_a_failed_write_keeps_the_old_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score_log.write(tmp_path, [bleu(1.0)])
@@ -525,7 +530,7 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {note.checkpoint for note in score_log.read(tmp_path)} == set(map(str, range(12)))
+    assert {record.checkpoint for record in score_log.read(tmp_path)} == set(map(str, range(12)))
 
 
 @pytest.mark.parametrize(
@@ -540,7 +545,7 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
         '{"format": 1, "scores": [{}]}',
     ],
 )
-def test_damaged_notes_are_one_sentence(tmp_path: Path, text: str) -> None:
+def test_a_damaged_log_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / score_log.NAME).write_text(text)
     with pytest.raises(DataError, match=r"scores\.json"):
         score_log.read(tmp_path)
@@ -575,7 +580,7 @@ def test_a_run_and_a_checkpoint_are_found(tmp_path: Path) -> None:
 
 
 def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:
-    """What train, average and score leave is what report reads."""
+    """``report`` reads the files of train, average and score."""
     run, text = tmp_path / "runs" / "plain", tmp_path / "out.en"
     text.write_text("A B C D E\n")
     for words in (
@@ -597,8 +602,8 @@ def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:
         result = CliRunner().invoke(main, [str(word) for word in words])
         assert result.exit_code == 0, result.output
     [table] = tables(recipes, "--runs", tmp_path / "runs")["tables"]
-    [found] = table["rows"][0]["runs"]
-    assert (found["updates"], found["seed"], found["precision"], len(found["data"])) == (
+    [values] = table["rows"][0]["runs"]
+    assert (values["updates"], values["seed"], values["precision"], len(values["data"])) == (
         8,
         1,
         "fp32",

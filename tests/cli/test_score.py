@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -64,13 +65,13 @@ def test_json(files: Path) -> None:
     assert document["sentences"] == 2
     assert document["hypothesis"] == {"file": "hyp", "words": 12}
     assert document["references"] == [{"file": "ref", "words": 13}]
-    found = {entry["metric"]: entry for entry in document["scores"]}
-    assert list(found) == ["sacrebleu", "multi-bleu-lc", "chrf", "ter"]
+    scores = {entry["metric"]: entry for entry in document["scores"]}
+    assert list(scores) == ["sacrebleu", "multi-bleu-lc", "chrf", "ter"]
     assert (
-        found["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
+        scores["multi-bleu-lc"]["value"] == score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])[0].value
     )
-    assert found["multi-bleu-lc"]["reference_length"] == 13
-    assert "case:lc" in found["sacrebleu"]["signature"]
+    assert scores["multi-bleu-lc"]["reference_length"] == 13
+    assert "case:lc" in scores["sacrebleu"]["signature"]
 
 
 def test_standard_input_and_gzip(files: Path) -> None:
@@ -114,9 +115,9 @@ def test_unequal_line_counts(files: Path) -> None:
         ),
         (
             ["hyp", "ref", "--metric", "mteval-v13a", "--compound-split"],
-            "give --metric multi-bleu or multi-bleu-lc, or leave it out",
+            "give --metric multi-bleu or multi-bleu-lc, or leave the option out",
         ),
-        (["hyp", "ref", "--name", "x"], "--name: of no use without --system or --by-length"),
+        (["hyp", "ref", "--name", "x"], "--name has no effect without --system or --by-length"),
         (["hyp", "ref", "--significance", "bootstrap"], "give --system NAME=FILE"),
         (
             ["hyp", "ref", "--by-length", "--system", "a=ref", "--significance", "bootstrap"],
@@ -129,7 +130,7 @@ def test_unequal_line_counts(files: Path) -> None:
         ),
         (
             ["hyp", "ref", "--system", "a=ref", "--run", "run", "--set-name", "test"],
-            "note them without --system",
+            "record them without --system",
         ),
         (["hyp", "ref", "--system", "hyp=ref"], "two systems are called 'hyp'"),
         (["hyp", "ref", "--source", "empty"], "empty is empty"),
@@ -151,7 +152,7 @@ def test_warnings_go_to_standard_error_and_into_json(files: Path) -> None:
     assert len(json.loads(run("bpe", "ref", "--json").stdout)["warnings"]) == 1
 
 
-def test_case_is_no_matter_where_it_is_ignored(files: Path) -> None:
+def test_no_case_warning_if_case_is_ignored(files: Path) -> None:
     Path("title").write_text("\n".join(line.title() for line in REFERENCE) + "\n")
     assert "capitals" in run("hyp", "title").stderr
     assert run("hyp", "title", "--lowercase").stderr == ""
@@ -164,12 +165,12 @@ def test_line_ends_of_windows_and_a_byte_order_mark_do_not_matter(files: Path) -
     assert run("hyp", "ref").stdout.splitlines()[1:] == plain
 
 
-def test_options_that_some_metrics_do_not_heed(files: Path) -> None:
+def test_options_that_some_metrics_ignore(files: Path) -> None:
     result = run("hyp", "ref", "--tokenize", "char")
     assert result.exit_code == 0 and "tok:char" in result.stdout
     assert (
-        result.stderr
-        == "warning: --tokenize is for sacrebleu; it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
+        result.stderr == "warning: --tokenize is for sacrebleu; "
+        "it changes nothing in multi-bleu, multi-bleu-lc, chrf, ter\n"
     )
     assert run("hyp", "ref", "--tokenize", "none", "--metric", "sacrebleu").stderr == ""
 
@@ -214,7 +215,7 @@ def test_compound_split_of_raw_text(files: Path) -> None:
         ("--by-length --system other=other", "multi-bleu"),
     ],
 )
-def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
+def test_every_output_warns_about_multi_bleu_of_raw_text(
     files: Path, options: str, metrics: str
 ) -> None:
     for name in ("raw", "other"):
@@ -232,11 +233,11 @@ def test_multi_bleu_of_raw_text_is_warned_of_wherever_it_is_printed(
 
 
 def test_lines_that_were_not_translated(files: Path) -> None:
-    assert "are those of the source" in run("hyp", "ref", "--source", "hyp").stderr
+    assert "equal the source line" in run("hyp", "ref", "--source", "hyp").stderr
     assert run("hyp", "ref", "--source", "ref").stderr == ""
 
 
-def test_a_reader_that_has_seen_enough(files: Path) -> None:
+def test_a_reader_that_stops_early(files: Path) -> None:
     for more in ("--system a=ref", "--by-length", "--metric all", "--json"):
         command = (
             f"{sys.executable} -m fusetk score hyp ref {more} | head -1; echo ${{PIPESTATUS[0]}}"
@@ -245,7 +246,7 @@ def test_a_reader_that_has_seen_enough(files: Path) -> None:
         assert result.stdout.splitlines()[1:] == ["0"] and result.stderr == ""
 
 
-# Several systems -----------------------------------------------------------------------------------------------------
+# Several systems ----------------------------------------------------------------------------------
 
 
 def test_a_table_of_systems(files: Path) -> None:
@@ -269,14 +270,14 @@ def test_a_table_of_systems(files: Path) -> None:
         (lines[2], "base", HYPOTHESIS),
         (lines[3], "the other", HYPOTHESIS[:1] + REFERENCE[1:]),
     ):
-        found = score(system, [REFERENCE], ["multi-bleu", "ter"])
+        expected = score(system, [REFERENCE], ["multi-bleu", "ter"])
         assert line.split("  ")[0] == name and line.split()[-2:] == [
-            f"{one.value:.2f}" for one in found
+            f"{result.value:.2f}" for result in expected
         ]
     assert lines[4] == "base: hyp (2 sentences, 12 words) against ref (13 words)"
     assert (
-        lines[6] == f"multi-bleu: {found[0].signature}"
-        and lines[7] == f"ter: {found[1].signature}"
+        lines[6] == f"multi-bleu: {expected[0].signature}"
+        and lines[7] == f"ter: {expected[1].signature}"
         and len(lines) == 8
     )
 
@@ -350,17 +351,17 @@ def test_json_of_systems(long: None) -> None:
         "sentences"
     ] == 40
     for system, other in zip(document["systems"], plain["systems"], strict=True):
-        [found], [expected] = system["scores"], other["scores"]
-        test = found.pop("test")
-        assert expected.pop("test") is None and found == expected
+        [scored], [expected] = system["scores"], other["scores"]
+        test = scored.pop("test")
+        assert expected.pop("test") is None and scored == expected
     assert (
         test["p"] < 0.05
         and test["differ"] == 40
-        and test["difference"] == found["value"] - plain["systems"][0]["scores"][0]["value"]
+        and test["difference"] == scored["value"] - plain["systems"][0]["scores"][0]["value"]
     )
 
 
-def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
+def test_a_test_with_few_differing_lines_is_a_warning(long: None) -> None:
     result = run(
         "hyp",
         "ref",
@@ -374,7 +375,7 @@ def test_a_test_of_a_few_lines_is_doubted(long: None) -> None:
         "multi-bleu",
     )
     assert (
-        "warning: multi-bleu: lines that set near and hyp apart: 1; with so few, p is too small"
+        "warning: multi-bleu: near and hyp differ in 1 line; with so few lines, p is too small"
         in result.stderr
     )
 
@@ -394,12 +395,12 @@ def test_unequal_pipes_are_one_sentence() -> None:
     )
 
 
-# Notes in a run folder -----------------------------------------------------------------------------------------------
+# Scores recorded in a run folder ------------------------------------------------------------
 
 
 @pytest.fixture
 def folder(files: Path) -> Path:
-    """A run folder, as much of it as notes need."""
+    """A run folder with the files that recording needs."""
     for name, update in (("last", 12), ("best", 8), ("average-5", None)):
         state = Path("run/checkpoints") / name / "state.json"
         state.parent.mkdir(parents=True)
@@ -412,7 +413,7 @@ def folder(files: Path) -> Path:
     return Path("run")
 
 
-def test_scores_are_noted_in_a_run(folder: Path) -> None:
+def test_scores_are_recorded_in_a_run(folder: Path) -> None:
     result = run(
         "hyp",
         "ref",
@@ -426,21 +427,21 @@ def test_scores_are_noted_in_a_run(folder: Path) -> None:
         "test",
     )
     assert result.exit_code == 0, result.output
-    assert result.stderr == "noted in run/scores.json\n" and "noted" not in result.stdout
-    found = score_log.read(folder)
-    assert [note.key for note in found] == [
+    assert result.stderr == "recorded in run/scores.json\n" and "recorded" not in result.stdout
+    records = score_log.read(folder)
+    assert [record.key for record in records] == [
         ("test", "best", "multi-bleu"),
         ("test", "best", "chrf"),
     ]
     [expected] = score(HYPOTHESIS, [REFERENCE], ["multi-bleu"])
-    assert (found[0].value, found[0].signature, found[0].updates, found[0].data) == (
+    assert (records[0].value, records[0].signature, records[0].updates, records[0].data) == (
         expected.value,
         expected.signature,
         12,
         "abc",
     )
     assert (
-        found[0].references
+        records[0].references
         == score_log.fingerprint([REFERENCE])
         != score_log.fingerprint([HYPOTHESIS])
     )
@@ -455,12 +456,23 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
     ):
         assert run(*arguments).exit_code == 0
     run("hyp", "ref", *same, "run/checkpoints/last", "--checkpoint", "label", "--json")
-    found = {note.checkpoint: note.value for note in score_log.read(folder)}
+    values = {record.checkpoint: record.value for record in score_log.read(folder)}
     assert (
-        list(found) == ["best", "average-5", "label"]
-        and found["best"] == pytest.approx(100)
-        and found["average-5"] < 100
+        list(values) == ["best", "average-5", "label"]
+        and values["best"] == pytest.approx(100)
+        and values["average-5"] < 100
     )
+
+
+def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    words = ["score", "hyp", "ref", "--run", "run", "--set-name", "test", "--metric", "chrf"]
+    subprocess.run(
+        [sys.executable, "-m", "fusetk", *words], stdout=write_end, stderr=subprocess.PIPE
+    )
+    os.close(write_end)
+    assert [record.metric for record in score_log.read(folder)] == ["chrf"]
 
 
 @pytest.mark.parametrize(
@@ -480,7 +492,7 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
         ),
     ],
 )
-def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> None:
+def test_mistakes_in_recording(folder: Path, arguments: list[str], said: str) -> None:
     for name in ("bare", "damaged"):
         Path(name).mkdir()
         Path(name, "config.yaml").write_text("{}")
@@ -490,7 +502,7 @@ def test_mistakes_in_noting(folder: Path, arguments: list[str], said: str) -> No
     assert Path("damaged/scores.json").read_text() == "{" and not Path("run/scores.json").exists()
 
 
-# By length -----------------------------------------------------------------------------------------------------------
+# By length ----------------------------------------------------------------------------------------
 
 SIZES = [0, 1, 4, 5, 6, 9, 10, 11, 24, 24]  # words of the source; none between 12 and 23
 
@@ -606,8 +618,8 @@ def test_lengths_of_the_first_reference(texts: dict[str, list[str]]) -> None:
     lines = by_length("-r", "deep.en").stdout.splitlines()
     assert lines[0] == "multi-bleu by the length of the first reference"
     assert (
-        "lengths: words between white space in ref.en, the first reference, for there is no --source"
-        in lines
+        "lengths: words between white space in ref.en, "
+        "the first reference, because --source is not given" in lines
     )
     assert not any(line.startswith("blank") for line in lines)
 
@@ -652,16 +664,16 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
     [
         (["--metric", "chrf", "--metric", "ter"], "one metric, not chrf, ter: give one --metric"),
         (["--metric", "all"], "one metric, not all"),
-        (["--run", "run", "--set-name", "test"], "note them without --by-length"),
-        (["--checkpoint", "best"], "note them without --by-length"),
+        (["--run", "run", "--set-name", "test"], "record them without --by-length"),
+        (["--checkpoint", "best"], "record them without --by-length"),
         (["--tokenize", "intl"], "give --metric sacrebleu"),
-        (["--bounds", "10,0"], "'10,0' are not rising numbers of words"),
-        (["--bounds", "0,0"], "not rising"),
-        (["--bounds", "0,-1"], "not rising"),
-        (["--bounds", ""], "not rising"),
-        (["--system", "deep.en"], "'deep.en' is not a name, = and a file"),
-        (["--system", "=deep.en"], "is not a name"),
-        (["--system", "base=deep.en"], "two systems are called 'base'; tell them apart by --name"),
+        (["--bounds", "10,0"], "'10,0' is not a list of rising numbers of words"),
+        (["--bounds", "0,0"], "not a list of rising numbers"),
+        (["--bounds", "0,-1"], "not a list of rising numbers"),
+        (["--bounds", ""], "not a list of rising numbers"),
+        (["--system", "deep.en"], "'deep.en' is not NAME=FILE"),
+        (["--system", "=deep.en"], "is not NAME=FILE"),
+        (["--system", "base=deep.en"], "two systems are called 'base': give other names by --name"),
         (["--system", "deep=nowhere"], "nowhere does not exist"),
         (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
         (["--source", "short"], "base.en has 10 lines and short has 1"),
@@ -688,4 +700,4 @@ def test_mistakes_by_length(texts: dict[str, list[str]], arguments: list[str], s
 def test_options_that_need_by_length(texts: dict[str, list[str]], arguments: list[str]) -> None:
     result = run("base.en", "-r", "ref.en", *arguments)
     assert result.exit_code == 2 and result.stdout == ""
-    assert f"{arguments[0]}: of no use without --by-length" in result.stderr
+    assert f"{arguments[0]}: no effect without --by-length" in result.stderr

@@ -4,9 +4,20 @@ import sys
 
 import pytest
 
-from fusetk.evaluation import metrics
-from fusetk.evaluation.length import BOUNDS, Row, bins, count_words, grouped, longer, score_groups
-from fusetk.evaluation.metrics import METRICS, Options, make, score
+from fusetk.evaluation.length import (
+    BOUNDS,
+    LengthRange,
+    count_words,
+    group_by_range,
+    length_bins,
+    ranges_above,
+    score_by_length,
+    score_groups,
+)
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.metrics import METRICS, make_metrics, score
+from fusetk.evaluation.multi_bleu import MultiBleu
+from fusetk.evaluation.texts import ScoredText, ScoredTexts
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", ",", "."]
 
@@ -28,30 +39,36 @@ def corpus(seed: int, references: int = 1) -> tuple[list[str], list[list[str]], 
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("rows", [bins(BOUNDS), longer(BOUNDS)], ids=["bins", "longer"])
-def test_each_row_is_the_score_of_its_sentences(metric: str, rows: list[Row]) -> None:
+@pytest.mark.parametrize(
+    "rows", [length_bins(BOUNDS), ranges_above(BOUNDS)], ids=["bins", "longer"]
+)
+def test_each_row_is_the_score_of_its_sentences(metric: str, rows: list[LengthRange]) -> None:
     hypotheses, streams, source = corpus(1, references=2)
-    groups = grouped(rows, count_words(source))
+    groups = group_by_range(rows, count_words(source))
     assert all(groups)
     for options in ({}, {"lowercase": True}, {"tokenize": "char"}, {"compound_split": True}):
-        found = score_groups(*make(streams, [metric], Options(**options)), hypotheses, groups)
-        for group, one in zip(groups, found, strict=True):
+        [built] = make_metrics(streams, [metric], MetricOptions(**options))
+        scores = score_groups(built, hypotheses, groups)
+        for group, group_score in zip(groups, scores, strict=True):
             part = [[lines[i] for i in group] for lines in (hypotheses, *streams)]
-            assert [one] == score(part[0], part[1:], [metric], **options)
+            assert [group_score] == score(part[0], part[1:], [metric], **options)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("bounds", [BOUNDS, (0,), (3, 4, 50), (200,)])
-def test_bins_part_the_sentences(seed: int, bounds: tuple[int, ...]) -> None:
+def test_each_sentence_is_in_one_bin(seed: int, bounds: tuple[int, ...]) -> None:
     sizes = count_words(corpus(seed)[2])
-    groups = grouped(bins(bounds), sizes)
+    groups = group_by_range(length_bins(bounds), sizes)
     assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
     assert {i for i, size in enumerate(sizes) if not size} <= set(groups[0])  # blank lines
 
 
-def test_longer_rows_are_the_bins_beyond_added_up() -> None:
+def test_a_range_above_a_bound_joins_the_bins_above_it() -> None:
     sizes = count_words(corpus(2)[2])
-    apart, together = grouped(bins(BOUNDS), sizes), grouped(longer(BOUNDS), sizes)
+    apart, together = (
+        group_by_range(length_bins(BOUNDS), sizes),
+        group_by_range(ranges_above(BOUNDS), sizes),
+    )
     assert 0 in sizes
     for k, group in enumerate(together):
         assert group == sorted(
@@ -60,24 +77,30 @@ def test_longer_rows_are_the_bins_beyond_added_up() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_longer_than_nothing_is_the_whole_text(metric: str) -> None:
+def test_the_range_above_zero_is_the_complete_text(metric: str) -> None:
     hypotheses, streams, _ = corpus(3)
-    [made] = make(streams, [metric], Options())
-    [whole] = score_groups(made, hypotheses, grouped(longer([0]), count_words(streams[0])))
-    [same] = score_groups(made, hypotheses, grouped(bins([0]), count_words(streams[0])))
+    [made] = make_metrics(streams, [metric], MetricOptions())
+    [whole] = score_groups(
+        made, hypotheses, group_by_range(ranges_above([0]), count_words(streams[0]))
+    )
+    [same] = score_groups(
+        made, hypotheses, group_by_range(length_bins([0]), count_words(streams[0]))
+    )
     assert [whole] == [same] == score(hypotheses, streams, [metric])
 
 
 def test_a_row_without_sentences_has_no_score() -> None:
     for metric in ("multi-bleu", "chrf"):
         assert (
-            score_groups(*make([["a b c d"]], [metric], Options()), ["a b c d"], [[], [0]])[0]
+            score_groups(
+                *make_metrics([["a b c d"]], [metric], MetricOptions()), ["a b c d"], [[], [0]]
+            )[0]
             is None
         )
 
 
-def test_rows_by_name() -> None:
-    assert list(map(str, bins(BOUNDS))) == [
+def test_names_of_ranges() -> None:
+    assert list(map(str, length_bins(BOUNDS))) == [
         "0-10",
         "11-20",
         "21-30",
@@ -86,33 +109,48 @@ def test_rows_by_name() -> None:
         "51-60",
         "> 60",
     ]
-    assert list(map(str, longer(BOUNDS))) == ["> 0", "> 10", "> 20", "> 30", "> 40", "> 50", "> 60"]
-    assert list(map(str, bins((5, 6)))) == ["0-5", "6", "> 6"]  # as with 0 before them
-    assert bins((0, 5, 6)) == bins((5, 6))
-    assert list(map(str, bins((0,)))) == ["all"]
+    assert list(map(str, ranges_above(BOUNDS))) == [
+        "> 0",
+        "> 10",
+        "> 20",
+        "> 30",
+        "> 40",
+        "> 50",
+        "> 60",
+    ]
+    assert list(map(str, length_bins((5, 6)))) == ["0-5", "6", "> 6"]  # as with 0 before them
+    assert length_bins((0, 5, 6)) == length_bins((5, 6))
+    assert list(map(str, length_bins((0,)))) == ["all"]
 
 
-def test_words_stand_between_ascii_white_space() -> None:
+def test_words_are_split_at_ascii_white_space() -> None:
     assert count_words(["", " \t", "a\tb  c ", "a\u00a0b\u2028c"]) == [0, 0, 3, 1]
 
 
-def test_multi_bleu_counts_each_sentence_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    hypotheses, streams, source = corpus(4)
+def test_each_sentence_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hypotheses, [reference], source = corpus(4)
     counted: list[str] = []
-    real = metrics.count
-    monkeypatch.setattr(
-        metrics,
-        "count",
-        lambda hypothesis, references: counted.append(hypothesis) or real(hypothesis, references),
+    statistics = MultiBleu.statistics
+
+    def record(metric: MultiBleu, lines: list[str]) -> list[list[float]]:
+        counted.extend(lines)
+        return statistics(metric, lines)
+
+    monkeypatch.setattr(MultiBleu, "statistics", record)
+    [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())
+    texts = ScoredTexts(
+        {"system": ScoredText("out", 0, hypotheses)},
+        [ScoredText("ref", 0, reference)],
+        ScoredText("src", 0, source),
     )
-    score_groups(
-        *make(streams, ["multi-bleu"], Options()),
-        hypotheses,
-        grouped(longer(BOUNDS), count_words(source)),
-    )
+    table = score_by_length(texts, metric, ranges_above(BOUNDS))
     assert counted == hypotheses
+    assert table.sentences[0] == len(source) - table.blank
 
 
 def test_no_torch() -> None:
-    code = "import fusetk.evaluation.length, fusetk.plotting.length, sys; assert 'torch' not in sys.modules"
+    code = (
+        "import fusetk.evaluation.length, fusetk.plotting.length, sys\n"
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

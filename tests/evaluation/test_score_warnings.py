@@ -2,7 +2,9 @@ import random
 
 import pytest
 
-from fusetk.evaluation.score_warnings import doubts
+from fusetk.evaluation.metric import Metric, MetricOptions
+from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.score_warnings import score_warnings
 
 RAW = [
     "The old man, who saw her, fell asleep.",
@@ -22,61 +24,70 @@ def lower(lines: list[str]) -> list[str]:
     return [line.lower() for line in lines]
 
 
+def metrics(*names: str, tokenize: str | None = None) -> list[Metric]:
+    return make_metrics([["a reference"]], names, MetricOptions(tokenize=tokenize))
+
+
 @pytest.mark.parametrize("lines", [RAW, TOKENISED, lower(RAW), [""], ["你 好 。"] * 9])
-def test_like_against_like_raises_no_doubt(lines: list[str]) -> None:
-    assert doubts(lines, [lines, lines]) == []
+def test_equal_texts_have_no_warning(lines: list[str]) -> None:
+    assert score_warnings(lines, [lines, lines]) == []
 
 
-def test_small_differences_raise_no_doubt() -> None:
-    assert doubts(RAW, [[line.replace("old", "Young") for line in RAW]]) == []
+def test_small_differences_have_no_warning() -> None:
+    assert score_warnings(RAW, [[line.replace("old", "Young") for line in RAW]]) == []
 
 
 @pytest.mark.parametrize("token", ["sl@@ eep", "\u2581sl eep"])
 def test_subwords(token: str) -> None:
-    [found] = doubts([line.replace("asleep", token) for line in TOKENISED], [TOKENISED])
-    assert "hypothesis looks like subwords" in found
-    [found] = doubts(TOKENISED, [TOKENISED, [line.replace("asleep", token) for line in TOKENISED]])
-    assert "reference 2 looks like subwords" in found
+    [warning] = score_warnings([line.replace("asleep", token) for line in TOKENISED], [TOKENISED])
+    assert "hypothesis looks like subwords" in warning
+    [warning] = score_warnings(
+        TOKENISED, [TOKENISED, [line.replace("asleep", token) for line in TOKENISED]]
+    )
+    assert "reference 2 looks like subwords" in warning
 
 
 @pytest.mark.parametrize(
-    "mine, theirs", [(lower(RAW), RAW), (RAW, lower(RAW)), ([line.upper() for line in RAW], RAW)]
+    "hypotheses, reference",
+    [(lower(RAW), RAW), (RAW, lower(RAW)), ([line.upper() for line in RAW], RAW)],
 )
-def test_case(mine: list[str], theirs: list[str]) -> None:
-    [found] = doubts(mine, [theirs])
-    assert "capitals" in found
-    assert doubts(mine, [theirs], lowercase=True) == []
+def test_case(hypotheses: list[str], reference: list[str]) -> None:
+    [warning] = score_warnings(hypotheses, [reference])
+    assert "capitals" in warning
+    assert score_warnings(hypotheses, [reference], lowercase=True) == []
 
 
 def test_tokenisation() -> None:
-    [found] = doubts(TOKENISED, [RAW])
-    assert found.startswith("the hypothesis looks tokenised and the reference does not")
-    [found] = doubts(RAW, [RAW, TOKENISED])
-    assert found.startswith("reference 2 looks tokenised and the hypothesis does not")
+    [warning] = score_warnings(TOKENISED, [RAW])
+    assert warning.startswith("the hypothesis looks tokenised and the reference does not")
+    [warning] = score_warnings(RAW, [RAW, TOKENISED])
+    assert warning.startswith("reference 2 looks tokenised and the hypothesis does not")
 
 
-def test_true_case_is_told_by_how_lines_begin() -> None:
+def test_true_case_differs_at_the_beginning_of_lines() -> None:
     lines = ["the old Man saw Her .", "his Dog ran ."] * 5
-    [found] = doubts(lines, [[line[0].upper() + line[1:] for line in lines]])
-    assert found.startswith(
-        "0 % of the hypothesis' lines begin with a capital but 100 % of those of the reference"
+    [warning] = score_warnings(lines, [[line[0].upper() + line[1:] for line in lines]])
+    assert warning.startswith(
+        "0 % of the hypothesis' lines begin with a capital, but 100 % of those of the reference"
     )
 
 
-def test_hyphens_parted_on_one_side() -> None:
-    parted = [line.replace(",", "@-@") for line in TOKENISED]
-    [found] = doubts(TOKENISED, [parted])
-    assert found.startswith("the reference parts words by @-@")
-    assert doubts(parted, [parted]) == []
+def test_hyphens_split_on_one_side() -> None:
+    split_lines = [line.replace(",", "@-@") for line in TOKENISED]
+    [warning] = score_warnings(TOKENISED, [split_lines])
+    assert warning.startswith("the reference splits words with @-@")
+    assert score_warnings(split_lines, [split_lines]) == []
 
 
-def test_metrics_want_text_of_their_kind() -> None:
-    [found] = doubts(RAW, [RAW], metrics=["sacrebleu", "multi-bleu", "chrf"])
-    assert "does not look tokenised: for multi-bleu, 'end.' is one word" in found
-    [found] = doubts(
-        TOKENISED, [TOKENISED], metrics=["sacrebleu", "multi-bleu", "mteval-v13a", "ter"]
+def test_metrics_expect_raw_or_tokenised_text() -> None:
+    [warning] = score_warnings(RAW, [RAW], metrics=metrics("sacrebleu", "multi-bleu", "chrf"))
+    assert "does not look tokenised: for multi-bleu, 'end.' is one word" in warning
+    [warning] = score_warnings(
+        TOKENISED, [TOKENISED], metrics=metrics("sacrebleu", "multi-bleu", "mteval-v13a", "ter")
     )
-    assert "is tokenised once more by sacrebleu and mteval-v13a" in found
+    assert "sacrebleu and mteval-v13a will tokenise it again" in warning
+    untokenized = metrics("sacrebleu", tokenize="none")
+    assert score_warnings(TOKENISED, [TOKENISED], metrics=untokenized) == []
 
 
 def sentences(seed: int) -> list[str]:
@@ -89,12 +100,12 @@ def sentences(seed: int) -> list[str]:
 @pytest.mark.parametrize("line", [1, 40, 80])
 def test_lines_out_of_step(line: int) -> None:
     reference = sentences(1)
-    lost = [*reference[: line - 1], *reference[line:], ""]
-    twice = [*reference[: line - 1], "w0 w1", *reference[line - 1 : -1]]
-    for hypotheses, which in ((lost, "next"), (twice, "previous")):
-        [found] = doubts(hypotheses, [reference])
-        assert f"fits the {which} line of the reference much better" in found
-        assert abs(int(found.split()[2]) - line) < 2
+    missing = [*reference[: line - 1], *reference[line:], ""]
+    repeated = [*reference[: line - 1], "w0 w1", *reference[line - 1 : -1]]
+    for hypotheses, which in ((missing, "next"), (repeated, "previous")):
+        [warning] = score_warnings(hypotheses, [reference])
+        assert f"fits the {which} line of the reference much better" in warning
+        assert abs(int(warning.split()[2]) - line) < 2
 
 
 def test_lines_in_step_and_lines_of_another_text() -> None:
@@ -105,28 +116,28 @@ def test_lines_in_step_and_lines_of_another_text() -> None:
         for line in reference
     ]
     for hypotheses in (reference, poor, sentences(4), draw.sample(reference, 100), ["yes"] * 100):
-        assert doubts(hypotheses, [reference]) == []
+        assert score_warnings(hypotheses, [reference]) == []
 
 
 def test_blank_and_untranslated_lines() -> None:
     reference, source = sentences(5), sentences(6)
-    assert doubts(["", *reference[1:]], [reference]) == []
-    assert doubts(["", "", *reference[2:]], [["", *reference[1:]]]) == []
-    assert doubts(["", " ", "", *reference[3:]], [reference]) == [
+    assert score_warnings(["", *reference[1:]], [reference]) == []
+    assert score_warnings(["", "", *reference[2:]], [["", *reference[1:]]]) == []
+    assert score_warnings(["", " ", "", *reference[3:]], [reference]) == [
         "lines of the hypothesis that are blank where the reference is not: 3"
     ]
     copied = [*source[:10], *reference[10:]]
-    [found] = doubts(copied, [reference], source=source)
-    assert found.startswith("10 % of the hypothesis' lines are those of the source")
+    [warning] = score_warnings(copied, [reference], source=source)
+    assert warning.startswith("10 % of the hypothesis' lines equal the source line")
     assert (
-        doubts(reference, [reference], source=source)
-        == doubts(copied, [copied], source=source)
+        score_warnings(reference, [reference], source=source)
+        == score_warnings(copied, [copied], source=source)
         == []
     )
 
 
 def test_entities() -> None:
     escaped = [line.replace("&", "&amp;").replace("'", "&apos;") for line in TOKENISED]
-    [found] = doubts(escaped, [TOKENISED])
-    assert "the hypothesis writes characters as &apos;" in found
-    assert doubts(escaped, [escaped]) == []
+    [warning] = score_warnings(escaped, [TOKENISED])
+    assert "the hypothesis writes characters as &apos;" in warning
+    assert score_warnings(escaped, [escaped]) == []

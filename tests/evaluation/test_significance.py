@@ -1,12 +1,18 @@
-import os
 import random
 from itertools import product
 
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.evaluation.metrics import METRICS, Metric, Options, make
-from fusetk.evaluation.significance import SAMPLES, Found, Sampling, compare
+from fusetk.evaluation import significance
+from fusetk.evaluation.metric import Metric, MetricOptions, Score
+from fusetk.evaluation.metrics import METRICS, make_metrics
+from fusetk.evaluation.significance import (
+    SAMPLES,
+    Sampling,
+    SignificanceResult,
+    compare_systems,
+)
 
 WORDS = ["der", "Mann", "sieht", "die", "Frau", "nicht", "im", "Haus", ",", "."]
 
@@ -25,9 +31,9 @@ def corpus(seed: int, sentences: int = 60) -> tuple[list[str], list[str]]:
 
 def outcome(
     metric: Metric, kind: str, *systems: list[str], samples: int = 300, seed: int = 12345
-) -> list[Found]:
-    counted = {f"system {k}": metric.count(lines) for k, lines in enumerate(systems)}
-    return list(compare(metric, counted, Sampling(kind, samples, seed)).values())
+) -> list[SignificanceResult]:
+    statistics = {f"system {k}": metric.statistics(lines) for k, lines in enumerate(systems)}
+    return list(compare_systems(metric, statistics, Sampling(kind, samples, seed)).values())
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -35,7 +41,7 @@ def outcome(
 def test_a_system_beside_itself_and_beside_nonsense(name: str, kind: str) -> None:
     hypotheses, reference = corpus(1)
     shuffled = random.Random(2).sample(hypotheses, len(hypotheses))
-    [metric] = make([reference], [name], Options())
+    [metric] = make_metrics([reference], [name], MetricOptions())
     first, same, worse = outcome(metric, kind, hypotheses, list(hypotheses), shuffled)
     assert (first.p, first.differ) == (None, None)
     assert (same.p, same.differ, same.mean) == (
@@ -44,34 +50,104 @@ def test_a_system_beside_itself_and_beside_nonsense(name: str, kind: str) -> Non
         pytest.approx(first.mean, abs=first.interval / 4),
     )
     assert worse.p is not None and worse.p < 0.01 and worse.differ is not None and worse.differ > 50
-    assert abs(first.mean - metric.score(metric.count(hypotheses)).value) < first.interval
+    assert abs(first.mean - metric.score(metric.statistics(hypotheses)).value) < first.interval
 
 
 @pytest.mark.parametrize("kind, name", [("bootstrap", "bs"), ("randomization", "ar")])
-def test_the_numbers_are_those_that_sacrebleu_gives_by_itself(kind: str, name: str) -> None:
+def test_the_numbers_are_those_of_sacrebleu(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
     from sacrebleu.significance import PairedTest
 
-    one, reference = corpus(3)
-    other = [line.replace("Haus", "Heim") for line in one]
-    theirs = {
+    first, reference = corpus(3)
+    draw = random.Random(4)
+    systems = {
+        "first": first,
+        "near": [line.replace("Haus", "Heim") for line in first],
+        "close": ["x", *first[1:]],
+        "equal": [
+            " ".join(draw.choice(WORDS) if draw.random() < 0.2 else word for word in line.split())
+            for line in reference
+        ],
+        "far": first[::-1],
+    }
+    library_metrics = {
         "sacrebleu": BLEU(),
         "multi-bleu": BLEU(tokenize="none", smooth_method="none"),
         "mteval-v13a": BLEU(lowercase=True),
         "chrf++": CHRF(word_order=2),
+        "ter": TER(),
     }
-    for metric in make([reference], list(theirs), Options()):
-        table = PairedTest(
-            [("one", one), ("other", other)], {"it": theirs[metric.name]}, [reference], name, 200, 0
-        )()[1]
-        [results] = (column for key, column in table.items() if key != "System")
-        for found, result in zip(
-            outcome(metric, kind, one, other, samples=200), results, strict=True
-        ):
-            assert (found.mean, found.interval, found.p) == pytest.approx(
-                (result.mean, result.ci, result.p_value)
-            ), metric.name
+    monkeypatch.setitem(SAMPLES, "bootstrap", 50)  # for the intervals of randomisation
+    p_values = set()
+    for metric in make_metrics([reference], list(library_metrics), MetricOptions()):
+        library_metric = library_metrics[metric.name]
+        _, table = PairedTest(
+            list(systems.items()), {"it": library_metric}, [reference], name, 100, 50
+        )()
+        [expected] = (column for key, column in table.items() if key != "System")
+        statistics = {system: metric.statistics(lines) for system, lines in systems.items()}
+        for block_numbers in (2**22, 60 * 64, 1):
+            monkeypatch.setattr(significance, "BLOCK_NUMBERS", block_numbers)
+            results = compare_systems(metric, statistics, Sampling(kind, 100)).values()
+            for result, other in zip(results, expected, strict=True):
+                # sacreBLEU adds float32 numbers.
+                values = pytest.approx((other.mean, other.ci), rel=1e-5)
+                assert (result.mean, result.interval) == values
+                assert result.p == other.p_value, metric.name
+                p_values.add(result.p)
+    assert len(p_values) > 3
+
+
+class MeanMetric(Metric):
+    """A metric without sacrebleu: a mean of sentence scores, like that of a learned metric."""
+
+    name = "mean"
+    needs_source = True
+
+    def __init__(
+        self,
+        references: list[list[str]],
+        options: MetricOptions,
+        source: list[str] | None = None,
+    ) -> None:
+        assert source is not None
+        self.references = references
+        self.source = source
+
+    def statistics(self, hypotheses: list[str]) -> list[tuple[float, float]]:
+        return [
+            (len(set(line.split()) & {*source.split(), *target.split()}) / 7, 1.0)
+            for line, source, target in zip(
+                hypotheses, self.source, self.references[0], strict=True
+            )
+        ]
+
+    def value(self, totals: tuple[float, float]) -> float:
+        return 100 * totals[0] / totals[1]
+
+    def score(self, rows: list[tuple[float, float]]) -> Score:
+        value = self.value(tuple(map(sum, zip(*rows, strict=True))))
+        return Score(self.name, "mean", value, "", "", len(rows))
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_a_metric_without_sacrebleu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, MeanMetric.name, MeanMetric)
+    first, reference = corpus(11)
+    with pytest.raises(DataError, match="needs the source"):
+        make_metrics([reference], ["mean"], MetricOptions())
+    [metric] = make_metrics([reference], ["mean"], MetricOptions(), ["Ja"] * len(reference))
+    near = ["", *first[1:]]
+    _, same, close, far = outcome(metric, kind, first, list(first), near, first[::-1])
+    assert same.p == 1
+    assert far.p is not None and far.p < 0.01
+    assert close.differ == 1
+    if kind == "randomization":  # each exchange makes the real difference, or its negative
+        assert close.p == 1 / 301
 
 
 def test_randomisation_counts_what_all_exchanges_would() -> None:
@@ -81,8 +157,8 @@ def test_randomisation_counts_what_all_exchanges_would() -> None:
         " ".join(draw.choice(WORDS) if draw.random() < 0.25 else word for word in line.split())
         for line in reference
     ]
-    [metric] = make([reference], ["chrf"], Options())
-    a, b = metric.count(one), metric.count(other)
+    [metric] = make_metrics([reference], ["chrf"], MetricOptions())
+    a, b = metric.statistics(one), metric.statistics(other)
 
     def difference(swapped: tuple[bool, ...]) -> float:
         sides = (
@@ -94,39 +170,23 @@ def test_randomisation_counts_what_all_exchanges_would() -> None:
 
     real = difference((False,) * 9)
     greater = [difference(swapped) > real + 1e-9 for swapped in product((False, True), repeat=9)]
-    [_, found] = outcome(metric, "randomization", one, other, samples=4000)
+    [_, result] = outcome(metric, "randomization", one, other, samples=4000)
     assert 0.02 < sum(greater) / len(greater) < 0.98
-    assert found.p == pytest.approx(sum(greater) / len(greater), abs=0.04)
+    assert result.p == pytest.approx(sum(greater) / len(greater), abs=0.04)
 
 
-def test_the_seed_decides_and_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, reference = corpus(7)
+def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, reference = corpus(7)
     other = corpus(8)[0]
-    [metric] = make([reference], ["multi-bleu"], Options())
-    for before in ("none", None):
-        if before:
-            monkeypatch.setenv("SACREBLEU_SEED", before)
-        else:
-            monkeypatch.delenv("SACREBLEU_SEED")
-        found = [outcome(metric, "bootstrap", one, other, seed=seed)[0].mean for seed in (1, 1, 2)]
-        assert found[0] == found[1] != found[2]
-        assert os.environ.get("SACREBLEU_SEED") == before
+    [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())
+    monkeypatch.setenv("SACREBLEU_SEED", "none")
+    means = [outcome(metric, "bootstrap", first, other, seed=seed)[0].mean for seed in (1, 1, 2)]
+    assert means[0] == means[1] != means[2]
 
 
 def test_lines_that_differ_are_counted_as_the_metric_sees_them() -> None:
     one, reference = corpus(9)
     other = [one[0].upper(), "x", *one[2:]]
     for name, lines in (("multi-bleu-lc", 1), ("multi-bleu", 2)):
-        [metric] = make([reference], [name], Options())
+        [metric] = make_metrics([reference], [name], MetricOptions())
         assert outcome(metric, "bootstrap", one, other)[1].differ == lines
-
-
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_samples_that_do_not_fit_into_memory_are_refused(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, reference = corpus(10)
-    [metric] = make([reference], ["chrf"], Options())
-    monkeypatch.setattr(os, "sysconf", lambda name: 1024)  # 1 MiB
-    with pytest.raises(DataError, match="give fewer --samples"):
-        outcome(metric, kind, one, one, samples=100_000)

@@ -1,0 +1,80 @@
+"""The interface of corpus metrics.
+
+A metric computes one row of statistics for each line, and the sum of the rows determines the score.
+So every line is counted once, and parts of a text (``length``) and random samples of it
+(``significance``) are scored from the rows. A metric that is the mean of sentence scores, such as a
+learned metric, has rows (score, 1).
+
+To add a metric, write a subclass of ``Metric`` in a file and add it to ``METRICS`` in ``metrics``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+StatisticsRow = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of a hypothesis by one metric."""
+
+    metric: str  # the name in METRICS
+    name: str  # the usual name of the metric: BLEU, chrF2, TER
+    value: float  # 0 to 100; TER may exceed 100
+    details: str  # the parts of the value, such as precisions; may be empty
+    signature: str  # all settings that are needed to reproduce the value
+    sentences: int
+    hypothesis_length: int | None = None  # in the metric's tokens; None if it counts no tokens
+    reference_length: float | None = None
+    brevity_penalty: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value:.2f}" + (f", {self.details}" if self.details else "")
+
+
+class MetricOptions(NamedTuple):
+    """Options of all metrics. A metric ignores the options that it does not have."""
+
+    lowercase: bool = False  # lower-case both sides first; TER always ignores case
+    tokenize: str | None = None  # sacreBLEU's tokeniser; None is its default, 13a
+    compound_split: bool = False  # split words at hyphens first
+
+
+class Metric(ABC):
+    """A metric with its references, options and source.
+
+    A metric is built with the references, ``references[k][i]`` for line i of reference k, the
+    options, and the lines of the source if they are known. An instance may change the class
+    attributes to describe its options.
+    """
+
+    name: str  # in METRICS
+    case_sensitive: bool = True
+    tokenizes: bool | None = None  # False: expects tokenised text; None: takes both kinds of text
+    needs_source: ClassVar[bool] = False
+    options: ClassVar[Collection[str]] = ()  # fields of MetricOptions besides lowercase
+
+    @abstractmethod
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None: ...
+
+    @abstractmethod
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return one row for each line; all rows have the same length.
+
+        The number of lines must be that of each reference.
+        """
+
+    @abstractmethod
+    def value(self, totals: StatisticsRow) -> float:
+        """Return the value of the score for the sum of the rows of some lines."""
+
+    @abstractmethod
+    def score(self, rows: Sequence[StatisticsRow]) -> Score:
+        """Return the score of the lines with these rows; at least one row is required."""

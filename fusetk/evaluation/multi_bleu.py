@@ -1,0 +1,97 @@
+"""BLEU as the Moses script multi-bleu.perl computes it, of tokenised text and without smoothing.
+
+sacreBLEU without a tokeniser and without smoothing has the same arithmetic. It splits a line at all
+Unicode white space. The script reads bytes and splits at ASCII white space only, so other white
+space is replaced before sacreBLEU sees it.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fusetk.evaluation.metric import MetricOptions, StatisticsRow
+from fusetk.evaluation.sacrebleu_metrics import SacreMetric, bleu_parts
+
+# Perl splits a line of bytes at this white space. str.split would also split at NBSP and others.
+split_words = re.compile(r"[^ \t\n\r\f\v]+").findall
+
+# Replacements of the other white space: lone surrogates, which valid UTF-8 cannot contain.
+_OTHER_SPACE = (
+    "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+    "\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+_REPLACE_OTHER_SPACE = {ord(space): 0xDC00 + i for i, space in enumerate(_OTHER_SPACE)}
+_COMPOUND = re.compile(rb"(\S)-(\S)")
+
+
+class MultiBleu(SacreMetric):
+    """BLEU of tokenised lines without smoothing, as multi-bleu.perl computes it."""
+
+    name = "multi-bleu"
+    tokenizes = False
+    options = ("compound_split",)
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+
+        self.compound_split = options.compound_split
+        if options.lowercase:
+            self.name = LowercaseMultiBleu.name
+            self.case_sensitive = False
+        references = [self._prepare(lines) for lines in references]
+        super().__init__(BLEU(tokenize="none", smooth_method="none", force=True), references)
+
+    def _prepare(self, lines: Sequence[str]) -> list[str]:
+        prepared = []
+        for line in lines:
+            if not self.case_sensitive:
+                line = line.lower()
+            if self.compound_split:
+                line = split_compounds(line)
+            prepared.append(line.translate(_REPLACE_OTHER_SPACE))
+        return prepared
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return one row for each line.
+
+        A row has the lengths of the hypothesis and of the closest reference, the matching n-grams
+        for n = 1 to 4, and the n-grams of the hypothesis for n = 1 to 4.
+        """
+        return super().statistics(self._prepare(hypotheses))
+
+    def signature(self) -> str:
+        """All settings that are needed to reproduce the score."""
+        case = "mixed" if self.case_sensitive else "lc"
+        compounds = "|compounds:split" if self.compound_split else ""
+        references = f"nrefs:{len(self.references)}"
+        return f"{references}|case:{case}|tok:none{compounds}|smooth:none|arithmetic:moses"
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the other fields of the ``Score`` of a result of the library."""
+        return bleu_parts(result)
+
+
+class LowercaseMultiBleu(MultiBleu):
+    """multi-bleu of lower-cased lines.
+
+    Lower case is Unicode's (``str.lower``). The script with -lc reads bytes and changes A to Z
+    only, so the two differ on text with other capitals.
+    """
+
+    name = "multi-bleu-lc"
+    case_sensitive = False
+
+
+def split_compounds(line: str) -> str:
+    """Split words at hyphens, as papers on WMT English-German do.
+
+    ``rich-text`` becomes ``rich ##AT##-##AT## text``. Like tensor2tensor's get_ende_bleu.sh, this
+    works on bytes, and a match uses the byte on each side of the hyphen: in a-b-c only the first
+    hyphen is split; in ä-ö-ü, whose letters have two bytes, both are split.
+    """
+    return _COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()

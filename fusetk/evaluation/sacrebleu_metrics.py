@@ -1,0 +1,220 @@
+"""The metrics of the sacrebleu library: sacreBLEU, chrF, chrF++, TER, and mteval-v13a."""
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from fusetk.errors import DataError
+from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
+
+BLOCK = 1000  # lines given to sacrebleu at once; for chrF it keeps 20 KB of n-grams a line
+
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+class SacreMetric(Metric):
+    """A metric whose statistics and scores are computed by a metric of the sacrebleu library."""
+
+    def __init__(self, scorer: Any, references: Sequence[Sequence[str]]) -> None:
+        self.scorer = scorer
+        self.references = references
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return one row for each line; all rows have the same length."""
+        rows: list[StatisticsRow] = []
+        for start in range(0, len(hypotheses), BLOCK):
+            block = slice(start, start + BLOCK)
+            references = [lines[block] for lines in self.references]
+            rows += self.scorer._extract_corpus_statistics(hypotheses[block], references)
+        return rows
+
+    def value(self, totals: StatisticsRow) -> float:
+        """Return the value of the score for the sum of the rows of some lines."""
+        return float(self.scorer._compute_score_from_stats(list(totals)).score)
+
+    def score(self, rows: Sequence[StatisticsRow]) -> Score:
+        """Return the score of the lines with these rows; at least one row is required."""
+        result = self.scorer._aggregate_and_compute(rows)
+        return Score(
+            metric=self.name,
+            name=result.name,
+            value=result.score,
+            signature=self.signature(),
+            sentences=len(rows),
+            **self.parts(result),
+        )
+
+    def signature(self) -> str:
+        """All settings that are needed to reproduce the score."""
+        return str(self.scorer.get_signature())
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the other fields of the ``Score`` of a result of the library."""
+        return {"details": ""}
+
+
+def bleu_parts(result: Any) -> dict[str, Any]:
+    """Return the fields of a BLEU ``Score``, with details as multi-bleu.perl prints them."""
+    precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
+    ratio = result.sys_len / result.ref_len if result.ref_len else 0.0
+    lengths = f"hyp_len={result.sys_len}, ref_len={result.ref_len}"
+    return {
+        "details": f"{precisions} (BP={result.bp:.3f}, ratio={ratio:.3f}, {lengths})",
+        "hypothesis_length": result.sys_len,
+        "reference_length": result.ref_len,
+        "brevity_penalty": result.bp,
+    }
+
+
+class SacreBleu(SacreMetric):
+    """sacreBLEU."""
+
+    name = "sacrebleu"
+    tokenizes: bool | None = True
+    options = ("tokenize",)
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+
+        if options.tokenize is not None and options.tokenize not in BLEU.TOKENIZERS:
+            choices = ", ".join(BLEU.TOKENIZERS)
+            raise DataError(
+                f"sacreBLEU has no tokeniser {options.tokenize!r}; choose one of {choices}"
+            )
+        try:
+            # ``force`` turns off the library's warning; ``score_warnings`` has a better one.
+            scorer = BLEU(lowercase=options.lowercase, tokenize=options.tokenize, force=True)
+        except (ImportError, RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"sacreBLEU's tokeniser {options.tokenize!r} cannot be used here: {reason}"
+            ) from error
+        super().__init__(scorer, references)
+        self.case_sensitive = not options.lowercase
+        if options.tokenize == "none":
+            self.tokenizes = None
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the other fields of the ``Score`` of a result of the library."""
+        return bleu_parts(result)
+
+
+class Mteval(SacreMetric):
+    """BLEU as NIST's script mteval-v13a.pl computes it.
+
+    The script and sacreBLEU agree: sacreBLEU's tokeniser 13a is that of the script. Both smooth
+    precisions without a match: they count 1/2 match for the first such n, 1/4 for the next one, and
+    so on. Both use the length of the closest reference, the shorter one at a tie.
+
+    Like the script, this metric lower-cases A to Z and no other letter. One case differs: if a text
+    has no match, or no n-gram of some length, the script returns a small value; sacreBLEU and this
+    metric return 0.
+    """
+
+    name = "mteval-v13a"
+    case_sensitive = False
+    tokenizes = True
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+        self.tokenizer = Tokenizer13a()
+        self.lowercase = options.lowercase
+        if options.lowercase:
+            self.name = Mteval.name
+            self.case_sensitive = False
+        references = [self._prepare(lines) for lines in references]
+        super().__init__(BLEU(tokenize="none", force=True), references)
+
+    def _prepare(self, lines: Sequence[str]) -> list[str]:
+        tokenized = [self.tokenizer(line) for line in lines]
+        if self.lowercase:
+            return [line.lower() for line in tokenized]
+        if self.case_sensitive:
+            return tokenized
+        return [line.translate(_ASCII_LOWER) for line in tokenized]
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return one row for each line; all rows have the same length."""
+        return super().statistics(self._prepare(hypotheses))
+
+    def signature(self) -> str:
+        """All settings that are needed to reproduce the score."""
+        signature = self.scorer.get_signature()
+        case = "mixed" if self.case_sensitive else "lc[A-Z]"
+        signature.update("case", "lc" if self.lowercase else case)
+        signature.update("tok", "13a")
+        signature.update("arithmetic", "mteval-v13a")
+        return str(signature)
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the other fields of the ``Score`` of a result of the library."""
+        return bleu_parts(result)
+
+
+class CasedMteval(Mteval):
+    """BLEU as mteval-v13a.pl computes it with the option -c, which keeps the case."""
+
+    name = "mteval-v13a-cased"
+    case_sensitive = True
+
+
+class Chrf(SacreMetric):
+    """chrF: the F-score of character n-grams."""
+
+    name = "chrf"
+    word_order = 0  # the longest word n-gram
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        from sacrebleu.metrics.chrf import CHRF
+
+        scorer = CHRF(word_order=self.word_order, lowercase=options.lowercase)
+        super().__init__(scorer, references)
+        self.case_sensitive = not options.lowercase
+
+
+class ChrfPlusPlus(Chrf):
+    """chrF++: chrF with word unigrams and bigrams."""
+
+    name = "chrf++"
+    word_order = 2
+
+
+class Ter(SacreMetric):
+    """TER, the translation edit rate; it ignores case."""
+
+    name = "ter"
+    case_sensitive = False
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        from sacrebleu.metrics.ter import TER
+
+        super().__init__(TER(), references)
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the other fields of the ``Score`` of a result of the library."""
+        return {
+            "details": f"edits={result.num_edits:.0f}, ref_len={result.ref_length:.10g}",
+            "reference_length": result.ref_length,
+        }

@@ -1,0 +1,160 @@
+"""Reading of hypotheses, references and sources that are scored, and warnings about them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
+from fusetk.errors import DataError
+from fusetk.evaluation.metric import Metric, MetricOptions
+from fusetk.evaluation.metrics import METRICS
+from fusetk.evaluation.multi_bleu import split_compounds, split_words
+from fusetk.evaluation.score_warnings import score_warnings
+
+
+class ScoredText(NamedTuple):
+    """A hypothesis, a reference or a source."""
+
+    file: str
+    words: int  # between ASCII white space, as multi-bleu counts them
+    lines: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields without the lines, for JSON."""
+        return {"file": self.file, "words": self.words}
+
+
+class ScoredTexts(NamedTuple):
+    """All texts that are read; they have the same number of lines."""
+
+    systems: Mapping[str, ScoredText]  # hypotheses by system
+    references: Sequence[ScoredText]
+    source: ScoredText | None
+
+    @property
+    def first(self) -> ScoredText:
+        """The hypothesis of the first system."""
+        return next(iter(self.systems.values()))
+
+    @property
+    def source_lines(self) -> Sequence[str] | None:
+        """The lines of the source, if it was read."""
+        return self.source.lines if self.source else None
+
+    @property
+    def reference_lines(self) -> list[Sequence[str]]:
+        """The lines of each reference."""
+        return [text.lines for text in self.references]
+
+
+def read_texts(
+    systems: Mapping[str, str], references: Sequence[str], source: str | None
+) -> ScoredTexts:
+    """Read the texts of files; the file - is standard input.
+
+    Raises DataError if standard input is given twice, if a file is empty, or if line counts differ.
+    """
+    files = [*systems.values(), *references]
+    if source is not None:
+        files.append(source)
+    if files.count("-") > 1:
+        raise DataError("standard input can be only one of the texts: give files for the others")
+    texts = {file: _read_text(file) for file in dict.fromkeys(files)}
+    expected = len(texts[files[0]].lines)
+    for file, text in texts.items():
+        if len(text.lines) != expected:
+            raise _unequal_lines(files[0], file, expected, len(text.lines))
+    return ScoredTexts(
+        {name: texts[file] for name, file in systems.items()},
+        [texts[file] for file in references],
+        None if source is None else texts[source],
+    )
+
+
+def _read_text(file: str) -> ScoredText:
+    lines = list(standard_input() if file == "-" else read_lines(file))
+    if not lines:
+        raise DataError(f"{display_name(file)} is empty: there is nothing to score")
+    words = sum(len(split_words(line)) for line in lines)
+    return ScoredText(display_name(file), words, lines)
+
+
+def _unequal_lines(first: str, second: str, first_lines: int, second_lines: int) -> DataError:
+    if "-" not in (first, second):
+        return unequal(Pair(Path(first), Path(second)), first_lines, second_lines)
+    return DataError(
+        f"{display_name(first)} has {first_lines} lines and {display_name(second)} has "
+        f"{second_lines}: both need the same number of lines"
+    )
+
+
+def display_name(file: str) -> str:
+    """The name of a file in messages."""
+    return STANDARD_INPUT if file == "-" else file
+
+
+def describe_inputs(hypothesis: ScoredText, references: Sequence[ScoredText]) -> str:
+    """Return a sentence about the size of a hypothesis and its references."""
+    sides = ", ".join(f"{text.file} ({text.words} words)" for text in references)
+    size = f"{len(hypothesis.lines)} sentences, {hypothesis.words} words"
+    return f"{hypothesis.file} ({size}) against {sides}"
+
+
+def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]:
+    """Return a warning for each option that some of the metrics ignore.
+
+    Raises DataError if all of the metrics ignore an option.
+    """
+    warnings = []
+    for option, value in options._asdict().items():
+        users = [name for name, metric in METRICS.items() if option in metric.options]
+        if value in (None, False) or not users:
+            continue
+        flag = f"--{option.replace('_', '-')} is for {' and '.join(users)}"
+        others = [metric for metric in metrics if metric not in users]
+        if len(others) == len(metrics):
+            raise DataError(
+                f"{flag}, not for {', '.join(others)}: "
+                f"give --metric {' or '.join(users)}, or leave the option out"
+            )
+        if others:
+            warnings.append(f"{flag}; it changes nothing in {', '.join(others)}")
+    return warnings
+
+
+def text_warnings(
+    texts: ScoredTexts, metrics: Sequence[Metric], named: Collection[str], options: MetricOptions
+) -> list[str]:
+    """Return the reasons why the scores of these texts may mislead.
+
+    Metrics that do not tokenise are always checked for raw text. Metrics that tokenise are checked
+    for tokenised text only if the user named them, because the default metrics are of both kinds.
+    """
+    case_matters = any(metric.case_sensitive for metric in metrics)
+    checked = [
+        metric
+        for metric in metrics
+        if metric.tokenizes is False or (metric.tokenizes and metric.name in named)
+    ]
+    warnings = []
+    for name, text in texts.systems.items():
+        prefix = f"{name}: " if len(texts.systems) > 1 else ""
+        about = score_warnings(
+            text.lines,
+            texts.reference_lines,
+            lowercase=not case_matters,
+            source=texts.source_lines,
+            metrics=checked,
+        )
+        warnings += [prefix + warning for warning in about]
+    if options.compound_split and not _has_compounds(texts):
+        warnings.append("no word has a hyphen inside, so --compound-split changes nothing")
+    return warnings
+
+
+def _has_compounds(texts: ScoredTexts) -> bool:
+    return any(
+        split_compounds(line) != line
+        for text in (*texts.systems.values(), *texts.references)
+        for line in text.lines
+    )

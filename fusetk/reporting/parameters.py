@@ -1,0 +1,70 @@
+"""Numbers of parameters: of a recipe's model, and as papers print them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusetk.errors import ConfigError
+from fusetk.runs import TEXT
+
+if TYPE_CHECKING:
+    from fusetk.recipe import Recipe
+
+# Submodules whose parameters are counted apart from those of their parent.
+_PARTS = ("fuse", "connect", "tokens", "positions")
+
+
+def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]:
+    """Return the parameters of each part of a recipe's model.
+
+    ``sizes`` are the source and target vocabulary sizes. Parts are the top two levels of the module
+    tree. A shared parameter is counted in the first part that has it.
+    """
+    import torch
+
+    from fusetk import system
+
+    with torch.device("meta"):  # shapes without memory
+        model = system.build(recipe, *sizes)
+    layers = set(model.layers())
+    stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        top, *below = name.split(".")
+        part = f"{top}.{below[0]}" if below else top
+        if part not in stacks and not (below and below[0] in _PARTS):
+            part = top
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    return parts
+
+
+def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
+    """Return source and target vocabulary sizes of the prepared data, or else of the paper.
+
+    Raises ConfigError if both are unknown.
+    """
+    text = Path(recipe.data.folder) / TEXT
+    if text.is_dir():
+        return vocabulary_sizes_of(text)
+    if recipe.paper and recipe.paper.vocabulary:
+        return recipe.paper.vocabulary
+    raise ConfigError(
+        f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: "
+        "give --src-vocab-size and --tgt-vocab-size"
+    )
+
+
+def vocabulary_sizes_of(text: Path) -> tuple[int, int]:
+    """Return source and target vocabulary sizes of a folder with a text preparation."""
+    from fusetk.data.pipeline import Pipeline
+
+    pipeline = Pipeline.load(text)
+    return len(pipeline.source_vocab), len(pipeline.target_vocab)
+
+
+def matches_printed(printed: str, count: int) -> bool:
+    """Whether a printed number of millions, such as 10.97M, is a count, rounded or truncated."""
+    millions = printed.removesuffix("M")
+    digits = len(millions.partition(".")[2])
+    scale = 10 ** (6 - digits)
+    number = round(float(millions) * 10**digits)
+    return number in (round(count / scale), count // scale)

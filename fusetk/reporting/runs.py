@@ -1,0 +1,235 @@
+"""Run folders for reports: searching them, their scores over seeds, and comparability warnings."""
+
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from fusetk.errors import DataError, FusetkError
+from fusetk.evaluation.metrics import METRICS
+from fusetk.reporting import score_log
+from fusetk.reporting.score_log import ScoreRecord
+from fusetk.runs import CHECKPOINTS, CONFIG, progress
+
+DEPTH = 5  # levels of folders that are searched below the given one
+MAX_NAMES = 3  # runs that a warning names
+
+
+class MeasuredRun(NamedTuple):
+    """The config, the scores and the progress of a run folder."""
+
+    folder: Path
+    name: str  # the path below the searched folder
+    config: Mapping[str, Any]
+    records: Sequence[ScoreRecord]
+    updates: int | None  # of training
+    data: str | None  # fingerprint of the training data
+
+    def setting(self, *keys: str) -> Any:
+        """Return a value of the config, None if a key is missing."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def record(self, column: "ScoreColumn") -> ScoreRecord | None:
+        """Return the score of a column, if there is one."""
+        return next((record for record in self.records if record.key == column), None)
+
+
+class ScoreColumn(NamedTuple):
+    """The key of scores that are comparable: a column of a table."""
+
+    set_name: str
+    checkpoint: str
+    metric: str
+
+
+class MeanScore(NamedTuple):
+    """The mean of a score over runs."""
+
+    value: float
+    deviation: float | None  # sample standard deviation; None for one run
+    runs: int
+
+    def __str__(self) -> str:
+        spread = f" ±{self.deviation:.2f}" if self.deviation is not None else ""
+        return f"{self.value:.2f}{spread} ({self.runs})"
+
+
+# Search and reading -------------------------------------------------------------------------------
+
+
+def collect_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
+    """Return the runs in a folder, which may be a run itself, and a warning for each problem."""
+    runs = []
+    warnings: list[str] = []
+    for path in sorted(_run_folders(folder, DEPTH, set())):
+        name = str(path.relative_to(folder)) if path != folder else path.resolve().name
+        try:
+            runs.append(_read_run(path, name, warnings))
+        except DataError as error:
+            warnings.append(f"{error}; the run is left out")
+    return runs, warnings
+
+
+def _run_folders(folder: Path, depth: int, visited: set[Path]) -> Iterator[Path]:
+    """Yield each folder with a config and with checkpoints or scores; do not search inside it."""
+    if folder.resolve() in visited:
+        return
+    visited.add(folder.resolve())
+    has_results = (folder / CHECKPOINTS).is_dir() or (folder / score_log.NAME).exists()
+    if has_results and (folder / CONFIG).exists():
+        yield folder
+        return
+    if not depth:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except PermissionError:
+        return
+    for entry in entries:
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _run_folders(Path(entry), depth - 1, visited)
+
+
+def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
+    """Read a run; add a warning and ignore its scores if they are damaged.
+
+    Raises DataError if the config cannot be read.
+    """
+    config = _read_config(folder / CONFIG)
+    records: list[ScoreRecord] = []
+    try:
+        records = score_log.read(folder)
+    except FusetkError as error:
+        warnings.append(str(error))
+    updates, data = progress(folder)
+    if records and updates is None:  # the checkpoints were removed
+        recorded = [record.updates for record in records if record.updates is not None]
+        updates = max(recorded, default=None)
+    if records and data is None:
+        data = records[-1].data
+    return MeasuredRun(folder, name, config, records, updates, data)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid YAML"
+        raise DataError(f"{path} cannot be read: {reason}") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path} cannot be read: it is not a mapping of sections")
+    return config
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list[ScoreColumn]:
+    """Return the columns of all recorded scores.
+
+    The order is that of ``sets``, then the best checkpoint before others, then that of ``METRICS``.
+    """
+    metrics = list(METRICS)
+
+    def order(column: ScoreColumn) -> tuple[Any, ...]:
+        set_name, checkpoint, metric = column
+        set_rank = sets.index(set_name) if set_name in sets else len(sets)
+        metric_rank = metrics.index(metric) if metric in metrics else len(metrics)
+        return set_rank, set_name, checkpoint != "best", checkpoint, metric_rank, metric
+
+    columns = {ScoreColumn(*record.key) for run in runs for record in run.records}
+    return sorted(columns, key=order)
+
+
+def mean_score(runs: Iterable[MeasuredRun], column: ScoreColumn) -> MeanScore | None:
+    """Return the mean and deviation over the runs with a score; None if no run has one."""
+    values = [record.value for run in runs if (record := run.record(column))]
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return MeanScore(statistics.fmean(values), deviation, len(values))
+
+
+# Warnings -----------------------------------------------------------------------------------------
+
+
+def run_names(runs: Sequence[MeasuredRun]) -> str:
+    """Return the names of the first runs, and the number of the others."""
+    names = ", ".join(run.name for run in runs[:MAX_NAMES])
+    others = len(runs) - MAX_NAMES
+    return f"{names} and {others} more" if others > 0 else names
+
+
+def format_updates(run: MeasuredRun) -> str | None:
+    """Return the number of training updates with separators, None if it is unknown."""
+    return f"{run.updates:,}" if run.updates is not None else None
+
+
+def comparability_warnings(
+    runs: Sequence[MeasuredRun], columns: Sequence[ScoreColumn]
+) -> list[str]:
+    """Return the reasons why the scores of runs in these columns are not comparable."""
+    scored = [(run, record) for run in runs for column in columns if (record := run.record(column))]
+    unique = _unique_runs(run for run, _ in scored)
+    precisions = [(run, run.setting("training", "precision")) for run in unique]
+    warnings = [
+        *_differences("updates trained", [(run, format_updates(run)) for run in unique]),
+        *_differences("training.precision", precisions),
+        *_differences("training data", [(run, run.data and run.data[:8]) for run in unique]),
+    ]
+    for name, metric in dict.fromkeys((column.set_name, column.metric) for column in columns):
+        records = [
+            (run, record)
+            for run, record in scored
+            if (record.set_name, record.metric) == (name, metric)
+        ]
+        references = [(run, record.references[:8]) for run, record in records]
+        signatures = [(run, record.signature) for run, record in records]
+        warnings += _differences(f"the references of {name}", references)
+        warnings += _differences(f"the signature of {metric} on {name}", signatures)
+    older = _unique_runs(run for run, record in scored if _is_outdated(record, run))
+    if older:
+        warnings.append(f"trained further after a score was recorded: {run_names(older)}")
+    warnings += [f"the same row and seed: {run_names(runs)}" for runs in _equal_seeds(unique)]
+    return warnings
+
+
+def _unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    return list({run.folder: run for run in runs}.values())
+
+
+def _differences(what: str, values: Iterable[tuple[MeasuredRun, str | None]]) -> list[str]:
+    """Return a sentence if runs differ in a value; the most frequent value comes first."""
+    groups: dict[str | None, list[MeasuredRun]] = {}
+    for run, value in values:
+        groups.setdefault(value, []).append(run)
+    if len(groups) < 2:
+        return []
+    unique = [(value or "unknown", _unique_runs(runs)) for value, runs in groups.items()]
+    (value, runs), *others = sorted(unique, key=lambda group: -len(group[1]))
+    usual = f"{len(runs)} runs" if len(runs) > 1 else run_names(runs)
+    rest = "; ".join(f"{other} ({run_names(members)})" for other, members in others)
+    return [f"the runs differ in {what}: {value} ({usual}); {rest}"]
+
+
+def _is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:
+    """Whether the run was trained further after the record."""
+    if record.updates is None or run.updates is None:
+        return False
+    return record.updates < run.updates
+
+
+def _equal_seeds(runs: Sequence[MeasuredRun]) -> Iterator[list[MeasuredRun]]:
+    """Yield runs of one row with the same seed, which do not show the deviation over seeds."""
+    groups: dict[tuple[str, str], list[MeasuredRun]] = {}
+    for run in runs:
+        key = (str(run.setting("paper", "row")), str(run.setting("training", "seed")))
+        groups.setdefault(key, []).append(run)
+    return (group for group in groups.values() if len(group) > 1)
