@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 import pytest
 
-from fusetk.cli import manual
-from fusetk.cli.troff import escape, prose
 from fusetk.config import Config
 from fusetk.recipe import Recipe, load
+from tools import manual
+from tools.troff import escape, prose
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = sorted(manual.pages())

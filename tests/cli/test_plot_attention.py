@@ -115,7 +115,7 @@ def test_a_found_translation_is_that_of_the_search(loaded: Any) -> None:
     best = search([loaded.model], src, src > 0, loaded.recipe.decoding)[0][0]
     words = loaded.pipeline.target_vocab.decode(best.ids)
     assert panels()["decoder.layer1.cross"]["y"] == [*words, "</s>"]
-    assert f"found: {' '.join(words)}\n" in result.stderr
+    assert f"translation: {' '.join(words)}\n" in result.stderr
     assert result.stdout == ""
 
 
@@ -262,8 +262,8 @@ def test_sentences_of_a_file(fusing: Any) -> None:
     write("a.en", "the man", "the", "the .", "man", "", "the")
     result = run("-i", "a.de", "-r", "a.en", "--what", "fuse")
     assert result.exit_code == 0, result.output
-    assert "passed over 2 lines (blank): 2 5\n" in result.stderr
-    assert "passed over 1 line (longer than the model's positions): 4\n" in result.stderr
+    assert "skipped 2 lines (blank): 2 5\n" in result.stderr
+    assert "skipped 1 line (longer than the model's positions): 4\n" in result.stderr
     assert list(panels()) == [f"{n}.{name}" for n in (1, 3, 6) for name in SHARES + HOPS]
     third = panels()["3.decoder.fuse.hop1"]["matrix"]
     sentences = json.loads(Path("a.json").read_text(encoding="utf-8"))["sentences"]
@@ -308,7 +308,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
     write("a.de", "der mann", "", "der", "mann der .")
     write("a.en", "the man", "", "the", "man the hello .")
     result = run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
-    assert result.exit_code == 0 and "passed over 1 line (blank): 2" in result.stderr
+    assert result.exit_code == 0 and "skipped 1 line (blank): 2" in result.stderr
     document, found = json.loads(Path("a.json").read_text(encoding="utf-8")), panels()
     assert "mean over 3 sentences" in document["title"]
     run("-i", "a.de", "-r", "a.en", "--what", "fuse")
@@ -327,26 +327,35 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["-s", "der", "--what", "fuse", "--layer", "1"], "leave out --layer"),
-        (["-s", "der", "--what", "fuse", "--head", "3"], "no hop 3: the decoder fusion has 2"),
-        (["-s", "der", "--what", "encoder-fuse", "--head", "1"], "no hops"),
-        (["--what", "connect", "--corpus"], "leave out --corpus"),
-        (["--what", "connect", "--head", "1"], "leave out --corpus, --layer, --head and --step"),
+        (["-s", "der", "--what", "fuse", "--layer", "1"], "omit --layer"),
+        (
+            ["-s", "der", "--what", "fuse", "--head", "3"],
+            "--head 3 is out of range: the decoder fusion has 2",
+        ),
+        (
+            ["-s", "der", "--what", "encoder-fuse", "--head", "1"],
+            "no fusion of this model has hops",
+        ),
+        (["--what", "connect", "--corpus"], "omit --corpus"),
+        (["--what", "connect", "--head", "1"], "omit --corpus, --layer, --head and --step"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
-        (["-s", "der", "-r", "a.en"], "-r and --lines go with"),
-        (["-s", "der", "--lines", "1"], "-r and --lines go with"),
-        (["-i", "a.de", "-t", "the"], "-t goes with -s"),
+        (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
+        (["-s", "der", "--lines", "1"], "-r and --lines need a file"),
+        (["-i", "a.de", "-t", "the"], "-t needs -s"),
         (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
-        (["-i", "a.de", "--corpus"], "it goes with --what fuse, encoder-fuse, decoder-fuse"),
-        (["-i", "a.de", "--what", "self", "--corpus"], "attention is to words of one sentence"),
+        (["-i", "a.de", "--corpus"], "use --corpus with --what fuse, encoder-fuse, decoder-fuse"),
+        (
+            ["-i", "a.de", "--what", "self", "--corpus"],
+            "attention belongs to the tokens of one sentence",
+        ),
         (["-i", "a.de", "-r", "short.en"], "a.de has 3 lines and short.en has 1"),
         (["-i", "a.de", "-r", "short.en", "--lines", "1"], "a.de has 3 lines and short.en has 1"),
         (["-i", "a.de", "--lines", "2-4"], "a.de has 3 lines; --lines asks for 4"),
         (["-i", "a.de", "--lines", "3-2"], "neither a line nor a range"),
         (["-i", "a.de", "--lines", "0-2"], "neither a line nor a range"),
         (["-i", "none.de"], "none.de does not exist"),
-        (["-i", "-", "-r", "a.de"], "neither can be standard input"),
+        (["-i", "-", "-r", "a.de"], "neither file can be standard input"),
         (["-i", "blank.de"], "blank.de has no sentence to draw"),
         (["-i", "blank.de", "--what", "fuse", "--corpus"], "blank.de has no sentence to draw"),
     ],
@@ -385,7 +394,9 @@ def test_a_model_without_fusions(loaded: Any) -> None:
         (["--what", "connect"], "no connections"),
     ):
         result = run(*more)
-        assert result.exit_code == 2 and said in result.stderr and "found:" not in result.stderr
+        assert (
+            result.exit_code == 2 and said in result.stderr and "translation:" not in result.stderr
+        )
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
@@ -396,34 +407,40 @@ def test_a_model_without_fusions(loaded: Any) -> None:
     [
         (
             ["-s", "der", "--layer", "4"],
-            "no layer 4: the decoder has cross-attention in layers 1 to 3",
+            "--layer 4 is out of range: the decoder has cross-attention in layers 1 to 3",
         ),
         (
             ["-s", "der", "--what", "self", "--layer", "3"],
-            "no layer 3: the encoder has self-attention in layers 1 to 2",
+            "--layer 3 is out of range: the encoder has self-attention in layers 1 to 2",
         ),
-        (["-s", "der", "--head", "5"], "no head 5: there are 4"),
-        (["-s", "der", "--head", "-1"], "neither a number nor mean nor all"),
+        (["-s", "der", "--head", "5"], "--head 5 is out of range: there are 4"),
+        (["-s", "der", "--head", "-1"], "not a number from 1, mean or all"),
         (
             ["-s", "der", "--what", "mixed"],
             "no mixed attention in its decoder: choose --what cross",
         ),
-        (["-s", "der", "-t", "the man", "--step", "hello"], "no word 'hello': it has the man </s>"),
-        (["-s", "der", "-t", "the man", "--step", "4"], "no step 4: there are 3"),
+        (
+            ["-s", "der", "-t", "the man", "--step", "hello"],
+            "does not contain 'hello': it is the man </s>",
+        ),
+        (
+            ["-s", "der", "-t", "the man", "--step", "4"],
+            "--step 4 is out of range: the translation has 3 tokens",
+        ),
         (
             ["-s", "der", "--what", "encoder-self", "--step", "1"],
-            "--step is a step of the decoder's attention",
+            "--step selects a step of the decoder's attention",
         ),
         (
             ["-s", "der", "--what", "fuse", "--step", "1"],
-            "--step is a step of the decoder's attention",
+            "--step selects a step of the decoder's attention",
         ),
-        (["--what", "connect", "--step", "1"], "leave out --corpus, --layer, --head and --step"),
+        (["--what", "connect", "--step", "1"], "omit --corpus, --layer, --head and --step"),
         (["-s", " "], "the source sentence is empty"),
         (["-s", "der", "-t", ""], "the target sentence is empty"),
         (["-s", "der\nmann"], "more than one line"),
         (["-s", "der", "-o", "a.jpg"], ".png, .pdf, .svg"),
-        (["-s", "der", "-o", "nowhere/a.png"], "no folder nowhere"),
+        (["-s", "der", "-o", "nowhere/a.png"], "the folder nowhere does not exist"),
     ],
 )
 def test_mistakes(loaded: Any, arguments: list[str], said: str) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fusetk.plotting import corpus
-from fusetk.plotting.corpus import PARTS, Means, parts
-from fusetk.plotting.fusion import fused, fusions, rows
+from fusetk.plotting.corpus import PARTS, CorpusMeans, parts
+from fusetk.plotting.fusion import find_fusions, row_lengths, trace_fusions
 from tests.plotting.models import SIZE, stack, transformer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -38,9 +38,9 @@ def test_means_are_those_of_the_sentences_one_by_one(
     monkeypatch: pytest.MonkeyPatch, encoder: str, decoder: str
 ) -> None:
     model = transformer(stack(encoder, 4), stack(decoder, 4))
-    chosen = fusions(model)
+    chosen = find_fusions(model)
     monkeypatch.setattr(corpus, "TOKENS", 60)
-    means = Means(model, chosen)
+    means = CorpusMeans(model, chosen)
     means.add(PAIRS[:10])
     means.add(PAIRS[10:])
     assert means.sentences == len(PAIRS)
@@ -48,7 +48,7 @@ def test_means_are_those_of_the_sentences_one_by_one(
     positions: list[list[np.ndarray]] = [[], []]  # by side, (H, L) of every position
     inside: list[list[int]] = [[], []]
     for pair in PAIRS:
-        for side, one in enumerate(fused(model, [pair], chosen)):
+        for side, one in enumerate(trace_fusions(model, [pair], chosen)):
             positions[side] += list(one.weights[0])
             inside[side] += parts(one.lengths, one.weights.shape[1])[0].tolist()
     for side, name in enumerate(("encoder", "decoder")):
@@ -64,13 +64,13 @@ def test_means_are_those_of_the_sentences_one_by_one(
             assert panel.x == PARTS and panel.y[0] in ("l0", "l1") and panel.up
             expected = np.stack([every[part == i, h].mean(0) for i in range(len(PARTS))], 1)
             np.testing.assert_allclose(panel.matrix, expected, rtol=1e-4, atol=1e-6)
-    assert sum(rows(list(found.values()))) == len(found)
+    assert sum(row_lengths(list(found.values()))) == len(found)
     assert ("encoder.fuse.weights" in found) == (encoder == "linear")
 
 
 def test_one_hop_or_their_mean() -> None:
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}))
-    means = Means(model, fusions(model))
+    means = CorpusMeans(model, find_fusions(model))
     means.add(PAIRS[:3])
     assert [panel.name for panel in means.panels(2)] == [
         "decoder.fuse.hops.mean",
@@ -85,7 +85,7 @@ def test_one_hop_or_their_mean() -> None:
 
 def test_parts_that_no_sentence_has_are_empty() -> None:
     model = transformer(stack("average"), stack("last"))
-    means = Means(model, fusions(model))
+    means = CorpusMeans(model, find_fusions(model))
     means.add([([4], [4])])  # with the end mark a first and a last position
     panel = means.panels()[0]
     assert np.isnan(panel.matrix).all(0).tolist() == [False, *[True] * 5, False]

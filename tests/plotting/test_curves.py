@@ -114,7 +114,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         read_metrics(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no metrics\.jsonl"):
         read_metrics(tmp_path)

@@ -11,7 +11,7 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     check_output(tmp_path / "a.PNG")
     with pytest.raises(DataError, match=r"\.png.*\.svg.*\.npz"):
         check_output(tmp_path / "a.jpg")
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         check_output(tmp_path / "nowhere" / "a.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(DataError, match="is a folder"):

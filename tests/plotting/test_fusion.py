@@ -12,14 +12,22 @@ from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.fusion.linear import Linear
 from fusetk.plotting import connect
-from fusetk.plotting.attention import Words
-from fusetk.plotting.fusion import HOPS, contributions, fused, fusions, layer_names, panels, rows
+from fusetk.plotting.attention import TokenPair
+from fusetk.plotting.fusion import (
+    HOPS,
+    contributions,
+    find_fusions,
+    layer_names,
+    panels,
+    row_lengths,
+    trace_fusions,
+)
 from tests.plotting.models import stack, transformer
 
 # torch scripts the forward derivative of its layer normalisation itself
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
-WORDS = Words(["ein", "Hund", "schläft"], ["a", "dog"])
+TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
 PAIR = [4, 5, 6], [7, 8]
 KINDS: list[dict[str, Any]] = [
     {"kind": "average"},
@@ -58,8 +66,8 @@ def drawn(
     hop: int | str = "all",
 ) -> dict[str, Any]:
     model = transformer(stack(encoder), stack(decoder, 5))
-    found = fused(model, [PAIR], fusions(model, what))
-    return {panel.name: panel for panel in panels(found, WORDS, hop)}
+    found = trace_fusions(model, [PAIR], find_fusions(model, what))
+    return {panel.name: panel for panel in panels(found, TOKENS, hop)}
 
 
 # Contributions -------------------------------------------------------------------------------------------------------
@@ -157,7 +165,7 @@ def test_a_fusion_that_cannot_be_differentiated_forward() -> None:
             return found
 
     with pytest.raises(
-        DataError, match=r"decoder\.fuse: its layers' shares cannot be computed, .*jvp"
+        DataError, match=r"decoder\.fuse: the contributions of its layers cannot be computed: .*jvp"
     ):
         contributions(
             Own(FusionConfig(kind="own"), [4, 4], 4, "decoder.fuse"), [torch.ones(1, 4)] * 2
@@ -206,9 +214,9 @@ def test_one_hop_and_their_mean() -> None:
     [mean] = drawn(options, options, "decoder-fuse", hop="mean").values()
     expected = np.mean([every[f"decoder.fuse.hop{h}"].matrix for h in (1, 2, 3)], 0)
     np.testing.assert_allclose(mean.matrix, expected, rtol=1e-6)
-    with pytest.raises(DataError, match="no hop 4: the decoder fusion has 3"):
+    with pytest.raises(DataError, match="--head 4 is out of range: the decoder fusion has 3 hops"):
         drawn("ffn", options, hop=4)
-    with pytest.raises(DataError, match="no hops"):
+    with pytest.raises(DataError, match="no fusion of this model has hops"):
         drawn("ffn", "average", hop=1)
 
 
@@ -243,7 +251,7 @@ def test_shares_their_mean_and_what_was_learned(
         panel = found[f"decoder.fuse.{learned}"]
         assert panel.y == labels and panel.measure not in (share.measure, HOPS)
         model = transformer(stack("last"), stack(options, 5))
-        [fusion] = fusions(model)
+        [fusion] = find_fusions(model)
         trained = [
             p
             for name, p in fusion.named_parameters()
@@ -255,49 +263,51 @@ def test_shares_their_mean_and_what_was_learned(
 
 
 def test_sides_stand_in_rows_of_their_own() -> None:
-    assert rows(list(drawn("linear", "ffn").values())) == [3, 2]
-    found = rows(list(drawn("linear", {"kind": "attention", "hops": 5}).values()))
+    assert row_lengths(list(drawn("linear", "ffn").values())) == [3, 2]
+    found = row_lengths(list(drawn("linear", {"kind": "attention", "hops": 5}).values()))
     assert found[0] == 3 and sum(found[1:]) == 5
 
 
 def test_which_fusions_there_are() -> None:
-    assert [one.name for one in fusions(transformer(stack("ffn"), stack("average")))] == [
+    assert [one.name for one in find_fusions(transformer(stack("ffn"), stack("average")))] == [
         "encoder.fuse",
         "decoder.fuse",
     ]
     model = transformer(stack("last"), stack("linear"))
     assert (
-        [one.name for one in fusions(model)]
-        == [one.name for one in fusions(model, "decoder-fuse")]
+        [one.name for one in find_fusions(model)]
+        == [one.name for one in find_fusions(model, "decoder-fuse")]
         == ["decoder.fuse"]
     )
     with pytest.raises(
         DataError, match="the encoder of this model does not fuse several layers, its decoder does"
     ):
-        fusions(model, "encoder-fuse")
+        find_fusions(model, "encoder-fuse")
     one_layer = transformer(stack("last"), stack({"kind": "linear", "embedding": False}, 1))
     for model in (transformer(stack("last"), stack("last")), one_layer):
         with pytest.raises(DataError, match="neither side"):
-            fusions(model)
+            find_fusions(model)
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model = transformer(stack("linear"), stack("attention")).train()
-    fused(model, [PAIR], fusions(model))
+    trace_fusions(model, [PAIR], find_fusions(model))
     assert model.training and not trace.wanted("decoder.fuse.hops")
     assert all(not module._forward_pre_hooks for module in model.modules())
     with pytest.raises(DataError, match="too long"):
         model.max_positions = 3
-        fused(model, [PAIR], fusions(model))
+        trace_fusions(model, [PAIR], find_fusions(model))
 
 
 def test_a_batch_is_its_sentences() -> None:
     pairs = [([4, 5, 6, 7, 8], [9]), ([4], [5, 6, 7, 8]), ([9, 9], [])]
     for encoder, decoder in (("linear", "attention"), ("ffn", "tree"), ("iterative", "average")):
         model = transformer(stack(encoder, 4), stack(decoder, 4))
-        together = fused(model, pairs, fusions(model))
+        together = trace_fusions(model, pairs, find_fusions(model))
         for i, pair in enumerate(pairs):
-            for alone, batch in zip(fused(model, [pair], fusions(model)), together, strict=True):
+            for alone, batch in zip(
+                trace_fusions(model, [pair], find_fusions(model)), together, strict=True
+            ):
                 length = alone.lengths[0]
                 assert batch.lengths[i] == length == alone.weights.shape[1]
                 np.testing.assert_allclose(
@@ -328,7 +338,7 @@ def test_what_layers_read() -> None:
     weights = [p.detach() for name, p in model.named_parameters() if "connect.combine" in name]
     for row, expected in zip(panel.matrix, weights, strict=True):
         np.testing.assert_array_equal(row[: len(expected)], expected)
-    with pytest.raises(DataError, match="every layer reads the one below"):
+    with pytest.raises(DataError, match="every layer of this model reads the layer below"):
         connect.panels(transformer(stack("linear"), stack("linear")))
 
 

@@ -231,7 +231,7 @@ def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 row"):
         Panel("a", "a", np.zeros((3, 2)), ["x", "y"], ["x", "y"])
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         save([Page([panel(2, 2)])], tmp_path / "nowhere" / "a.png")
     with pytest.raises(DataError, match=r"\.html.*\.npz"):
         save([Page([panel(2, 2)])], tmp_path / "a.jpg")

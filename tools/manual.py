@@ -18,7 +18,6 @@ from pydantic_core import PydanticUndefined
 from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.options import Sections
-from fusetk.cli.troff import bold, escape, italic, page, prose
 from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS
@@ -27,6 +26,7 @@ from fusetk.models.stack import ATTENDS, CONNECTIONS
 from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
+from tools.troff import bold, escape, italic, page, prose
 
 # Fields whose `kind` chooses a class, and what they choose from.
 REGISTRIES: dict[str, Mapping[str, type]] = {
