@@ -1,5 +1,6 @@
 # make venv: an environment with fusetk in .venv; make demo: the whole way on a small corpus; make test: all checks;
-# make man: the manual pages, from the code; make layout: the picture in CONTRIBUTING.md, from the imports; make clean: away with the environment and caches (work/ and runs/ stay).
+# make man: the manual pages, from the code; make layout: the picture in CONTRIBUTING.md, from the imports;
+# make clean: delete the environment and caches (work/ and runs/ stay).
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

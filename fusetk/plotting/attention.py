@@ -234,7 +234,7 @@ def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
 
 
 def columns(panels: Sequence[Panel]) -> int:
-    """Return the number of panels of the layer with the most heads: a figure row is then a layer."""
+    """Return the largest number of panels of a layer: a row of the figure is then a layer."""
     return max(Counter(panel.name.partition(".head")[0] for panel in panels).values())
 
 

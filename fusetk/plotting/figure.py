@@ -136,7 +136,7 @@ def dress(axes: "Axes") -> None:
 def legend(
     axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str], down: float = 0.13
 ) -> None:
-    """Write the names of lines below the axes, at the distance ``down`` in units of their height."""
+    """Write the names of lines below the axes; ``down`` is the distance in heights of the axes."""
     lines = [line for line, _ in entries]
     # Numbers are set first and replaced by the names afterwards: legend() drops labels that start
     # with an underscore and typesets dollar signs as formulas.
