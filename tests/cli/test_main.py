@@ -1,4 +1,4 @@
-"""The command as a whole: help, one sentence for a user's error, exit codes."""
+"""The complete command: help, one-line user errors, exit codes."""
 
 import json
 import os
@@ -34,9 +34,9 @@ def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:
     command = ["describe", str(toy), "--set", f"model={{kind: transformer, {sizes}}}"]
     command += ["--src-vocab-size", "8389", "--tgt-vocab-size", "6428"]
     result = CliRunner().invoke(main, [*command, "--json"])
-    found = json.loads(result.output)
-    assert found["parameters"] == sum(found["parts"].values()) == 10_974_748
-    assert found["config"]["model"]["width"] == 256
+    document = json.loads(result.output)
+    assert document["parameters"] == sum(document["parts"].values()) == 10_974_748
+    assert document["config"]["model"]["width"] == 256
     assert "10,974,748" in CliRunner().invoke(main, command).output
 
 
@@ -47,7 +47,7 @@ def test_describe_reads_the_prepared_vocabularies(toy: Path) -> None:
 
 
 def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
-    """prep, train, average, decode, score, plot: each finds what the one before left."""
+    """prep, train, average, decode, score, plot: each command reads the output of the last."""
     run, text = tmp_path / "run", tmp_path / "in.de"
     text.write_text("eins zwei\n\ndrei\n", encoding="utf-8")
 
@@ -78,13 +78,13 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
         for name in ("best", "a/b", "", "..", "update-0000001")
     ],
 )
-def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
+def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["average", "run", *options])
     assert result.exit_code == 2 and said in result.output
 
 
 def refused(*words: str) -> str:
-    """What is said of a command line that cannot be right, in one sentence."""
+    """Return the error about a wrong command line; it is one line."""
     result = CliRunner().invoke(main, words)
     assert (
         result.exit_code == 2
@@ -177,18 +177,18 @@ def test_every_key_that_is_advised_exists(toy: Path, setting: str) -> None:
 
 
 def test_every_option_that_is_advised_exists() -> None:
-    """Or its advice is never given."""
+    """The advice names only options and commands of fusetk."""
     members = commands().values()
     every = {
         name
-        for one in members
-        for member in getattr(one, "commands", {"": one}).values()
-        for p in member.params
-        for name in p.opts
+        for member in members
+        for command in getattr(member, "commands", {"": member}).values()
+        for parameter in command.params
+        for name in parameter.opts
     }
     for names in OPTIONS.values():
         assert {name.partition(" ")[0] for name in names} <= every
-    assert {name for given, _ in NEEDLESS.values() for name in given} <= set(COMMANDS)
+    assert {name for commands, _ in NEEDLESS.values() for name in commands} <= set(COMMANDS)
     assert {name.partition(" ")[0] for name in foreign.COMMANDS.values()} <= {*COMMANDS, "--help"}
 
 
@@ -213,7 +213,7 @@ def test_a_command_that_resembles_none() -> None:
 def test_the_home_folder_in_a_run_option(
     toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A shell does not expand the ~ of --run=~/x."""
+    """A shell does not expand the ~ of --run=~/x; fusetk does."""
     folders: list[Path] = []
     monkeypatch.setattr(
         "fusetk.train.train", lambda recipe, run, device, quiet: folders.append(run)
