@@ -1,6 +1,9 @@
-# make venv: an environment with fusetk in .venv; make demo: the whole way on a small corpus; make test: all checks;
-# make man: the manual pages, from the code; make layout: the picture in CONTRIBUTING.md, from the imports;
-# make clean: delete the environment and caches (work/ and runs/ stay).
+# make venv: create an environment with fusetk in .venv
+# make demo: run all commands on a small corpus
+# make test: run all checks
+# make man: generate the manual pages from the code
+# make layout: generate the picture in CONTRIBUTING.md from the imports
+# make clean: delete the environment and caches; work/ and runs/ remain
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

@@ -48,10 +48,6 @@ def test_metadata(setup):
     assert re.fullmatch(r"\d+\.\d+\.\d+", fusetk.__version__)
 
 
-def test_pyproject_has_three_lines():
-    assert len((ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()) == 3
-
-
 def test_the_command_of_the_entry_point_exists(setup):
     name, _, place = setup["options.entry_points"]["console_scripts"].strip().partition(" = ")
     module, _, function = place.partition(":")

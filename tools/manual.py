@@ -9,6 +9,7 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -358,6 +359,7 @@ def default_of(field: FieldInfo) -> str:
 # Writing ------------------------------------------------------------------------------------------
 
 
+@cache
 def pages() -> dict[str, str]:
     """Return every page by its file name."""
     by_name = {"fusetk.1": main_page()}

@@ -221,11 +221,11 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     Fusions: each column is a token that the side reads (the decoder reads <s> first), each row is
     a layer. The lowest layer is at the bottom; l0 is the word embedding. A fusion by attention has
     a panel for each hop, and each column sums to 1. For other fusions the share of each layer is
-    drawn: the norm of the fusion's derivative with respect to the layer, times the layer (gradient
-    times input, before the closing norm), divided by the sum over layers. Further panels show the
-    mean and, if the fusion has them, the learned weight of each layer or the beta of each node.
-    With --corpus, columns are the first position, five equal parts of the positions between, and
-    the last position.
+    drawn (gradient times input). It is the norm of J h divided by the sum of these norms over the
+    layers: h is the layer, and J is the derivative of the fusion with respect to h, before the
+    closing norm. Further panels show the mean and, if the fusion has them, the learned weight of
+    each layer or the beta of each node. With --corpus, the columns are the first position, five
+    equal parts of the positions between, and the last position.
 
     An .html file holds any number of sentences and needs no network: a slider and the arrow keys
     change the sentence, and the pointer shows the numbers. An .npz file holds each matrix under its

@@ -151,7 +151,8 @@ def refused(*words: str) -> str:
         ("rescore -m a --lenpen 0.6", "use -n"),
         (
             "score --patience 3",
-            "it is a key of the config: use fusetk train CONFIG --set training.stages.0.end.patience=VALUE",
+            "it is a key of the config: use fusetk train CONFIG "
+            "--set training.stages.0.end.patience=VALUE",
         ),
         (
             "score --trainpref a",

@@ -93,12 +93,14 @@ def test_standard_output_is_closed(words, place, toy, capsys, monkeypatch):
         (
             "<&-",
             2,
-            "fusetk: standard input is closed: name a file instead, or connect it to a file or pipe\n",
+            "fusetk: standard input is closed: "
+            "name a file instead, or connect it to a file or pipe\n",
         ),
         (
             "< TEXT >&-",
             2,
-            "fusetk: standard output is closed: connect it to a file or pipe; to discard it, use > /dev/null\n",
+            "fusetk: standard output is closed: "
+            "connect it to a file or pipe; to discard it, use > /dev/null\n",
         ),
         ("-i TEXT -o NEW <&- >&-", 0, ""),
         ("-i TEXT -o NEW <&- >&- 2>&-", 0, ""),

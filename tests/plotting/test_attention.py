@@ -155,7 +155,8 @@ def test_a_decoder_with_mixed_attention_has_no_other_attention(
 def test_the_error_about_mixed_attention_lists_the_choices(weights: dict[str, np.ndarray]) -> None:
     with pytest.raises(
         DataError,
-        match=r"no mixed attention in its decoder: choose --what cross, self, encoder-self, decoder-self$",
+        match=r"no mixed attention in its decoder: "
+        r"choose --what cross, self, encoder-self, decoder-self$",
     ):
         panels(weights, TOKENS, "mixed")
 

@@ -217,7 +217,8 @@ def test_over_epochs(tmp_path: Path) -> None:
     drawn = curves(
         {"a": read_metrics(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
     )
-    assert draw(drawn, "epochs", 1).axes[0].lines[0].get_xdata().tolist() == [1, 2]  # type: ignore[union-attr]
+    [line] = draw(drawn, "epochs", 1).axes[0].lines
+    assert list(line.get_xdata()) == [1, 2]
     without = [{"kind": "train", "update": 1, "loss": 2.0}]
     with pytest.raises(DataError, match="no epochs"):
         plot(curves({"a": without}, ["loss"]), tmp_path / "a.png", x="epochs")

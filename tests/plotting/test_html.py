@@ -152,30 +152,60 @@ def test_pages_are_reproducible(tmp_path: Path) -> None:
 
 # A replacement for a browser: a document that records the drawing operations.
 STUB = r"""
-const text = %s, drawn = [], handlers = {};
-const width = (t) => ({ width: 6 * t.length });
-const pen = new Proxy({}, { get: (_, key) => key === "measureText" ? width : (...a) => { drawn.push([key, ...a]); }, set: () => true });
+const text = %s;
+const drawn = [];
+const handlers = {};
+const measureText = (t) => ({ width: 6 * t.length });
+const record = (name) => (...values) => { drawn.push([name, ...values]); };
+const pen = new Proxy({}, {
+  get: (_, name) => name === "measureText" ? measureText : record(name),
+  set: () => true,
+});
 function element(tag) {
   const on = {};
-  return { tag, style: {}, children: [], textContent: "", offsetWidth: 0, offsetHeight: 0, on, append(...c) { this.children.push(...c); },
-    replaceChildren() { this.children = []; }, remove() {}, setAttribute() {}, getContext: () => pen,
-    addEventListener: (n, f) => { on[n] = f; }, getBoundingClientRect: () => ({ left: 0, top: 0 }) };
+  return {
+    tag, on, style: {}, children: [], textContent: "", offsetWidth: 0, offsetHeight: 0,
+    append(...children) { this.children.push(...children); },
+    replaceChildren() { this.children = []; },
+    remove() {},
+    setAttribute() {},
+    getContext: () => pen,
+    addEventListener: (name, handler) => { on[name] = handler; },
+    getBoundingClientRect: () => ({ left: 0, top: 0 }),
+  };
 }
-const known = {};
-const get = (query) => known[query] ??= Object.assign(element(query), query === "data" ? { textContent: text } : {});
-globalThis.document = { getElementById: get, querySelector: get, querySelectorAll: () => [], createElement: element, body: element("body"),
-  addEventListener: (n, f) => { handlers[n] = f; } };
-globalThis.window = { devicePixelRatio: 1, innerWidth: 1000, innerHeight: 1000, matchMedia: () => ({ addEventListener() {} }) };
+const known = { data: Object.assign(element("data"), { textContent: text }) };
+const get = (query) => known[query] ??= element(query);
+globalThis.document = {
+  getElementById: get,
+  querySelector: get,
+  querySelectorAll: () => [],
+  createElement: element,
+  body: element("body"),
+  addEventListener: (name, handler) => { handlers[name] = handler; },
+};
+globalThis.window = {
+  devicePixelRatio: 1,
+  innerWidth: 1000,
+  innerHeight: 1000,
+  matchMedia: () => ({ addEventListener() {} }),
+};
 globalThis.getComputedStyle = () => ({ getPropertyValue: () => "#000" });
 %s
-const shownWords = () => get("dl").children.map((c) => c.textContent);
-const first = shownWords();
+const displayedWords = () => get("dl").children.map((child) => child.textContent);
+const operations = (name) => drawn.filter((call) => call[0] === name).map((call) => call.slice(1));
+const first = displayedWords();
 handlers.keydown({ key: "ArrowRight" });
 const canvas = get("#panels").children[0].children[0];
 canvas.on.pointermove({ clientX: 6 * 2 + 10 + 22 * 1 + 3, clientY: 6 * 2 + 10 + 22 * 0 + 3 });
-console.log(JSON.stringify({ first, second: shownWords(), tip: get("#tip").textContent.split("\n"),
-  texts: drawn.filter((d) => d[0] === "fillText").map((d) => d[1]), output: get("output").textContent,
-  filled: drawn.filter((d) => d[0] === "fillRect").map((d) => d.slice(1)) }));
+console.log(JSON.stringify({
+  first,
+  second: displayedWords(),
+  tip: get("#tip").textContent.split("\n"),
+  texts: operations("fillText").map((values) => values[0]),
+  output: get("output").textContent,
+  filled: operations("fillRect"),
+}));
 """
 
 
