@@ -1,4 +1,7 @@
-"""What this machine is, and the settings of the process that make torch fast on it without changing a result."""
+"""The device, the processor, and settings that make PyTorch fast on this machine.
+
+The settings change speed and rounding only.
+"""
 
 import ctypes
 import hashlib
@@ -11,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fusetk.errors import ConfigError
 from fusetk.files import replace_file
@@ -23,7 +27,10 @@ from fusetk.nn.fused.build import cache_folders
 
 
 def device_of(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:1``, or ``auto``: CUDA where there is one. Raises ConfigError for what is not there."""
+    """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
+
+    Raises ConfigError if the device does not exist.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -34,17 +41,20 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(f"device {name} is not supported: write auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {name} was asked for, this machine has {torch.cuda.device_count()} CUDA devices"
+            f"there is no device {name}: this machine has {torch.cuda.device_count()} CUDA devices"
         )
     if device.type == "cpu":
-        keep_memory()
+        configure_allocator()
         _use(choices(), "highest")
     return device
 
 
 @cache
 def revision() -> str | None:
-    """The git revision of this code, with a + where files differ from it; None where it is no checkout."""
+    """Return the git revision of this code, with a + if its files were changed.
+
+    Returns None if the code is not in a git checkout.
+    """
     folder = Path(__file__).parent
     try:
         commands = (
@@ -52,29 +62,33 @@ def revision() -> str | None:
             ["rev-parse", "--short", "HEAD"],
             ["status", "--porcelain", "--", "."],
         )
-        given = [
+        results = [
             subprocess.run(
-                ["git", "-C", str(folder), *one], capture_output=True, text=True, timeout=10
+                ["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10
             )
-            for one in commands
+            for command in commands
         ]
     except (OSError, subprocess.SubprocessError):
         return None
-    if any(found.returncode for found in given):
+    if any(result.returncode for result in results):
         return None
-    return given[1].stdout.strip() + ("+" if given[2].stdout.strip() else "")
+    _, head, status = (result.stdout.strip() for result in results)
+    return head + ("+" if status else "")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How this machine computes fastest. Each choice changes speed and rounding, nothing else."""
+    """The fastest ways to compute on this machine. They differ in speed and rounding only."""
 
     processor: str
     threads: int
     products: str
     """Library of float32 products: MKL, torch's default, or oneDNN."""
     attention: dict[str, int]
-    """Greatest number of keys for which plain products replace the fused kernel, by a name in ``ATTENTION_KINDS``."""
+    """Greatest number of keys for which plain products replace the fused kernel.
+
+    The keys of the dict are those of ``ATTENTION_KINDS``.
+    """
 
     def __str__(self) -> str:
         keys = ", ".join(f"{kind} {limit}" for kind, limit in self.attention.items())
@@ -85,29 +99,31 @@ ATTENTION_KINDS = {
     "fp32 training": (torch.float32, True),
     "fp32 inference": (torch.float32, False),
     "bf16 training": (torch.bfloat16, True),
-    # Not bf16 inference: plain products round the attention scores to bf16, the fused kernel does not.
+    # bf16 inference is missing, because plain products round the attention scores to bf16 and the
+    # fused kernel does not.
 }
 ATTENTION_LENGTHS = (16, 64, 256, 1024)
-CLEARLY = 1.15  # A way that is not torch's default must be this many times as fast.
+CLEARLY = 1.15  # PyTorch's default is replaced only by a way that is this many times as fast.
 
 
 def choices(matmul: str = "highest") -> Choices:
-    """The choices for the current number of threads under a value of ``training.matmul``.
+    """Return the choices for the current number of threads and a value of ``training.matmul``.
 
-    They are measured once a machine (0.5 s) and kept in the cache folder, so that later processes choose the same.
+    They are measured once on each machine (0.5 s) and stored in the cache folder, so that later
+    processes make the same choices.
     """
     return _choices(matmul, torch.get_num_threads())
 
 
 @cache
 def _choices(matmul: str, threads: int) -> Choices:
-    known = {
+    conditions = {
         "matmul": matmul,
         "threads": threads,
         "torch": torch.__version__,
         "processor": processor(),
     }
-    name = f"machine-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
+    name = f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
     for folder in cache_folders():
         if stored := read_choices(folder / name):
             return stored
@@ -116,12 +132,12 @@ def _choices(matmul: str, threads: int) -> Choices:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_choices(folder / name, measured, replace=False)
-            return read_choices(folder / name) or measured  # Another process may have been first.
+            return read_choices(folder / name) or measured  # another process may have been first
     return measured
 
 
 def read_choices(path: Path) -> Choices | None:
-    """Choices that ``write_choices`` wrote; None if the file is missing or damaged."""
+    """Read a file of ``write_choices``; return None if it is missing or damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         stored = Choices(**values)
@@ -134,52 +150,60 @@ def read_choices(path: Path) -> Choices | None:
 
 
 def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
-    """Write choices as JSON; the file is complete or missing. Without ``replace`` a valid file is kept. Raises OSError."""
+    """Write choices as JSON. The file is complete or missing.
+
+    Without ``replace``, a valid file stays as it is. Raises OSError if it cannot be written.
+    """
     if replace or not read_choices(path):
         replace_file(path, json.dumps(asdict(values), indent=1) + "\n")
 
 
 @contextmanager
-def computing(device: torch.device, matmul: str, kept: Choices | None = None) -> Iterator[str]:
-    """Within this context products and attention on ``device`` are computed as ``kept`` or ``choices`` say.
+def computing(device: torch.device, matmul: str, recorded: Choices | None = None) -> Iterator[str]:
+    """Apply ``recorded`` (or else ``choices``) to products and attention on ``device``.
 
-    ``matmul`` is ``training.matmul``. Yields a description for the log.
+    ``matmul`` is ``training.matmul``. Yields a description for the log. The earlier settings are
+    restored at the end.
     """
-    before = torch.get_float32_matmul_precision(), dict(attention.plain_up_to)
+    old_precision = torch.get_float32_matmul_precision()
+    old_limits = dict(attention.plain_up_to)
     try:
         if device.type != "cpu":
             torch.set_float32_matmul_precision(matmul)
             description = "exact"
         else:
-            chosen = kept or choices(matmul)
+            chosen = recorded or choices(matmul)
             _use(chosen, matmul)
             description = str(chosen)
         if matmul != "highest":
-            description = (
-                f"{matmul}, in fact {'rounded' if _product_error(device) > 1e-5 else 'exact'}"
-            )
+            result = "rounded" if _product_error(device) > 1e-5 else "exact"
+            description = f"{matmul}, in fact {result}"
         yield description
     finally:
-        torch.set_float32_matmul_precision(before[0])
+        torch.set_float32_matmul_precision(old_precision)
         attention.plain_up_to.clear()
-        attention.plain_up_to.update(before[1])
+        attention.plain_up_to.update(old_limits)
 
 
 def _use(chosen: Choices, matmul: str) -> None:
-    exact = "medium" if chosen.products == "oneDNN" else "highest"
-    torch.set_float32_matmul_precision(exact if matmul == "highest" else matmul)
+    torch.set_float32_matmul_precision(_precision(matmul, chosen.products))
     attention.plain_up_to.update(
         {ATTENTION_KINDS[kind]: limit for kind, limit in chosen.attention.items()}
     )
+
+
+def _precision(matmul: str, products: str) -> str:
+    """Return PyTorch's precision setting. "medium" selects oneDNN (see ``_fastest_float32``)."""
+    if matmul != "highest":
+        return matmul
+    return "medium" if products == "oneDNN" else "highest"
 
 
 def _measure(matmul: str) -> Choices:
     before = torch.get_float32_matmul_precision()
     try:
         products = _fastest_float32()
-        torch.set_float32_matmul_precision(
-            ("medium" if products == "oneDNN" else "highest") if matmul == "highest" else matmul
-        )
+        torch.set_float32_matmul_precision(_precision(matmul, products))
         limits = {kind: _plain_attention_limit(*key) for kind, key in ATTENTION_KINDS.items()}
     finally:
         torch.set_float32_matmul_precision(before)
@@ -187,10 +211,11 @@ def _measure(matmul: str) -> Choices:
 
 
 def _fastest_float32() -> str:
-    """The fastest library whose float32 products are true float32.
+    """Return the fastest library whose float32 products are true float32.
 
-    torch's "medium" precision hands products to oneDNN, which is faster on processors for which MKL does not use the full vector
-    width. On a processor with bf16 tiles oneDNN rounds the factors to bf16, so its error is compared first.
+    With the precision "medium", PyTorch uses oneDNN for products. It is faster on processors for
+    which MKL does not use the full vector width. On a processor with bf16 tiles, oneDNN rounds the
+    factors to bf16; therefore its error is compared first.
     """
     cpu = torch.device("cpu")
     torch.set_float32_matmul_precision("highest")
@@ -212,7 +237,10 @@ def _fastest_float32() -> str:
 
 
 def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
-    """The greatest of ``ATTENTION_LENGTHS`` up to which plain products are clearly faster than the fused kernel; 0 if none is."""
+    """Return the greatest of ``ATTENTION_LENGTHS`` up to which plain products are clearly faster.
+
+    They are compared with the fused kernel. Returns 0 if they are not faster at any length.
+    """
     limit = 0
     for length in ATTENTION_LENGTHS:
         shape = max(1, 512 // length), length, 4, 64
@@ -222,37 +250,42 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
         )
         mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
 
-        def way(up_to: int) -> Callable[[], object]:
-            def run() -> object:
-                attention.plain_up_to[dtype, training] = up_to
-                with torch.inference_mode(False), torch.set_grad_enabled(training):
-                    result = attention.attend(q, k, v, mask, 0.0, "")  # noqa: B023, called within this pass of the loop
-                    return torch.autograd.grad(result.sum(), (q, k, v)) if training else result  # noqa: B023
-
-            return run
-
-        fused, plain = _seconds(way(0), way(length))
+        fused, plain = _seconds(
+            partial(_attend, q, k, v, mask, 0), partial(_attend, q, k, v, mask, length)
+        )
         if fused < CLEARLY * plain:
             break
         limit = length
     return limit
 
 
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: int) -> None:
+    """Run attention, and its backward pass if ``q`` needs gradients, with a limit of plain keys."""
+    attention.plain_up_to[q.dtype, q.requires_grad] = limit
+    with torch.inference_mode(False), torch.set_grad_enabled(q.requires_grad):
+        result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
+        if q.requires_grad:
+            torch.autograd.grad(result.sum(), (q, k, v))
+
+
 def _seconds(*ways: Callable[[], object]) -> list[float]:
-    """The least time of each way over five runs in turn, after one that is not counted."""
+    """Return the shortest time of each way over five rounds, after one round of warm-up."""
     least = [math.inf] * len(ways)
-    for i in range(6):
+    for round_number in range(6):
         for j, way in enumerate(ways):
             start = time.perf_counter()
             way()
-            if i:
+            if round_number:
                 least[j] = min(least[j], time.perf_counter() - start)
     return least
 
 
 @cache
 def processor() -> str:
-    """The processor's name, with a checksum of the instructions it knows: different processors may share a name."""
+    """Return the processor's name with a checksum of its instruction set.
+
+    Different processors may have the same name.
+    """
     lines: list[str] = []
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -266,7 +299,10 @@ def processor() -> str:
 
 
 def _product_error(device: torch.device) -> float:
-    """|AB - exact| / |exact| of a float32 product: about 3e-7, with factors in tf32 3e-4, in bf16 2e-3."""
+    """Return |AB - exact| / |exact| of a float32 product.
+
+    It is about 3e-7; with factors in tf32 it is 3e-4, with factors in bf16 2e-3.
+    """
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(512, 512, generator=generator).to(device) for _ in range(2))
     exact = a.double() @ b.double()
@@ -274,11 +310,12 @@ def _product_error(device: torch.device) -> float:
 
 
 @cache
-def keep_memory() -> None:
-    """Settings of memory, once a process.
+def configure_allocator() -> None:
+    """Set memory options, once per process.
 
-    The C library keeps freed memory: by default it hands each large tensor back and pays for new, zeroed pages the next time.
-    oneDNN keeps the compiled products of the last 256 shapes and not of 1,024: each holds buffers of its own, up to a megabyte.
+    Make glibc keep freed memory. By default it returns each large tensor to the kernel, and the
+    next allocation pays for zeroed pages. Make oneDNN keep the compiled products of the last 256
+    shapes instead of 1,024: each holds its own buffers, up to a megabyte.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     try:

@@ -9,7 +9,7 @@ import torch
 
 from fusetk import DEVICE
 from fusetk import recipe as recipes
-from fusetk.config import Document, Origin, Place, parse, resolve
+from fusetk.config import Document, Origin, Place, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig
@@ -17,7 +17,7 @@ from fusetk.decoding.target_scores import force
 from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
-from fusetk.models import MODELS, Seq2Seq
+from fusetk.models import Seq2Seq, build_model
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint, read_state
 from fusetk.weights import load_weights
@@ -114,8 +114,7 @@ class Ensemble(NamedTuple):
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     """Build the model of a recipe with initial weights from its seed. Vocabulary sizes include the special tokens."""
     torch.manual_seed(recipe.training.seed)
-    model: Seq2Seq = resolve(recipe.model.kind, MODELS)(recipe.model, source_size, target_size)
-    return model
+    return build_model(recipe.model, source_size, target_size)
 
 
 def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:

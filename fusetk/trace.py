@@ -1,8 +1,9 @@
-"""What a model shows of itself: named tensors recorded while it runs, nothing when nobody listens.
+"""Named tensors that a model records while it runs, if there is a listener.
 
-A module calls ``trace.record("decoder.fuse.hops", weights)``; whoever wants to see them runs the model inside
-``with trace.listen() as found:`` and reads ``found["decoder.fuse.hops"]``, a list with one tensor for each call.
-Names are dotted: side, layer (``layer1`` is the lowest), what it is. Each thread listens for itself alone.
+A module calls ``trace.record("decoder.fuse.hops", weights)``. To read the tensors, run the model
+inside ``with trace.listen() as tensors:``. Then ``tensors["decoder.fuse.hops"]`` is a list with one
+tensor for each call. The parts of a name are separated by dots: the side, the layer (``layer1`` is
+the lowest), and the kind of tensor. A listener sees the tensors of its own thread only.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 class _Listener(NamedTuple):
     pattern: str
-    found: dict[str, list[Any]]
+    tensors: dict[str, list[Any]]
 
 
 _listener: ContextVar[_Listener | None] = ContextVar("fusetk_trace", default=None)
@@ -22,23 +23,26 @@ _listener: ContextVar[_Listener | None] = ContextVar("fusetk_trace", default=Non
 
 @contextmanager
 def listen(pattern: str = "*") -> Iterator[dict[str, list[Any]]]:
-    """Collect what is recorded under names that match the shell-style ``pattern``, in order of the calls."""
-    found: dict[str, list[Any]] = {}
-    token = _listener.set(_Listener(pattern, found))
+    """Collect the tensors whose names match the shell-style ``pattern``, in order of the calls."""
+    tensors: dict[str, list[Any]] = {}
+    token = _listener.set(_Listener(pattern, tensors))
     try:
-        yield found
+        yield tensors
     finally:
         _listener.reset(token)
 
 
 def wanted(name: str) -> bool:
-    """Whether somebody listens for ``name``: ask before computing what only a listener needs."""
+    """Return whether a listener matches ``name``.
+
+    Ask this before computing a tensor that only a listener needs.
+    """
     listener = _listener.get()
     return listener is not None and fnmatchcase(name, listener.pattern)
 
 
 def record(name: str, value: Any) -> None:
-    """Hand ``value`` (a tensor, recorded detached) to the listener, if there is one for ``name``."""
+    """Pass ``value`` (a tensor, which is detached) to the listener if it matches ``name``."""
     listener = _listener.get()
     if listener is not None and fnmatchcase(name, listener.pattern):
-        listener.found.setdefault(name, []).append(value.detach())
+        listener.tensors.setdefault(name, []).append(value.detach())

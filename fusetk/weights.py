@@ -72,7 +72,7 @@ def damaged(
     if complete:
         names = ", ".join(path.name for path in complete)
         return CheckpointError(
-            f"{what}; {names} do not fit it either: if config.yaml was changed, restore it"
+            f"{what}; {names} do not fit it either: if config.yaml or text was changed, restore it"
         )
     return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
 

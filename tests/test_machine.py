@@ -1,4 +1,4 @@
-"""The choices of how to compute: measured once a machine, recorded by a run, equal in their results."""
+"""The choices of fast computation: measured once, recorded by a run, without effect on results."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache folder, and a process that has not measured yet."""
+    """An empty cache folder; the process has no measured choices."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     machine._choices.cache_clear()
     yield tmp_path / "fusetk"
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def uniform(limit: int) -> Choices:
-    """Plain products for up to ``limit`` keys in each kind of attention."""
+    """Choose plain products for up to ``limit`` keys in each kind of attention."""
     return Choices(machine.processor(), 1, "MKL", dict.fromkeys(machine.ATTENTION_KINDS, limit))
 
 
@@ -45,7 +45,7 @@ def test_plain_products_and_the_fused_kernel_are_equal(dtype: torch.dtype, gradi
     results = []
     for limit in (0, 7):
         with computing(CPU, "highest", uniform(limit)):
-            output = attention.attend(*inputs, mask, 0.0, "")
+            output = attention.scaled_dot_product(*inputs, mask, 0.0, "")
             gradient = torch.autograd.grad(output.square().sum(), inputs) if gradients else ()
             results.append((output.detach(), *gradient))
     torch.testing.assert_close(
@@ -59,17 +59,17 @@ def test_the_limit_decides_by_the_number_of_keys(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         F,
         "scaled_dot_product_attention",
-        lambda *given, **named: calls.append(1) or fused(*given, **named),
+        lambda *args, **kwargs: calls.append(1) or fused(*args, **kwargs),
     )
     q = torch.randn(1, 1, 9, 4)
     with computing(CPU, "highest", uniform(6)):
         for keys, expected in ((6, 0), (7, 1)):
             k = torch.randn(1, 1, keys, 4)
-            attention.attend(q, k, k, None, 0.0, "")
+            attention.scaled_dot_product(q, k, k, None, 0.0, "")
             assert len(calls) == expected
 
 
-def test_choices_are_measured_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = choices()
     [file] = cache.glob("machine-*.json")
     assert read_choices(file) == first
@@ -97,7 +97,7 @@ def test_the_first_process_that_measured_decides(tmp_path: Path) -> None:
 
 
 def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with bf16 tiles, on which oneDNN is fast and inexact."""
+    """On a processor with bf16 tiles, oneDNN is fast and inexact."""
     monkeypatch.setattr(
         machine,
         "_product_error",
@@ -108,7 +108,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
     )
     assert machine._fastest_float32() == "MKL"
     monkeypatch.setattr(machine, "_product_error", lambda device: 2e-7)
-    assert machine._fastest_float32() == "oneDNN", "the second way takes half the time"
+    assert machine._fastest_float32() == "oneDNN", "oneDNN takes half the time"
     torch.set_float32_matmul_precision("highest")
     machine.device_of("cpu")
 
@@ -116,7 +116,7 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
 def test_a_run_keeps_its_choices_when_it_resumes(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine would choose otherwise by now; the resumed run is that of one go, bit for bit."""
+    """The machine's choices change before a run resumes; the weights are equal bit for bit."""
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(1000))
     train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
     train_module.train(
@@ -131,7 +131,7 @@ def test_a_run_keeps_its_choices_when_it_resumes(
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], three[name]) for name in one), (
-        "the choices do make a difference"
+        "other choices should change the rounding"
     )
 
 

@@ -285,7 +285,7 @@ SMALL = [
         (
             "lwc/iwslt14_deen/coordinated.yaml",
             "data.lwc_iwslt14_deen",
-            ["dev2010", "tst2010", "tst2011", "tst2012"],
+            SETS,
         ),
         (
             "densenmt/iwslt14_deen_words/base_4l.yaml",
@@ -397,7 +397,7 @@ def test_other_pairs_are_an_error_and_other_tokens_a_warning(tmp_path, capsys):
     [
         (
             "lwc/iwslt14_deen/coordinated.yaml",
-            {"train": 153_326, "valid": 6_969, "test.test": 5_585},
+            {"train": 153_326, "valid": 6_969, "test.test": 6_750},
             "MIXER's split, at most 50 words",
         ),
         (

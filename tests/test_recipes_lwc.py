@@ -503,7 +503,7 @@ def scores(
 def test_a_row_from_raw_text_to_bleu(tmp_path):
     found = scores(tmp_path, "iwslt14_deen/coordinated.yaml", layers=["model.stack.layers=2"])
     assert {metric for _, metric in found} == {"multi-bleu"} and all(
-        note["sentences"] == 12 for note in found.values()
+        note["sentences"] == 5 * 3 for note in found.values()
     )
     text = (tmp_path / "out" / "data.iwslt14_deen" / "test.test.en.txt").read_text(encoding="utf-8")
     assert text == text.lower()

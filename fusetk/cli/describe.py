@@ -131,12 +131,11 @@ def count_parameters(recipe: "Recipe", sizes: tuple[int, int]) -> dict[str, int]
     parts: dict[str, int] = {}
     with torch.device("meta"):  # shapes without memory
         model = system.build(recipe, *sizes)
+    layers = set(model.layers())
+    stacks = {name.rpartition(".")[0] for name, module in model.named_modules() if module in layers}
     for name, parameter in model.named_parameters():
         part = ".".join(name.split(".")[:2])
-        part = (
-            part
-            if part.rpartition(".")[2] in ("layers", "fuse", "connect", "tokens", "positions")
-            else name.split(".")[0]
-        )
+        own_part = part.rpartition(".")[2] in ("fuse", "connect", "tokens", "positions")
+        part = part if own_part or part in stacks else name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts

@@ -1,4 +1,4 @@
-"""Handling of standard streams that are closed, or whose reader has closed the pipe."""
+"""Handling of standard streams that are closed or cannot be written."""
 
 import io
 import os
@@ -19,9 +19,9 @@ ADVICE = {
 def guarded() -> Iterator[None]:
     """Protect a command from closed standard streams and closed pipes.
 
-    Using a closed standard input or output raises DataError. Messages to a closed standard error,
-    or to one whose reader has closed the pipe, are discarded: they are never the result of a
-    command. Files that are opened in this context never get the descriptors 0 to 2.
+    Using a closed standard input or output raises DataError. Messages to a standard error that is
+    closed or cannot be written are discarded: they are never the result of a command. Files that
+    are opened in this context never get the descriptors 0 to 2.
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     _occupy()
@@ -31,7 +31,7 @@ def guarded() -> Iterator[None]:
                 sys.stdin = _ClosedStream("standard input")
             if sys.stdout is None:
                 sys.stdout = _ClosedStream("standard output")
-            sys.stderr = nowhere if sys.stderr is None else _without_broken_pipes(sys.stderr)
+            sys.stderr = nowhere if sys.stderr is None else _never_failing(sys.stderr)
             yield
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
@@ -64,20 +64,20 @@ class _ClosedStream(io.TextIOBase):
 
 
 class _DiscardingFile(io.FileIO):
-    """A file that discards what is written after its reader has closed the pipe."""
+    """A file that discards everything after a write has failed."""
 
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, a closed terminal, a full disk
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())  # also for other threads, libraries, processes
             os.close(null)
             return memoryview(data).nbytes  # type: ignore[arg-type]
 
 
-def _without_broken_pipes(stream: TextIO) -> TextIO:
-    """Return the same stream, except that a closed pipe is not an error."""
+def _never_failing(stream: TextIO) -> TextIO:
+    """Return the same stream, except that a failed write is not an error."""
     try:
         descriptor = stream.fileno()
     except (OSError, AttributeError):

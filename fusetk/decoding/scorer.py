@@ -77,8 +77,10 @@ class Scorer:
         """States with those rows of what moves with hypotheses, and those of what is fixed for a sentence; None keeps all."""
         return [
             State(
-                state.fixed if sentences is None else select(state.fixed, sentences),
-                state.moving if hypotheses is None else select(state.moving, hypotheses),
+                state.per_sentence if sentences is None else select(state.per_sentence, sentences),
+                state.per_hypothesis
+                if hypotheses is None
+                else select(state.per_hypothesis, hypotheses),
                 state.step,
             )
             for state in states

@@ -1,20 +1,38 @@
-"""What a stack of layers hands on: one idea a file. To add one, write its file and name it here."""
+"""Fusions: how the outputs of a stack's layers become one representation.
 
-from fusetk.fusion.attention import Attention
-from fusetk.fusion.average import Average
-from fusetk.fusion.base import Fusion
-from fusetk.fusion.ffn import FFN
-from fusetk.fusion.iterative import Iterative
-from fusetk.fusion.last import Last
-from fusetk.fusion.linear import Linear
-from fusetk.fusion.tree import Tree
+To add a fusion, write its file and add it to ``FUSIONS``. A class outside fusetk is named in the
+config as ``package.module:Name``.
+"""
+
+from collections.abc import Sequence
+
+from fusetk.config import resolve
+from fusetk.fusion.attention import AttentionFusion
+from fusetk.fusion.average import AverageFusion
+from fusetk.fusion.base import Fusion, FusionConfig
+from fusetk.fusion.ffn import FFNFusion
+from fusetk.fusion.iterative import IterativeFusion
+from fusetk.fusion.last import LastFusion
+from fusetk.fusion.linear import LinearFusion
+from fusetk.fusion.tree import TreeFusion
 
 FUSIONS: dict[str, type[Fusion]] = {
-    "last": Last,
-    "average": Average,
-    "ffn": FFN,
-    "attention": Attention,
-    "linear": Linear,
-    "iterative": Iterative,
-    "tree": Tree,
+    "last": LastFusion,
+    "average": AverageFusion,
+    "ffn": FFNFusion,
+    "attention": AttentionFusion,
+    "linear": LinearFusion,
+    "iterative": IterativeFusion,
+    "tree": TreeFusion,
 }
+
+
+def fusion_class(config: FusionConfig) -> type[Fusion]:
+    """Return the class that ``config.kind`` names. Raises ValueError if there is none."""
+    cls: type[Fusion] = resolve(config.kind, FUSIONS, Fusion)
+    return cls
+
+
+def build_fusion(config: FusionConfig, widths: Sequence[int], width: int, name: str) -> Fusion:
+    """Build a fusion of layers of ``widths``; for the arguments see ``Fusion``."""
+    return fusion_class(config)(config, widths, width, name)

@@ -1,4 +1,4 @@
-"""Two layers into one: the aggregations of RTAL section 4.2, nodes of the iterative and the tree fusion."""
+"""Aggregation of two layers into one (RTAL section 4.2): the nodes of iterative and tree fusion."""
 
 from typing import Literal
 
@@ -13,35 +13,38 @@ from fusetk.nn.feedforward import FeedForward
 
 
 class AggregateConfig(LayerFusionConfig):
-    """Options of the fusions that aggregate two by two."""
+    """Options of the fusions that aggregate two layers at a time."""
 
     embedding: bool = False
-    """The word embedding is fused too, as layer 0."""
+    """Fuse the word embedding too, as layer 0."""
     aggregation: Literal["mean", "concat-ffn", "ewp-ffn"] = "ewp-ffn"
-    """How two become one (RTAL Equations 7, 8, and 9 with 10)."""
+    """How two layers become one (RTAL Equation 7, Equation 8, or Equations 9 and 10)."""
     hidden: int | None = Field(None, ge=1)
-    """Hidden units of each feed-forward network; 4 times the width if not given."""
+    """Hidden units of each feed-forward network; by default 4 times the width."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On what each of these networks returns (RTAL: "dropout [is] also employed")."""
+    """Dropout on the output of each feed-forward network (RTAL: "dropout [is] also employed")."""
     norm: bool = False
-    """Layer normalisation of the result."""
+    """Apply layer normalisation to the result."""
 
     @model_validator(mode="after")
-    def _nothing_without_effect(self) -> "AggregateConfig":
+    def _every_option_has_an_effect(self) -> "AggregateConfig":
         if self.aggregation == "mean" and (self.hidden is not None or self.dropout):
-            raise ValueError("hidden and dropout are of networks, and aggregation: mean has none")
+            raise ValueError(
+                "hidden and dropout are options of a feed-forward network, and aggregation: mean "
+                "has none; remove them"
+            )
         return self
 
 
-class Mean(nn.Module):
+class MeanAggregation(nn.Module):
     """AGG(a, b) = 0.5 (a + b) (RTAL Equation 7)."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return 0.5 * (a + b)
 
 
-class ConcatFFN(nn.Module):
-    """AGG(a, b) = FFN([a; b]): 2d -> hidden -> d (RTAL Equation 8)."""
+class ConcatAggregation(nn.Module):
+    """AGG(a, b) = FFN([a; b]), 2D -> hidden -> D (RTAL Equation 8)."""
 
     def __init__(self, width: int, hidden: int | None, dropout: float):
         super().__init__()
@@ -52,8 +55,8 @@ class ConcatFFN(nn.Module):
         return self.dropout(self.ffn(torch.cat((a, b), -1)))
 
 
-class Refine(nn.Module):
-    """FFN(LN(s)) + s, d -> hidden -> d (RTAL Equation 10)."""
+class ResidualFFN(nn.Module):
+    """FFN(LN(s)) + s, D -> hidden -> D (RTAL Equation 10)."""
 
     def __init__(self, width: int, hidden: int | None, dropout: float):
         super().__init__()
@@ -65,29 +68,32 @@ class Refine(nn.Module):
         return self.dropout(self.ffn(self.norm(s))) + s
 
 
-class EWP(nn.Module):
-    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s, beta a trained number (RTAL Equations 9 and 10)."""
+class EWPAggregation(nn.Module):
+    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s; beta is a learned number.
+
+    RTAL Equations 9 and 10, under the name EWP.
+    """
 
     def __init__(self, width: int, hidden: int | None, dropout: float):
         super().__init__()
         self.beta = nn.Parameter(torch.ones(()))
-        self.refine = Refine(width, hidden, dropout)
+        self.refine = ResidualFFN(width, hidden, dropout)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return self.refine((a + b) * self.beta)
 
 
-def aggregation(config: AggregateConfig, width: int) -> nn.Module:
-    """One node: (..., D), (..., D) -> (..., D)."""
+def build_aggregation(config: AggregateConfig, width: int) -> nn.Module:
+    """Build one node: (..., D), (..., D) -> (..., D)."""
     if config.aggregation == "mean":
-        return Mean()
-    return {"concat-ffn": ConcatFFN, "ewp-ffn": EWP}[config.aggregation](
-        width, config.hidden, config.dropout
-    )
+        return MeanAggregation()
+    if config.aggregation == "concat-ffn":
+        return ConcatAggregation(width, config.hidden, config.dropout)
+    return EWPAggregation(width, config.hidden, config.dropout)
 
 
-def show_betas(nodes: nn.ModuleList, name: str) -> None:
-    """Record the trained numbers of EWP nodes (nodes,), in their order, as ``name``."""
-    found: list[Tensor] = [node.beta for node in nodes if isinstance(node, EWP)]
-    if found and trace.wanted(name):
-        trace.record(name, torch.stack(found))
+def record_betas(nodes: nn.ModuleList, name: str) -> None:
+    """Record the betas of all ``EWPAggregation`` nodes as ``name``: (nodes,), in order."""
+    betas: list[Tensor] = [node.beta for node in nodes if isinstance(node, EWPAggregation)]
+    if betas and trace.wanted(name):
+        trace.record(name, torch.stack(betas))

@@ -1,4 +1,14 @@
-"""Fusion by multi-hop self-attention over the layers (MLRF section 3.2, Equations 4 to 7)."""
+"""Fusion by multi-hop self-attention over the layers (MLRF section 3.2).
+
+At one position, let z^1, ..., z^L be the outputs of the layers. Hop p = 1, ..., n_hop computes
+
+    e^l   = W2 sigma(W1 z^l)        the energies of layer l, one for each hop   (Equation 5)
+    a^l_p = softmax over l of e^l_p    the weight of layer l in hop p           (Equation 6)
+    s_p   = sum over l of a^l_p z^l    the weighted sum of the layers in hop p  (Equation 7)
+
+and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of z^l has an energy and a
+weight of its own.
+"""
 
 from collections.abc import Sequence
 
@@ -11,37 +21,42 @@ from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import ACTIVATIONS, Activation, FeedForward
 
+LAYER_AXIS = -3  # of energies and weights (..., L, hops, 1 or D)
 
-class AttentionConfig(LayerFusionConfig):
-    """Attention over the layers in several hops, and a network of one hidden layer over what they found."""
+
+class AttentionFusionConfig(LayerFusionConfig):
+    """Attention over the layers in several hops, then a network with one hidden layer."""
 
     kind: str = "attention"
     layer_embedding: bool = True
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
+    """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
+    width, they share it."""
     hops: int = Field(4, ge=1)
-    """n_hop: independent distributions over the layers."""
+    """n_hop: number of attention distributions over the layers."""
     attention_hidden: int = Field(1024, ge=1)
-    """d_a: hidden units of the network that gives the energies."""
+    """d_a: hidden units of the network that computes the energies."""
     independent_w1: bool = False
-    """Every layer has a W1 of its own (MLRF Table 3, "indep. W1")."""
+    """Give every layer its own W1 (MLRF Table 3, "indep. W1")."""
     feature_wise: bool = False
-    """Every feature has a weight of its own, a^l_{p;k} (MLRF section 3.2, "feature-wise fusion")."""
+    """Give every feature its own weight a^l_{p;k} (MLRF section 3.2, "feature-wise fusion")."""
     activation: Activation = "relu"
-    """sigma of Equation 5, and of the network at the end; MLRF does not name it, ReLU is the backbone's."""
+    """sigma of Equation 5, and the activation of the last network. MLRF does not name it; ReLU is
+    that of the Transformer."""
     hidden: int = Field(512, ge=1)
-    """d_f: hidden units of the network at the end."""
+    """d_f: hidden units of the last network."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On the result, before the norm; MLRF says nothing of dropout here."""
+    """Dropout on the result, before its normalisation. MLRF does not mention dropout here."""
 
 
-class Attention(LayerFusion):
-    """phi(Z) = FNN([s_1, ..., s_hops]), s_p = sum_l a_p^l z^l, a_p = softmax_l(e_p), e = W2 sigma(W1 z) (MLRF Equations 5 to 7)."""
+class AttentionFusion(LayerFusion):
+    """Multi-hop self-attention over the layers; see the equations at the head of this file."""
 
-    Config = AttentionConfig
+    Config = AttentionFusionConfig
 
-    def __init__(self, config: AttentionConfig, widths: Sequence[int], width: int, name: str):
+    def __init__(self, config: AttentionFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
-        self.hops, self.features = config.hops, width if config.feature_wise else 1
+        self.hops = config.hops
+        self.features = width if config.feature_wise else 1
         self.w1 = nn.ModuleList(
             nn.Linear(width, config.attention_hidden, bias=False)
             for _ in range(self.depth if config.independent_w1 else 1)
@@ -52,19 +67,20 @@ class Attention(LayerFusion):
         self.dropout = Dropout(config.dropout)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        e = torch.stack(
-            [self.energy(i, layer) for i, layer in enumerate(layers)], -3
-        )  # (..., L, hops, 1 or D)
-        a = e.softmax(-3)  # Equation 6
+        energies = [self.energy(i, z) for i, z in enumerate(layers)]  # Equation 5
+        weights = torch.stack(energies, LAYER_AXIS).softmax(LAYER_AXIS)  # Equation 6
         if trace.wanted(f"{self.name}.hops"):
-            trace.record(f"{self.name}.hops", a.mean(-1).mT)  # (..., hops, L)
-        z = torch.stack(layers, -2)  # (..., L, D)
-        s = (
-            a.squeeze(-1).mT @ z if self.features == 1 else (a * z.unsqueeze(-2)).sum(-3)
-        )  # (..., hops, D), Equation 7
-        return self.dropout(self.ffn(s.flatten(-2)))
+            trace.record(f"{self.name}.hops", weights.mean(-1).mT)  # (..., hops, L)
+        sums = self.weighted_sums(weights, torch.stack(layers, -2))  # Equation 7
+        return self.dropout(self.ffn(sums.flatten(-2)))
 
     def energy(self, layer: int, z: Tensor) -> Tensor:
         """Equation 5 for one layer: (..., D) -> (..., hops, 1 or D)."""
         w1 = self.w1[layer if len(self.w1) > 1 else 0]
         return self.w2(self.sigma(w1(z))).unflatten(-1, (self.hops, self.features))
+
+    def weighted_sums(self, weights: Tensor, z: Tensor) -> Tensor:
+        """Equation 7: weights (..., L, hops, 1 or D), layers (..., L, D) -> (..., hops, D)."""
+        if self.features == 1:
+            return weights.squeeze(-1).mT @ z
+        return (weights * z.unsqueeze(-2)).sum(LAYER_AXIS)

@@ -1,4 +1,4 @@
-"""Fusion by pooling: the mean of the layers (MLRF section 3.2)."""
+"""Fusion by average pooling over the layers (MLRF section 3.2)."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,19 @@ from torch import Tensor
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 
 
-class AverageConfig(LayerFusionConfig):
-    """The mean of the layers, without parameters but for the norm."""
+class AverageFusionConfig(LayerFusionConfig):
+    """The mean of the layers; only the layer normalisation has parameters."""
 
     kind: str = "average"
 
 
-class Average(LayerFusion):
-    """phi(Z) = 1/L sum_l z^l (MLRF Table 1, "Avg-pooling"). MLRF sums from layer 1; ``embedding`` says whether from 0."""
+class AverageFusion(LayerFusion):
+    """phi(Z) = 1/L sum_l z^l (MLRF Table 1, "Avg-pooling").
 
-    Config = AverageConfig
+    MLRF sums from layer 1. With ``embedding: true``, the default, the sum begins at layer 0.
+    """
+
+    Config = AverageFusionConfig
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         return torch.stack(layers).mean(0)

@@ -1,4 +1,4 @@
-"""The contract of every fusion: phi, many layers in, one representation out, position by position."""
+"""The interface of every fusion phi: many layers in, one representation out, at each position."""
 
 from collections.abc import Sequence
 
@@ -9,62 +9,75 @@ from fusetk.config import ComponentConfig
 
 
 class FusionConfig(ComponentConfig):
-    """Options of a fusion; each fusion has a subclass of its own."""
+    """Options of a fusion; each fusion has its own subclass."""
 
     def check(self, layers: int) -> None:
-        """Raise ValueError, in a sentence for the user, when a stack of ``layers`` layers cannot be fused so."""
+        """Raise ValueError, with a message for the user, if ``layers`` layers cannot be fused."""
 
 
 class Fusion(nn.Module):
-    """phi of MLRF Equation 3: what a stack of layers hands on, made from the outputs of all of them.
+    """phi of MLRF Equation 3: makes the output of a stack from the outputs of its layers.
 
-    A fusion acts on the layer axis alone: position t of what comes out depends on position t of what goes in and on
-    nothing else. So it needs no state in decoding and works in every backbone. To write one, subclass ``LayerFusion``,
-    or this class where its options make no sense.
+    A fusion combines layers, never positions: position t of its output depends on position t of the
+    layers only. Therefore it needs no state in decoding and works in every backbone. To write a
+    fusion, subclass ``LayerFusion``; subclass this class if the options of ``LayerFusion`` make no
+    sense for it.
     """
 
     Config: type[FusionConfig] = FusionConfig
+    reads_next_input = False
+    """Whether the history is replaced by one tensor, the input that a further layer would get."""
     out_width: int
     layer_embedding: "LayerEmbedding | None"
 
     def __init__(self, config: FusionConfig, widths: Sequence[int], width: int, name: str):
-        """``widths`` of the history, the embedding's first; ``width`` wanted; ``name`` for ``fusetk.trace``."""
+        """``widths`` of the history, the embedding first; ``width`` of the result.
+
+        ``name`` is the prefix of what the fusion records with ``fusetk.trace``.
+        """
         super().__init__()
         self.name = name
         self.out_width = width
         self.layer_embedding = None
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
-        """[(..., widths[i])], the embedding first and the highest layer last -> (..., out_width)."""
+        """[(..., widths[i])], the embedding first, the highest layer last -> (..., out_width)."""
         raise NotImplementedError
 
 
 class LayerFusionConfig(FusionConfig):
-    """What all fusions of several layers can be told."""
+    """Options of all fusions of several layers."""
 
     embedding: bool = True
-    """The word embedding is fused too, as layer 0 (MLRF Table 4); behind summaries of `connect: dense`, the last summary is."""
+    """Fuse the word embedding too, as layer 0 (MLRF Table 4). If `connect: dense` has summary
+    layers, this is the output of the last summary layer instead."""
     layer_embedding: bool = False
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
+    """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
+    width, they share it."""
     norm: bool = True
-    """Layer normalisation of the result (MLRF section 3.2)."""
+    """Apply layer normalisation to the result (MLRF section 3.2)."""
 
 
 class LayerEmbedding(nn.Module):
-    """E of MLRF Equation 4: a vector for each layer's index, 0 being the word embedding's."""
+    """E of MLRF Equation 4: a learned vector for each layer index; the word embedding is 0."""
 
     def __init__(self, first: int, layers: int, width: int):
+        """``layers`` vectors, the first of them for layer ``first``."""
         super().__init__()
         self.first = first
         self.weight = nn.Parameter(torch.empty(layers, width).uniform_(-0.1, 0.1))
 
     def forward(self, first: int, layers: int) -> Tensor:
-        """Vectors (layers, D) of the layers ``first``, ``first`` + 1, ..."""
-        return self.weight[first - self.first : first - self.first + layers]
+        """Return the vectors (layers, D) of ``layers`` layers from layer ``first`` on."""
+        start = first - self.first
+        return self.weight[start : start + layers]
 
 
 class LayerFusion(Fusion):
-    """A fusion of several layers: subclasses write ``fuse``, the options that all have in common are kept here."""
+    """Base of the fusions of several layers: it applies their common options.
+
+    Subclasses write ``fuse``.
+    """
 
     Config: type[FusionConfig] = LayerFusionConfig
 
@@ -76,14 +89,15 @@ class LayerFusion(Fusion):
         name: str,
         first: int | None = None,
     ):
-        """``first``: the lowest layer that ``fuse`` wants to see, where ``config.embedding`` does not decide it alone."""
+        """``first``: the lowest layer that is fused; by default ``config.embedding`` decides."""
         super().__init__(config, widths, width, name)
         self.first = int(not config.embedding) if first is None else first
-        fused = widths[self.first :]
-        self.depth = len(fused)
-        # Layers of another width are mapped to the one that is wanted.
+        fused_widths = widths[self.first :]
+        self.depth = len(fused_widths)
+        # Layers of another width are projected to the width of the result.
         self.project = nn.ModuleList(
-            nn.Identity() if found == width else nn.Linear(found, width) for found in fused
+            nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
+            for layer_width in fused_widths
         )
         if config.layer_embedding:
             self.layer_embedding = LayerEmbedding(self.first, self.depth, width)
@@ -93,28 +107,35 @@ class LayerFusion(Fusion):
         return self.norm(self.fuse(self.layers(history)))
 
     def layers(self, history: Sequence[Tensor]) -> list[Tensor]:
-        """What is fused: L layers (..., D), with the embedding of their index where there is one (MLRF Equation 4)."""
-        found = [
+        """Return the inputs of ``fuse``: the projected layers.
+
+        The layer embedding, if there is one, is added to them (MLRF Equation 4).
+        """
+        projected = [
             project(layer)
             for project, layer in zip(self.project, history[self.first :], strict=True)
         ]
         if self.layer_embedding is None:
-            return found
-        indices = self.layer_embedding(self.first, self.depth).unbind()
-        return [layer + index for layer, index in zip(found, indices, strict=True)]
+            return projected
+        vectors = self.layer_embedding(self.first, self.depth).unbind()
+        return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        """L layers (..., D), the lowest first -> (..., D)."""
+        """Fuse L layers (..., D), the lowest first -> (..., D)."""
         raise NotImplementedError
 
 
-def share_layer_embedding(one: Fusion, other: Fusion) -> None:
-    """Let two fusions that both have a layer embedding of one width use the same ("a shared layer embedding", MLRF section 3.2)."""
-    a, b = one.layer_embedding, other.layer_embedding
-    if a is None or b is None or a.weight.shape[1] != b.weight.shape[1]:
+def share_layer_embedding(a: Fusion, b: Fusion) -> None:
+    """Give two fusions one layer embedding, if both have one and their widths are the same.
+
+    MLRF section 3.2: "a shared layer embedding".
+    """
+    ours = a.layer_embedding
+    other = b.layer_embedding
+    if ours is None or other is None or ours.weight.shape[1] != other.weight.shape[1]:
         return
-    first = min(a.first, b.first)
-    end = max(a.first + len(a.weight), b.first + len(b.weight))
-    one.layer_embedding = other.layer_embedding = LayerEmbedding(
-        first, end - first, a.weight.shape[1]
-    )
+    first = min(ours.first, other.first)
+    end = max(ours.first + len(ours.weight), other.first + len(other.weight))
+    shared = LayerEmbedding(first, end - first, ours.weight.shape[1])
+    a.layer_embedding = shared
+    b.layer_embedding = shared

@@ -11,26 +11,27 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import Activation, FeedForward
 
 
-class FFNConfig(LayerFusionConfig):
-    """A network of one hidden layer over the concatenation of the layers."""
+class FFNFusionConfig(LayerFusionConfig):
+    """A network with one hidden layer over the concatenation of the layers."""
 
     kind: str = "ffn"
     layer_embedding: bool = True
-    """Add a learned vector of its index to every layer (MLRF Equation 4). Sides of one width that both have it share it."""
+    """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
+    width, they share it."""
     hidden: int = Field(512, ge=1)
     """d_f: units of the hidden layer."""
     activation: Activation = "relu"
-    """Of the hidden layer; MLRF does not name it, ReLU is the backbone's."""
+    """Activation of the hidden layer. MLRF does not name it; ReLU is that of the Transformer."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On the result, before the norm; MLRF says nothing of dropout here."""
+    """Dropout on the result, before its normalisation. MLRF does not mention dropout here."""
 
 
-class FFN(LayerFusion):
-    """phi(Z) = FNN([z^1, ..., z^L]): L * d -> d_f -> d (MLRF Table 1, "FNN-based")."""
+class FFNFusion(LayerFusion):
+    """phi(Z) = FNN([z^1; ...; z^L]), L D -> d_f -> D (MLRF Table 1, "FNN-based")."""
 
-    Config = FFNConfig
+    Config = FFNFusionConfig
 
-    def __init__(self, config: FFNConfig, widths: Sequence[int], width: int, name: str):
+    def __init__(self, config: FFNFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
         self.ffn = FeedForward(self.depth * width, config.hidden, width, config.activation)
         self.dropout = Dropout(config.dropout)

@@ -1,4 +1,4 @@
-"""The usual stack: the highest layer is the output."""
+"""No fusion: the output of the highest layer is the output of the stack."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,15 @@ from torch import Tensor
 from fusetk.fusion.base import Fusion, FusionConfig
 
 
-class Last(Fusion):
-    """phi(Z) = z^L (MLRF Table 1, "Baseline"). Without parameters.
+class LastFusion(Fusion):
+    """phi(Z) = z^L (MLRF Table 1, "Baseline"), without parameters.
 
-    A stack gives it, for the highest layer, what one more layer would read: of the residual stack that is the same, of a
-    dense one the concatenation (DenseNMT), of a linear one one more combination (Wang et al. 2019).
+    z^L is the input that a further layer would receive: the output of the highest layer with
+    ``connect: last``, the concatenation with ``dense`` (DenseNMT), one more combination with
+    ``linear`` (Wang et al. 2019).
     """
+
+    reads_next_input = True
 
     def __init__(self, config: FusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)

@@ -1,4 +1,4 @@
-"""Linear combination of the layers: learned scalar weights, or a matrix for each layer."""
+"""Linear combination of the layers, with a learned number or a learned matrix for each layer."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,47 +8,56 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.fusion.aggregate import Refine
+from fusetk.fusion.aggregate import ResidualFFN
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 
 
-class LinearConfig(LayerFusionConfig):
-    """A learned combination of the layers."""
+class LinearFusionConfig(LayerFusionConfig):
+    """A learned linear combination of the layers."""
 
     kind: str = "linear"
     weights: Literal["scalar", "matrix"] = "scalar"
-    """One number for each layer (Wang et al. 2019), 1/L at first; or a matrix for each layer (Dou et al. 2018)."""
+    """One number for each layer, initially 1/L (Wang et al. 2019), or one matrix for each layer
+    (Dou et al. 2018)."""
     normalize: Literal["none", "softmax"] = "none"
-    """Scalar weights as they are, or made to sum to 1."""
+    """Use scalar weights unchanged, or normalise them with a softmax so that they sum to 1."""
     norm_layers: bool = False
-    """Layer normalisation of every layer before it is weighted (Wang et al. 2019, pre-norm)."""
+    """Apply layer normalisation to every layer before it is weighted (Wang et al. 2019,
+    pre-norm)."""
     aggregation: Literal["none", "ewp-ffn"] = "none"
-    """Refine the combination s to FFN(LN(s)) + s (RTAL Equation 10), as RTAL's Table 5 does by our reading."""
+    """With `ewp-ffn`, refine the combination s to FFN(LN(s)) + s (RTAL Equation 10). This is our
+    reading of RTAL Table 5."""
     hidden: int | None = Field(None, ge=1)
-    """Hidden units of that network; 4 times the width if not given."""
+    """Hidden units of that feed-forward network; by default 4 times the width."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """On what that network returns."""
+    """Dropout on the output of that feed-forward network."""
 
     @model_validator(mode="after")
-    def _nothing_without_effect(self) -> "LinearConfig":
+    def _every_option_has_an_effect(self) -> "LinearFusionConfig":
         if self.weights == "matrix" and self.normalize != "none":
-            raise ValueError("normalize is of scalar weights; matrices have none")
+            raise ValueError(
+                "normalize applies to scalar weights, and weights: matrix has none; remove it"
+            )
         if self.aggregation == "none" and (self.hidden is not None or self.dropout):
             raise ValueError(
-                "hidden and dropout are of the network that aggregation: ewp-ffn has; here there is none"
+                "hidden and dropout are options of the feed-forward network of "
+                "aggregation: ewp-ffn, and aggregation: none has no such network; remove them"
             )
         return self
 
 
-class Weights(nn.Module):
-    """sum_l w_l h_l with learned numbers w (Wang et al. 2019; "scalar mix" of Peters et al. 2018 when normalised)."""
+class ScalarMix(nn.Module):
+    """sum_l w_l h_l with learned numbers w (Wang et al. 2019).
+
+    With ``normalize="softmax"`` this is the "scalar mix" of Peters et al. 2018.
+    """
 
     def __init__(self, layers: int, normalize: Literal["none", "softmax"], name: str):
         super().__init__()
-        self.name, self.normalize = name, normalize
-        self.weight = nn.Parameter(
-            torch.full((layers,), 1 / layers) if normalize == "none" else torch.zeros(layers)
-        )
+        self.name = name
+        self.normalize = normalize
+        initial = torch.full((layers,), 1 / layers) if normalize == "none" else torch.zeros(layers)
+        self.weight = nn.Parameter(initial)
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """L layers (..., D) -> (..., D)."""
@@ -60,8 +69,11 @@ class Weights(nn.Module):
         return total
 
 
-class Matrices(nn.Module):
-    """sum_l W_l h_l with learned matrices (Dou et al. 2018, "linear combination"): one product over the concatenation."""
+class MatrixMix(nn.Module):
+    """sum_l W_l h_l with learned matrices W (Dou et al. 2018, "linear combination").
+
+    One product with the concatenation of the layers computes it.
+    """
 
     def __init__(self, layers: int, width: int):
         super().__init__()
@@ -72,28 +84,25 @@ class Matrices(nn.Module):
         return self.weight(torch.cat(list(layers), -1))
 
 
-class Linear(LayerFusion):
+class LinearFusion(LayerFusion):
     """phi(Z) = sum_l w_l z^l, or sum_l W_l z^l."""
 
-    Config = LinearConfig
+    Config = LinearFusionConfig
 
-    def __init__(self, config: LinearConfig, widths: Sequence[int], width: int, name: str):
+    def __init__(self, config: LinearFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
         self.norm_layers = nn.ModuleList(
             nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in range(self.depth)
         )
-        matrices = config.weights == "matrix"
-        self.combine = (
-            Matrices(self.depth, width)
-            if matrices
-            else Weights(self.depth, config.normalize, f"{name}.weights")
-        )
-        refine = config.aggregation == "ewp-ffn"
-        self.refine = Refine(width, config.hidden, config.dropout) if refine else nn.Identity()
+        self.combine: ScalarMix | MatrixMix
+        if config.weights == "matrix":
+            self.combine = MatrixMix(self.depth, width)
+        else:
+            self.combine = ScalarMix(self.depth, config.normalize, f"{name}.weights")
+        self.refine: ResidualFFN | nn.Identity = nn.Identity()
+        if config.aggregation == "ewp-ffn":
+            self.refine = ResidualFFN(width, config.hidden, config.dropout)
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        return self.refine(
-            self.combine(
-                [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
-            )
-        )
+        normed = [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
+        return self.refine(self.combine(normed))

@@ -1,4 +1,7 @@
-"""Tree aggregation, with residual connections (RTAL section 4.1) or without (the "CNN-like tree" of its Table 5)."""
+"""Tree aggregation of the highest layers.
+
+With residual connections it is RTAL section 4.1, without them the "CNN-like tree" of RTAL Table 5.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -6,54 +9,66 @@ from typing import Literal
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from fusetk.fusion.aggregate import AggregateConfig, aggregation, show_betas
+from fusetk.fusion.aggregate import AggregateConfig, build_aggregation, record_betas
 from fusetk.fusion.base import LayerFusion
 
 
-class TreeConfig(AggregateConfig):
+class TreeFusionConfig(AggregateConfig):
     """A binary tree over the highest layers."""
 
     kind: str = "tree"
     embedding: bool = False
-    """The word embedding may be a leaf, where there are not enough layers. (As what stands below the leaves, it may be read either way.)"""
+    """Let the word embedding be a leaf if the stack has fewer layers than the tree has leaves. As
+    the input of the lowest leaf, the embedding is read in any case."""
     leaves: int = Field(4, ge=2)
-    """How many of the highest layers are aggregated, a power of two (RTAL: 4, of stacks of 4 and of 6 layers)."""
+    """Number of the highest layers that are aggregated, a power of two. RTAL uses 4, with stacks of
+    4 and of 6 layers."""
     residual: Literal["preceding", "none"] = "preceding"
-    """What child nodes, all but the root, add to their aggregation: what stands before their leftmost leaf in post-order, which is
-    the preceding node, and for the first ones the input of the lowest leaf (RTAL shows it in a figure only); or nothing."""
+    """Residual connection of every node except the root. `preceding`: add the node before its
+    leftmost leaf in post-order, or the input of the lowest leaf if there is no such node (RTAL
+    shows this in a figure only). `none`: add nothing."""
 
     @field_validator("leaves")
     @classmethod
     def _power_of_two(cls, leaves: int) -> int:
         if leaves & (leaves - 1):
-            raise ValueError("the leaves of a tree are a power of two: 2, 4, 8, ...")
+            raise ValueError("leaves must be a power of two: 2, 4, 8, ...")
         return leaves
 
     def check(self, layers: int) -> None:
-        if layers + self.embedding < self.leaves:
+        available = layers + self.embedding
+        if available < self.leaves:
+            counted = " with the embedding" if self.embedding else ""
             raise ValueError(
-                f"a tree over {self.leaves} layers needs a stack that has them, and this one has {layers + self.embedding}"
-                f"{' with its embedding' if self.embedding else ''}: make it deeper, or set leaves to less"
+                f"fuse: tree has {self.leaves} leaves, and this stack has {available} layers"
+                f"{counted}: make the stack deeper, or set leaves to less"
             )
 
 
-class Tree(LayerFusion):
-    """Over leaves h1 .. h4: n1 = AGG(h1, h2) + h0, n2 = AGG(h3, h4) + n1, phi = AGG(n1, n2); deeper ones the same, recursively."""
+class TreeFusion(LayerFusion):
+    """phi(Z) is the root of a binary tree whose leaves are the highest layers.
 
-    Config = TreeConfig
+    For leaves h_1 to h_4: n_1 = AGG(h_1, h_2) + h_0, n_2 = AGG(h_3, h_4) + n_1,
+    phi(Z) = AGG(n_1, n_2). Deeper trees follow by recursion.
+    """
 
-    def __init__(self, config: TreeConfig, widths: Sequence[int], width: int, name: str):
-        # A tree of two leaves is its root alone, which adds nothing.
+    Config = TreeFusionConfig
+
+    def __init__(self, config: TreeFusionConfig, widths: Sequence[int], width: int, name: str):
+        # A tree of two leaves has only a root, and the root has no residual connection.
         residual = config.residual == "preceding" and config.leaves > 2
-        below = int(residual and len(widths) > config.leaves)
-        super().__init__(config, widths, width, name, first=len(widths) - config.leaves - below)
-        self.leaves, self.residual = config.leaves, residual
+        has_layer_below = residual and len(widths) > config.leaves
+        first = len(widths) - config.leaves - int(has_layer_below)
+        super().__init__(config, widths, width, name, first=first)
+        self.leaves = config.leaves
+        self.residual = residual
+        # In post-order.
         self.nodes = nn.ModuleList(
-            aggregation(config, width) for _ in range(config.leaves - 1)
-        )  # in post-order
+            build_aggregation(config, width) for _ in range(config.leaves - 1)
+        )
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        show_betas(self.nodes, f"{self.name}.betas")
+        record_betas(self.nodes, f"{self.name}.betas")
         below = layers[0] if len(layers) > self.leaves else None
         return self._node(layers[-self.leaves :], below, iter(self.nodes), root=True)
 
@@ -64,7 +79,7 @@ class Tree(LayerFusion):
         nodes: Iterator[nn.Module],
         root: bool = False,
     ) -> Tensor:
-        """The node over ``leaves``, in post-order after ``preceding``."""
+        """Compute the node over ``leaves``; ``preceding`` is the node before them in post-order."""
         if len(leaves) == 1:
             return leaves[0]
         half = len(leaves) // 2

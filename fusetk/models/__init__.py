@@ -1,9 +1,14 @@
-"""The backbones. To add one, write its file and name it here, or name ``package.module:Name`` in the config."""
+"""The backbones.
 
+To add a backbone, write its file and add it to ``MODELS``. A class outside fusetk is named in the
+config as ``package.module:Name``.
+"""
+
+from fusetk.config import resolve
 from fusetk.models.conv import Conv
 from fusetk.models.coordinated import Coordinated
 from fusetk.models.recurrent import Recurrent
-from fusetk.models.seq2seq import Memory, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import Transformer
 
 MODELS: dict[str, type[Seq2Seq]] = {
@@ -13,4 +18,13 @@ MODELS: dict[str, type[Seq2Seq]] = {
     "recurrent": Recurrent,
 }
 
-__all__ = ["MODELS", "Memory", "Seq2Seq", "State"]
+__all__ = ["MODELS", "Memory", "Seq2Seq", "State", "build_model"]
+
+
+def build_model(config: ModelConfig, source_size: int, target_size: int) -> Seq2Seq:
+    """Build the model that ``config.kind`` names, with initial weights.
+
+    Vocabulary sizes include the special tokens. Raises ConfigError if they do not suit the config.
+    """
+    model: Seq2Seq = resolve(config.kind, MODELS, Seq2Seq)(config, source_size, target_size)
+    return model

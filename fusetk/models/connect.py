@@ -1,168 +1,239 @@
-"""What each layer of a stack reads from the layers below it."""
+"""Connections: how a layer's input is made from the outputs of the layers below it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from fusetk.config import ComponentConfig
-from fusetk.fusion.linear import Weights
+from fusetk.config import ComponentConfig, resolve
+from fusetk.fusion.linear import ScalarMix
 from fusetk.nn.precision import product_dtype
+
+SummaryMode = Literal["no", "in-place", "added"]
+
+
+class PlannedModule(NamedTuple):
+    """One module of a stack, as its connection plans it: a layer or an added summary layer."""
+
+    layer: int
+    """Index of the layer, 0 the lowest; for an added summary layer, of the layer below it."""
+    width: int
+    """Width that the layer is built with; some layers of ``conv`` have an output twice as wide."""
+    is_summary: bool
+    """Whether this is an added summary layer. A layer that is itself a summary is a layer."""
+    starts_block: bool
+    """Whether the modules above cannot read anything below the output of this module."""
+    residual: bool
+    """Whether a layer adds its input to its output."""
 
 
 class ConnectConfig(ComponentConfig):
-    """Options of a connection; each connection has a subclass of its own."""
+    """Options of a connection; each connection has its own subclass."""
 
     def check(self, layers: int) -> None:
-        """Raise ValueError, in a sentence for the user, when a stack of ``layers`` layers cannot be wired so."""
+        """Raise ValueError, with a message for the user, if ``layers`` layers do not suit."""
 
     def width(self, layer: int, layers: int, usual: int) -> int:
-        """How wide layer ``layer`` (0 is the lowest) of so many is, in a backbone in which it is usually ``usual`` wide."""
+        """Return the width of layer ``layer`` (0 is the lowest) in a stack of ``layers`` layers.
+
+        ``usual`` is the width that the backbone would give it.
+        """
         return usual
 
-    def summary(self, layer: int, layers: int) -> Literal["no", "in-place", "added"]:
-        """Whether layer ``layer`` of so many sums up all that is below, or a layer that is added behind it does: what is below is not
-        seen by the layers above.
+    def summary(self, layer: int, layers: int) -> SummaryMode:
+        """Return whether layer ``layer`` is a summary (in-place) or is followed by one (added).
+
+        Layers above a summary layer cannot read the layers below it.
         """
         return "no"
 
+    def summarised_layers(self, layers: int) -> int:
+        """Return the number of layers that the layers above the last summary cannot read."""
+        ends = [i + 1 for i in range(layers) if self.summary(i, layers) != "no"]
+        return max(ends, default=0)
+
+    def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
+        """Plan the modules of a stack, the lowest first.
+
+        ``widths`` are those that the backbone gives to the embedding and to each layer. An added
+        summary layer is as wide as the embedding. ``residual``: whether the layers of this
+        connection are residual; summary layers always are.
+        """
+        modules = []
+        layers = len(widths) - 1
+        for i in range(layers):
+            summary = self.summary(i, layers)
+            in_place = summary == "in-place"
+            layer = PlannedModule(
+                layer=i,
+                width=self.width(i, layers, widths[i + 1]),
+                is_summary=False,
+                starts_block=in_place,
+                residual=residual or in_place,
+            )
+            modules.append(layer)
+            if summary == "added":
+                modules.append(
+                    PlannedModule(i, widths[0], is_summary=True, starts_block=True, residual=True)
+                )
+        return modules
+
 
 class Connection(nn.Module):
-    """What each layer of a stack reads from the layers below it.
+    """Makes the input of each layer of a stack from the outputs below it.
 
-    It is told of the stack in the order in which the stack works: ``add`` for each output that will be read (the
-    embedding first), ``reader`` for each reader. While the stack runs, ``keep`` collects the outputs and ``forward`` makes
-    of them what the next reader reads. What is kept belongs to the pass: nothing stays on the module.
+    While the stack is built, it calls the connection in the order in which data will flow:
+    ``register_output`` for each output that will be read, the embedding first, and
+    ``register_input`` for each layer that will read. While the stack runs, ``append`` adds each
+    output to a stream, and ``forward`` makes the input of the next layer from the stream. The
+    stream belongs to one pass: the module keeps nothing of it.
     """
 
     Config: type[ConnectConfig] = ConnectConfig
-    residual = True  # layers add what they read to what they make
+    residual = True
+    """Whether layers add their input to their output."""
 
     def __init__(self, config: ConnectConfig, name: str):
-        """``name`` for ``fusetk.trace``."""
+        """``name`` is the prefix of what the connection records with ``fusetk.trace``."""
         super().__init__()
         self.name = name
 
-    def add(self, width: int, first: bool) -> None:
-        """An output of this width will be kept; ``first``: nothing before it is seen any more."""
+    def register_output(self, width: int, first: bool) -> None:
+        """Announce an output of ``width`` features.
+
+        ``first``: readers from now on cannot read earlier outputs.
+        """
         raise NotImplementedError
 
-    def reader(self) -> int:
-        """What was added so far will be read by one more reader; returns the width that it reads."""
+    def register_input(self) -> int:
+        """Announce one more reader of the outputs registered so far; return the width it reads."""
         raise NotImplementedError
 
-    def keep(self, kept: Any, output: Tensor) -> Any:
-        """``kept`` (None: nothing yet) and one more output (B, T, D): made once, not once a reader. ``kept`` itself may be used up."""
+    def append(self, stream: Any, output: Tensor) -> Any:
+        """Return the stream (None at the start) with one more output (B, T, D).
+
+        The old stream must not be used again.
+        """
         raise NotImplementedError
 
-    def forward(self, kept: Any) -> Tensor:
-        """What the next reader reads (B, T, D)."""
+    def forward(self, stream: Any) -> Tensor:
+        """Return the input (B, T, D) of the next layer."""
         raise NotImplementedError
 
 
-class Last(Connection):
-    """The residual stack: a layer reads the one below it."""
+class LastConnection(Connection):
+    """The usual stack: a layer reads the output of the layer below it."""
 
-    def add(self, width: int, first: bool) -> None:
+    def register_output(self, width: int, first: bool) -> None:
         self.width = width
 
-    def reader(self) -> int:
+    def register_input(self) -> int:
         return self.width
 
-    def keep(self, kept: Any, output: Tensor) -> Any:
+    def append(self, stream: Tensor | None, output: Tensor) -> Tensor:
         return output
 
-    def forward(self, kept: Any) -> Tensor:
-        found: Tensor = kept
-        return found
+    def forward(self, stream: Tensor) -> Tensor:
+        return stream
 
 
-class LinearConfig(ConnectConfig):
-    """A learned combination of all that is below."""
+class LinearConnectionConfig(ConnectConfig):
+    """A learned linear combination of all layers below."""
 
     kind: str = "linear"
     normalize: Literal["none", "softmax"] = "none"
-    """The weights as they are, 1/n at first, or made to sum to 1."""
+    """Use the weights unchanged, initially 1/n, or normalise them with a softmax so that they sum
+    to 1."""
     norm_layers: bool = True
-    """Layer normalisation of every layer before it is weighted (Wang et al. 2019, section 3, for pre-norm layers)."""
+    """Apply layer normalisation to every layer before it is weighted (Wang et al. 2019, section 3,
+    for pre-norm layers)."""
     norm: bool = False
-    """Layer normalisation of the combination (Wang et al. 2019, section 3, for post-norm layers)."""
+    """Apply layer normalisation to the combination (Wang et al. 2019, section 3, for post-norm
+    layers)."""
 
 
-class Linear(Connection):
-    """Dynamic linear combination of layers: layer l reads sum_k w_lk LN(y_k) over the embedding and the layers below, and so
-    does what comes after the stack (Wang et al. 2019). What has another width than the embedding is mapped to that.
+class LinearConnection(Connection):
+    """Dynamic linear combination of layers (Wang et al. 2019).
+
+    Layer l reads sum_k w_lk LN(y_k) over the embedding and the layers below. If nothing fuses the
+    layers, the output of the stack is one more combination. Outputs of another width than the
+    embedding are projected to its width.
     """
 
-    Config = LinearConfig
+    Config = LinearConnectionConfig
 
-    def __init__(self, config: LinearConfig, name: str):
+    def __init__(self, config: LinearConnectionConfig, name: str):
         super().__init__(config, name)
         self.config = config
-        self.map, self.norm_layers, self.combine, self.norm = (nn.ModuleList() for _ in range(4))
+        self.map = nn.ModuleList()
+        self.norm_layers = nn.ModuleList()
+        self.combine = nn.ModuleList()
+        self.norm = nn.ModuleList()
 
-    def add(self, width: int, first: bool) -> None:
+    def register_output(self, width: int, first: bool) -> None:
         if first:
             self.width = width
         self.map.append(nn.Identity() if width == self.width else nn.Linear(width, self.width))
-        self.norm_layers.append(
-            nn.LayerNorm(self.width) if self.config.norm_layers else nn.Identity()
-        )
+        norm_layers = self.config.norm_layers
+        self.norm_layers.append(nn.LayerNorm(self.width) if norm_layers else nn.Identity())
 
-    def reader(self) -> int:
-        normalize, readers = self.config.normalize, len(self.combine) + 1
-        # Where there is but one layer to read, weights that sum to 1 have nothing to choose.
-        alone = normalize == "softmax" and len(self.norm_layers) == 1
-        self.combine.append(
-            _Only()
-            if alone
-            else Weights(len(self.norm_layers), normalize, f"{self.name}.layer{readers}")
-        )
+    def register_input(self) -> int:
+        normalize = self.config.normalize
+        outputs = len(self.norm_layers)
+        reader = len(self.combine) + 1
+        if normalize == "softmax" and outputs == 1:  # the weight would always be 1
+            self.combine.append(SingleInput())
+        else:
+            self.combine.append(ScalarMix(outputs, normalize, f"{self.name}.layer{reader}"))
         self.norm.append(nn.LayerNorm(self.width) if self.config.norm else nn.Identity())
         return self.width
 
-    def keep(self, kept: Any, output: Tensor) -> Any:
-        kept = kept or ()
-        i = len(kept)
-        return (*kept, self.norm_layers[i](self.map[i](output)))
+    def append(self, stream: tuple[Tensor, ...] | None, output: Tensor) -> tuple[Tensor, ...]:
+        stream = stream or ()
+        i = len(stream)
+        return (*stream, self.norm_layers[i](self.map[i](output)))
 
-    def forward(self, kept: Sequence[Tensor]) -> Tensor:
-        i = len(kept) - 1
-        read: Tensor = self.norm[i](self.combine[i](kept))
-        return read
+    def forward(self, stream: tuple[Tensor, ...]) -> Tensor:
+        i = len(stream) - 1
+        combined: Tensor = self.norm[i](self.combine[i](stream))
+        return combined
 
 
-class _Only(nn.Module):
+class SingleInput(nn.Module):
+    """The combination of one layer with weight 1."""
+
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         return layers[0]
 
 
-class DenseConfig(ConnectConfig):
-    """The concatenation of all that is below."""
+class DenseConnectionConfig(ConnectConfig):
+    """The concatenation of all layers below."""
 
     kind: str = "dense"
     growth: PositiveInt | list[PositiveInt] = 128
-    """Features that a layer adds; one number, or one for each layer (that of a summary is not used). A decoder layer of the `conv`
-    backbone adds twice as many: what it convolves and what it attends to."""
+    """Features of a layer's output: one number, or one for each layer (the number of a layer that
+    is a summary is not used). A decoder layer of the `conv` backbone adds twice as many features,
+    those of its convolution and those of its attention."""
     summary_every: int | None = Field(None, ge=1)
-    """Every so many layers, but not at the end, all features are summed up in a layer of full width, and the layers above it
-    look back no further (DenseNMT: none with 4 layers, 6 with 8 layers)."""
+    """Number of layers after which a summary layer of full width reads all features; layers above
+    it cannot read below it. There is none at the end of the stack. (DenseNMT: none in stacks of 4
+    layers, 6 in stacks of 8.)"""
     summary_layer: Literal["in-place", "added"] = "in-place"
-    """A summary is every so-many-th layer itself, with all that such a layer does, as in the authors' code, or a simpler layer that
-    is added behind it, as the text can be read."""
+    """`in-place`: every such layer is itself the summary, as in the authors' code. `added`: a
+    simpler layer after it is the summary, another reading of the paper's text."""
 
     def check(self, layers: int) -> None:
-        if self.summary_layer == "added" and all(
-            self.summary(i, layers) == "no" for i in range(layers)
-        ):
+        if self.summary_layer == "added" and not self.summarised_layers(layers):
             raise ValueError(
-                "summary_layer: added has no use without a summary: set summary_every to fewer layers than the stack has"
+                "summary_layer: added has no effect without a summary: set summary_every to less "
+                "than the number of layers"
             )
         if isinstance(self.growth, list) and len(self.growth) != layers:
             raise ValueError(
-                f"growth names {len(self.growth)} widths for a stack of {layers} layers: one number, or one for each layer"
+                f"growth lists {len(self.growth)} widths for a stack of {layers} layers: give one "
+                "number, or one for each layer"
             )
 
     def width(self, layer: int, layers: int, usual: int) -> int:
@@ -170,73 +241,88 @@ class DenseConfig(ConnectConfig):
             return usual
         return self.growth if isinstance(self.growth, int) else self.growth[layer]
 
-    def summary(self, layer: int, layers: int) -> Literal["no", "in-place", "added"]:
-        here = (
-            self.summary_every is not None
-            and layer + 1 < layers
-            and (layer + 1) % self.summary_every == 0
-        )
-        return self.summary_layer if here else "no"
+    def summary(self, layer: int, layers: int) -> SummaryMode:
+        number = layer + 1
+        if self.summary_every is None or number == layers or number % self.summary_every:
+            return "no"
+        return self.summary_layer
 
 
-class Dense(Connection):
-    """h_{l+1} = H([h_l, ..., h_0]) (DenseNMT, section 3.1; the order in the concatenation is ours, from below).
+class DenseConnection(Connection):
+    """h_{l+1} = H([h_l, ..., h_0]) (DenseNMT, section 3.1).
 
-    All features of a block stand in one buffer. Each is written once, and a layer reads the first so many columns of it:
-    no concatenation copies what was there before.
+    Our order in the concatenation is from the embedding to the highest layer. All features between
+    two summaries are in one buffer. Each is written once, and a layer reads the first columns of
+    the buffer, so no concatenation copies earlier features.
     """
 
-    Config = DenseConfig
+    Config = DenseConnectionConfig
     residual = False
 
-    def __init__(self, config: DenseConfig, name: str):
+    def __init__(self, config: DenseConnectionConfig, name: str):
         super().__init__(config, name)
-        self.features, self.most = 0, 0  # of the block that is being built, and of the largest
+        self.features = 0  # since the last summary
+        self.max_features = 0
 
-    def add(self, width: int, first: bool) -> None:
+    def register_output(self, width: int, first: bool) -> None:
         self.features = width if first else self.features + width
-        self.most = max(self.most, self.features)
+        self.max_features = max(self.max_features, self.features)
 
-    def reader(self) -> int:
+    def register_input(self) -> int:
         return self.features
 
-    def keep(self, kept: Any, output: Tensor) -> Any:
-        if kept is None:
-            kept = (
-                [output.new_empty(*output.shape[:-1], self.most, dtype=product_dtype(output))],
-                None,
-            )
-        [buffer], read = kept
-        return [buffer], _Append.apply([buffer], read, output)
+    def append(self, stream: "DenseStream | None", output: Tensor) -> "DenseStream":
+        if stream is None:
+            shape = (*output.shape[:-1], self.max_features)
+            stream = DenseStream(output.new_empty(shape, dtype=product_dtype(output)), None)
+        features = _Append.apply([stream.buffer], stream.features, output)
+        return DenseStream(stream.buffer, features)
 
-    def forward(self, kept: Any) -> Tensor:
-        read: Tensor = kept[1]
-        return read
+    def forward(self, stream: "DenseStream") -> Tensor:
+        assert stream.features is not None
+        return stream.features
+
+
+class DenseStream(NamedTuple):
+    """The features since the last summary."""
+
+    buffer: Tensor  # (B, T, max_features)
+    features: Tensor | None  # (B, T, number of features so far), the first columns of the buffer
 
 
 class _Append(torch.autograd.Function):
-    """Write ``new`` behind the columns ``read`` of a buffer; returns both as one view of it.
+    """Write ``new`` into the buffer after the columns ``features``; return both as one view.
 
-    The columns that were there are not written again, so what readers saved of them for their gradients stays as it was:
-    ``data`` says that to autograd, which would count any write to the buffer as a change of all of it.
+    The write does not change the earlier columns, so tensors that autograd saved of them stay
+    valid. Writing through ``data`` hides it from autograd, which would otherwise take any write to
+    the buffer for a change of all its columns. The buffer is in a list so that autograd does not
+    treat it as an input.
     """
 
     @staticmethod
-    def forward(ctx: Any, buffers: list[Tensor], read: Tensor | None, new: Tensor) -> Tensor:
-        start = 0 if read is None else read.shape[-1]
-        ctx.start, ctx.dtype = start, new.dtype
-        found = buffers[0].data[..., : start + new.shape[-1]]
-        found[..., start:] = new
-        return found
+    def forward(ctx: Any, buffers: list[Tensor], features: Tensor | None, new: Tensor) -> Tensor:
+        start = 0 if features is None else features.shape[-1]
+        ctx.start = start
+        ctx.dtype = new.dtype
+        extended = buffers[0].data[..., : start + new.shape[-1]]
+        extended[..., start:] = new
+        return extended
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor]:
         [grad] = grads
-        return (
-            None,
-            grad[..., : ctx.start] if ctx.start else None,
-            grad[..., ctx.start :].to(ctx.dtype),
-        )
+        features_grad = grad[..., : ctx.start] if ctx.start else None
+        return None, features_grad, grad[..., ctx.start :].to(ctx.dtype)
 
 
-CONNECTIONS: dict[str, type[Connection]] = {"last": Last, "linear": Linear, "dense": Dense}
+CONNECTIONS: dict[str, type[Connection]] = {
+    "last": LastConnection,
+    "linear": LinearConnection,
+    "dense": DenseConnection,
+}
+
+
+def build_connection(config: ConnectConfig, name: str) -> Connection:
+    """Build the connection that ``config.kind`` names. Raises ValueError if there is none."""
+    connection: Connection = resolve(config.kind, CONNECTIONS, Connection)(config, name)
+    return connection

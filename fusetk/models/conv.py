@@ -1,22 +1,20 @@
-"""ConvS2S (Gehring et al. 2017), the backbone of DenseNMT (Shen et al. 2018), with open sites for connection, fusion and attention."""
+"""ConvS2S (Gehring et al. 2017), the backbone of DenseNMT (Shen et al. 2018).
 
-from typing import Any
+Connections, fusions and attention are configurable.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.fusion.base import share_layer_embedding
+from fusetk.models.memory import build_memory_attention
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import (
-    DecoderConfig,
-    Layer,
-    Stack,
-    StackConfig,
-    attends_to_top,
-    build_attend,
-)
-from fusetk.nn.attention import attend
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
+from fusetk.nn.attention import scaled_dot_product
 from fusetk.nn.conv import GatedConvolution
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.positions import Learned
@@ -26,80 +24,85 @@ HALF = 0.5**0.5  # keeps the variance of a sum of two (Gehring et al. 2017, sect
 
 
 class ConvEncoderConfig(StackConfig):
-    """The source's side."""
+    """The encoder's side."""
 
     widths: PositiveInt | list[PositiveInt] | None = None
-    """Features of the layers, one number or one for each; the model's `width` if not given. `connect: dense` has its `growth`
-    instead: of `widths` it takes the first, for the embedding and for summaries that are added, those of layers that are summaries,
-    and the last, for a fusion."""
+    """Features of the layers: one number, or one for each layer; by default the model's `width`.
+    With `connect: dense` its `growth` is the width of the layers instead, and three numbers remain
+    in use: the first for the embedding and for added summary layers, those of layers that are
+    summaries, and the last for a fusion."""
     kernels: PositiveInt | list[PositiveInt] = 3
-    """Positions that a layer sees, one number or one for each."""
+    """Positions that a layer reads: one number, or one for each layer."""
 
     @model_validator(mode="after")
-    def _as_many_as_layers(self) -> Any:
+    def _lists_have_a_number_for_each_layer(self) -> Any:
         for name in ("widths", "kernels"):
-            found = getattr(self, name)
-            if isinstance(found, list) and len(found) != self.layers:
+            numbers = getattr(self, name)
+            if isinstance(numbers, list) and len(numbers) != self.layers:
                 raise ValueError(
-                    f"{name} names {len(found)} numbers for {self.layers} layers: one number, or one for each layer"
+                    f"{name} lists {len(numbers)} numbers for a stack of {self.layers} layers: "
+                    "give one number, or one for each layer"
                 )
         return self
 
-    def all_widths(self, usual: int) -> list[int]:
-        """Features of the embedding as the lowest layer reads it, and of each layer."""
-        found = (
-            self.widths if isinstance(self.widths, list) else [self.widths or usual] * self.layers
-        )
-        return [found[0], *found]
+    def all_widths(self, default: int) -> list[int]:
+        """Return the width of the lowest layer's input, then of each layer."""
+        if isinstance(self.widths, list):
+            widths: list[int] = list(self.widths)
+        else:
+            widths = [self.widths or default] * self.layers
+        return [widths[0], *widths]
 
     def kernel(self, layer: int) -> int:
-        """Positions that a layer sees."""
+        """Return the number of positions that a layer reads."""
         return self.kernels if isinstance(self.kernels, int) else self.kernels[layer]
 
 
 class ConvDecoderConfig(ConvEncoderConfig, DecoderConfig):
-    """The target's side."""
+    """The decoder's side."""
 
 
 class ConvConfig(ModelConfig):
-    """Sizes and choices of a convolutional model."""
+    """Sizes and options of a convolutional model."""
 
     kind: str = "conv"
     width: int = Field(512, ge=1)
-    """Features of what is read of words, and of attention."""
+    """Features of embeddings as the layers read them, and of attention."""
     embedding: int | None = Field(None, ge=1)
-    """Features of word and position embeddings, mapped to `width` where that is another number; as `width` if not given."""
+    """Features of token and position embeddings, projected to `width` if they differ from it; by
+    default `width`."""
     output_embedding: int | None = Field(None, ge=1)
-    """Features of what is compared with the words at the end; as `embedding` if not given."""
+    """Features of the input of the output projection; by default `embedding`."""
     encoder: ConvEncoderConfig = ConvEncoderConfig(layers=4)
-    """Depth and wiring of the source's side."""
+    """Depth, connection and fusion of the encoder."""
     decoder: ConvDecoderConfig = ConvDecoderConfig(layers=4)
-    """Depth and wiring of the target's side."""
+    """Depth, connection, fusion and attention of the decoder."""
     max_positions: int = Field(1024, ge=1)
-    """Longest sentence, in tokens, the end mark counted."""
+    """Longest sentence, in tokens with EOS."""
     dropout: float = Field(0.2, ge=0, lt=1)
-    """On embeddings, on what convolutions read, and on what is compared with the words at the end."""
+    """Dropout on embeddings, on the inputs of convolutions, and on the input of the output
+    projection."""
     scale_encoder_gradient: bool | None = None
     """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017,
-    section 3.4). DenseNMT's paper does not say which of its models do so. If not given: where all
-    decoder layers attend to one source (`attend: top` and `dense-concat`), as in the code of
-    DenseNMT's authors."""
+    section 3.4). DenseNMT's paper does not say which of its models do so. By default as in the code
+    of DenseNMT's authors: yes if all decoder layers attend to one source (`attend: top` and
+    `dense-concat`)."""
 
     @model_validator(mode="after")
-    def _sites_fit(self) -> "ConvConfig":
-        attends_to_top(self.encoder, self.decoder)
+    def _sides_fit_together(self) -> "ConvConfig":
+        attends_to_output(self.encoder, self.decoder)
         return self
 
 
-class Embedding(nn.Module):
-    """Words plus learned positions, mapped to the width where theirs is another, with dropout."""
+class ConvEmbedding(nn.Module):
+    """Token plus learned position embeddings, projected to the model's width, with dropout."""
 
     def __init__(self, config: ConvConfig, vocabulary: int):
         super().__init__()
         size = config.embedding or config.width
         self.tokens = nn.Embedding(vocabulary, size)
         nn.init.normal_(self.tokens.weight, std=0.1)
-        self.map = nn.Identity() if size == config.width else linear(size, config.width, 0.0)
+        self.map = nn.Identity() if size == config.width else normed_linear(size, config.width)
         self.positions = Learned(size, config.max_positions)
         nn.init.normal_(self.positions.weight, std=0.1)
         self.dropout = Dropout(config.dropout)
@@ -109,92 +112,122 @@ class Embedding(nn.Module):
         return self.dropout(self.map(self.tokens(ids) + self.positions(start, ids.shape[1])))
 
 
-def linear(width: int, out: int, dropout: float) -> NormedLinear:
-    """A map of something that was dropped out at this rate."""
-    return NormedLinear(width, out, std=((1 - dropout) / width) ** 0.5)
+def normed_linear(width: int, out_width: int, dropout: float = 0.0) -> NormedLinear:
+    """Build a linear map; ``dropout`` is the rate on its input, which sets the initial weights."""
+    return NormedLinear(width, out_width, std=((1 - dropout) / width) ** 0.5)
 
 
 class ConvLayer(Layer):
-    """Convolution, and the sum with what was read: (GLU(conv(x)) + x) sqrt(1/2); without the sum where the connection is dense."""
+    """A gated convolution with a residual connection: (GLU(conv(x)) + x) sqrt(1/2).
+
+    Without ``residual`` (``connect: dense``) it is GLU(conv(x)) alone.
+    """
 
     def __init__(
         self,
-        read: int,
+        input_width: int,
         width: int,
         kernel: int,
         dropout: float,
         residual: bool,
-        always_map: bool = False,
+        always_project: bool = False,
     ):
-        """What was read is mapped before the sum where it has another width, or ``always_map``."""
+        """The residual sum projects x if its width differs, or if ``always_project``."""
         super().__init__()
-        self.width, self.residual = width, residual
-        self.conv = GatedConvolution(read, width, kernel, dropout)
-        self.through = (
-            linear(read, width, 0.0)
-            if residual and (always_map or read != width)
-            else nn.Identity()
-        )
+        self.width = width
+        self.residual = residual
+        self.conv = GatedConvolution(input_width, width, kernel, dropout)
+        projects = residual and (always_project or input_width != width)
+        self.through = normed_linear(input_width, width) if projects else nn.Identity()
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """What the layer makes, ``y``, and what it read, ``x``, where that is added."""
+    def residual_sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the input x, if the layer is residual, to its result y."""
         return (self.through(x) + y) * HALF if self.residual else y
 
 
-class EncoderLayer(ConvLayer):
-    """Sees as many positions before as after it; of an even number, one fewer before. Summaries of the encoder are such layers, too."""
+class ConvEncoderLayer(ConvLayer):
+    """A convolution over the positions on both sides of its own.
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, what is read), mask (B, S) -> (B, S, D)."""
+    With an even kernel it reads one position fewer before than after its own. Added summary layers
+    of the encoder are such layers too. The context is the source mask (B, S).
+    """
+
+    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
+        """(B, S, input width) -> (B, S, D)."""
         before = (self.conv.kernel - 1) // 2
-        around = F.pad(x * mask[..., None], (0, 0, before, self.conv.kernel - 1 - before))
-        return self.add(x, self.conv(around))
+        padding = (0, 0, before, self.conv.kernel - 1 - before)
+        return self.residual_sum(x, self.conv(F.pad(x * context[..., None], padding))), None
 
 
-class DecoderSummary(ConvLayer):
-    """Sees the positions up to its own."""
+class ConvDecoderContext(NamedTuple):
+    """The context of a decoder layer with kernel k."""
 
-    def forward(self, x: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B * K, T, what is read) and the k - 1 positions before it -> (B * K, T, D), and the last k - 1 positions read."""
-        seen = torch.cat((window, x), 1)
-        return self.add(x, self.conv(seen)), seen[:, x.shape[1] :]
+    window: Tensor
+    """The inputs of the layer at the k - 1 positions before (B * K, k - 1, input width)."""
+    target: Tensor
+    """The target embeddings (B * K, T, E)."""
+    keys: Tensor
+    """Keys of n sources (B, n, S, E)."""
+    values: Tensor
+    """Values of n sources (B, n, S, E)."""
+    source_mask: Tensor
+    """(B, S)."""
 
 
-class DecoderLayer(ConvLayer):
-    """Sees the positions up to its own, and the source.
+class ConvDecoderSummary(ConvLayer):
+    """A causal convolution without attention, the added summary layer of the decoder."""
 
-    Where the connection is dense, convolution and attention are two pieces of the output, each as wide as the growth.
+    def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
+        """(B * K, T, input width) -> (B * K, T, D), and the next window."""
+        inputs = torch.cat((context.window, x), 1)
+        return self.residual_sum(x, self.conv(inputs)), inputs[:, x.shape[1] :]
+
+
+class ConvDecoderLayer(ConvLayer):
+    """A causal convolution, then attention to the source.
+
+    With ``connect: dense`` the results of convolution and attention are concatenated, each as wide
+    as the growth.
     """
 
     def __init__(
-        self, read: int, width: int, kernel: int, config: ConvConfig, residual: bool, name: str
+        self,
+        input_width: int,
+        width: int,
+        kernel: int,
+        config: ConvConfig,
+        residual: bool,
+        name: str,
     ):
-        super().__init__(read, width, kernel, config.dropout, residual)
+        super().__init__(input_width, width, kernel, config.dropout, residual)
         self.width = width if residual else 2 * width
-        self.query = linear(width, config.width, 0.0)
-        self.out = linear(config.width, width, 0.0)
+        self.query = normed_linear(width, config.width)
+        self.out = normed_linear(config.width, width)
         self.name = name
 
-    def forward(
-        self, x: Tensor, window: Tensor, target: Tensor, keys: Tensor, values: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """x (B * K, T, what is read) and the k - 1 positions before it; words (B * K, T, E); keys and values of n sources
-        (B, n, S, E), mask (B, S) -> (B * K, T, D), and the last k - 1 positions read.
+    def forward(self, x: Tensor, context: ConvDecoderContext) -> tuple[Tensor, Tensor]:
+        """(B * K, T, input width) -> (B * K, T, D), and the next window.
 
-        q = (W z + e_tgt) sqrt(1/2); a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), S counting the real words.
+        With the convolution's result z and the target embeddings e, the query is
+        q = (W z + e) sqrt(1/2), and the result of attention to n sources is
+        a = sum_j softmax(q k_j^T) v_j sqrt(1/n) sqrt(S), where S counts the real source tokens.
         """
-        seen = torch.cat((window, x), 1)
-        z = self.conv(seen)
+        inputs = torch.cat((context.window, x), 1)
+        z = self.conv(inputs)
+        a = self.out(self._attend(z, context))
+        y = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
+        return self.residual_sum(x, y), inputs[:, x.shape[1] :]
+
+    def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
+        _, target, keys, values, mask = context
         sources = keys.shape[1]
         q = ((self.query(z) + target) * HALF).reshape(len(mask), 1, -1, target.shape[-1])
         k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
-        found = attend(
+        attended = scaled_dot_product(
             q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources
         )
         scale = (mask.sum(1).to(target) / sources).sqrt()[:, None, None, None]
-        a = self.out((found * scale).reshape(target.shape))
-        made = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
-        return self.add(x, made), seen[:, x.shape[1] :]
+        return (attended * scale).reshape(target.shape)
 
 
 class Conv(Seq2Seq):
@@ -203,106 +236,109 @@ class Conv(Seq2Seq):
     Config = ConvConfig
 
     def __init__(self, config: ConvConfig, source_size: int, target_size: int):
-        """Vocabulary sizes count the special tokens."""
+        """Vocabulary sizes include the special tokens."""
         super().__init__()
-        source_widths, target_widths = (
-            side.all_widths(config.width) for side in (config.encoder, config.decoder)
-        )
-        reads_top = attends_to_top(config.encoder, config.decoder)
-        self.source, self.target = Embedding(config, source_size), Embedding(config, target_size)
-        self.encoder_in = linear(config.width, source_widths[0], config.dropout)
-        self.decoder_in = linear(config.width, target_widths[0], config.dropout)
+        dropout = config.dropout
+        source_widths = config.encoder.all_widths(config.width)
+        target_widths = config.decoder.all_widths(config.width)
+        self.source = ConvEmbedding(config, source_size)
+        self.target = ConvEmbedding(config, target_size)
+        self.encoder_in = normed_linear(config.width, source_widths[0], dropout)
+        self.decoder_in = normed_linear(config.width, target_widths[0], dropout)
         self.encoder = Stack(
             config.encoder,
             source_widths,
             "encoder",
-            layer=lambda i, name, read, width, residual: EncoderLayer(
-                read, width, config.encoder.kernel(i), config.dropout, residual
+            layer=lambda planned, name, input_width: ConvEncoderLayer(
+                input_width,
+                planned.width,
+                config.encoder.kernel(planned.layer),
+                dropout,
+                planned.residual,
             ),
-            summary=lambda i, name, read: EncoderLayer(
-                read,
-                source_widths[0],
-                config.encoder.kernel(i),
-                config.dropout,
+            summary=lambda planned, name, input_width: ConvEncoderLayer(
+                input_width,
+                planned.width,
+                config.encoder.kernel(planned.layer),
+                dropout,
                 residual=True,
-                always_map=True,
+                always_project=True,
             ),
-            hands_on=reads_top,
+            uses_output=attends_to_output(config.encoder, config.decoder),
         )
-        self.attend = build_attend(config.decoder, self.encoder)
+        self.attend = build_memory_attention(
+            config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
+        )
         self.memory = nn.ModuleList(
-            linear(width, config.width, 0.0) for width in self.attend.widths
+            normed_linear(width, config.width) for width in self.attend.widths
         )
         self.decoder = Stack(
             config.decoder,
             target_widths,
             "decoder",
-            other=self.encoder,
-            layer=lambda i, name, read, width, residual: DecoderLayer(
-                read, width, config.decoder.kernel(i), config, residual, name
+            layer=lambda planned, name, input_width: ConvDecoderLayer(
+                input_width,
+                planned.width,
+                config.decoder.kernel(planned.layer),
+                config,
+                planned.residual,
+                name,
             ),
-            summary=lambda i, name, read: DecoderSummary(
-                read,
-                target_widths[0],
-                config.decoder.kernel(i),
-                config.dropout,
+            summary=lambda planned, name, input_width: ConvDecoderSummary(
+                input_width,
+                planned.width,
+                config.decoder.kernel(planned.layer),
+                dropout,
                 residual=True,
-                always_map=True,
+                always_project=True,
             ),
         )
+        share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
         size = config.output_embedding or config.embedding or config.width
-        self.out = linear(self.decoder.out_width, size, 0.0)
-        self.dropout = Dropout(config.dropout)
-        self.output = linear(size, target_size, config.dropout)
+        self.out = normed_linear(self.decoder.out_width, size)
+        self.dropout = Dropout(dropout)
+        self.output = normed_linear(size, target_size, dropout)
         self.max_positions = config.max_positions
-        one_source = len(self.attend.widths) == 1
-        scaled = (
-            one_source if config.scale_encoder_gradient is None else config.scale_encoder_gradient
-        )
-        self.encoder_gradient = 1 / (2 * config.decoder.layers) if scaled else 1.0
+        scaled = config.scale_encoder_gradient
+        if scaled is None:
+            scaled = len(self.attend.widths) == 1
+        self.encoder_gradient_scale = 1 / (2 * config.decoder.layers) if scaled else 1.0
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        words = self.source(src)
-        layers = self.encoder.layers
-        history, top = self.encoder(self.encoder_in(words), lambda i, x: layers[i](x, src_mask))
-        return Memory(history, top, src_mask, words)
+        embedding = self.source(src)
+        contexts = [src_mask] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.encoder_in(embedding), contexts)
+        return Memory(history, output, src_mask, embedding)
 
     def start(self, memory: Memory) -> State:
+        assert memory.embedding is not None
+        sources = self.attend.sources(memory)
         keys = torch.stack(
-            [
-                linear(source)
-                for linear, source in zip(self.memory, self.attend.sources(memory), strict=True)
-            ],
-            1,
+            [project(source) for project, source in zip(self.memory, sources, strict=True)], 1
         )
-        if keys.requires_grad and self.encoder_gradient != 1:
-            keys.register_hook(lambda grad: grad * self.encoder_gradient)
-        assert memory.embedded is not None
-        values = (keys + memory.embedded[:, None]) * HALF  # (B, n, S, E)
+        if keys.requires_grad and self.encoder_gradient_scale != 1:
+            keys.register_hook(lambda grad: grad * self.encoder_gradient_scale)
+        values = (keys + memory.embedding[:, None]) * HALF  # (B, n, S, E)
         windows = tuple(
-            keys.new_zeros(len(keys), conv.kernel - 1, conv.width) for conv in self._convolutions()
+            keys.new_zeros(len(keys), layer.conv.kernel - 1, layer.conv.width)
+            for layer in self.decoder.layers
+            if isinstance(layer, ConvLayer)
         )
         return State((keys, values, memory.mask), windows, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        keys, values, mask = state.fixed
-        windows, stack = list(state.moving), self.decoder
-        words = self.target(tgt_in, state.step)
+        keys, values, mask = state.per_sentence
+        embedding = self.target(tgt_in, state.step)
+        contexts = []
+        for window, planned in zip(state.per_hypothesis, self.decoder.plan, strict=True):
+            sources = self.attend.sources_of(planned.layer)
+            contexts.append(
+                ConvDecoderContext(window, embedding, keys[:, sources], values[:, sources], mask)
+            )
+        _, output, windows = self.decoder(self.decoder_in(embedding), contexts)
+        features = self.dropout(self.out(output))
+        step = state.step + tgt_in.shape[1]
+        return features, State((keys, values, mask), windows, step)
 
-        def run(i: int, x: Tensor) -> Tensor:
-            if i in stack.summaries:
-                x, windows[i] = stack.layers[i](x, state.moving[i])
-            else:
-                mine = self.attend.of(stack.places[i])
-                x, windows[i] = stack.layers[i](
-                    x, state.moving[i], words, keys[:, mine], values[:, mine], mask
-                )
-            return x
-
-        _, top = stack(self.decoder_in(words), run)
-        return self.dropout(self.out(top)), State(
-            (keys, values, mask), tuple(windows), state.step + tgt_in.shape[1]
-        )
-
-    def _convolutions(self) -> list[GatedConvolution]:
-        return [layer.conv for layer in self.decoder.layers if isinstance(layer, ConvLayer)]
+    def layers(self) -> list[nn.Module]:
+        return [*self.encoder.layers, *self.decoder.layers]

@@ -1,20 +1,25 @@
-"""Layer-wise coordination (He et al. 2018): one stack for both languages, in which each layer of the target reads that of the source."""
+"""Layer-wise coordination (He et al. 2018).
 
-from typing import Any, Literal
+One stack serves both languages, and each target layer reads the source layer of the same height.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
 from fusetk.fusion.base import FusionConfig
+from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack, StackConfig
 from fusetk.models.transformer import (
     BlockConfig,
-    Embedding,
     Residual,
-    Summary,
+    SummaryLayer,
+    TransformerEmbedding,
     TransformerLayer,
     check_tying,
 )
@@ -24,243 +29,280 @@ from fusetk.nn.output import OutputProjection
 
 
 class CoordinatedConfig(BlockConfig):
-    """Sizes and choices of a coordinated model."""
+    """Sizes and options of a coordinated model."""
 
     kind: str = "coordinated"
     stack: StackConfig = StackConfig(layers=14)
-    """Depth and wiring, of both languages; a fusion stands on top of the target's side."""
+    """Depth and connection for both languages; the fusion is that of the target side."""
     share_weights: bool = True
-    """Source and target go through the same layers, or each through layers of its own."""
+    """Use the same layers for source and target, or give each side its own layers."""
     mixed_attention: bool = True
     """The target attends to the source and to itself in one softmax, or in two sub-layers."""
     cross_weights: Literal["shared", "own"] = "shared"
-    """In two sub-layers, attention to the source has the maps of self-attention, as the parameters that the paper counts have it
-    (Table 3), or its own."""
+    """With two sub-layers: attention to the source uses the projections of self-attention, as the
+    parameter counts in the paper imply (Table 3), or its own."""
     language_embedding: bool = True
-    """A learned vector at each position that says which language it is of."""
+    """Add to each position a learned vector for its language."""
 
     @model_validator(mode="after")
-    def _sites_fit(self) -> "CoordinatedConfig":
+    def _options_fit_together(self) -> "CoordinatedConfig":
         self.check_heads("stack", self.stack)
         if self.mixed_attention and self.cross_weights == "own":
             raise ValueError(
-                "cross_weights: own has no use with mixed_attention: true, which has one attention for both"
+                "cross_weights: own has no effect with mixed_attention: true, which has one "
+                "attention for both: remove one of the two options"
             )
         return self
 
 
-class CoordinatedLayer(TransformerLayer):
-    """A layer for both languages, or for one.
+class SourceContext(NamedTuple):
+    """The context of a layer that runs over the source."""
 
-    What the target attends to of the source is this layer's keys and values, or with ``cross_weights: own`` what they are made of.
+    mask: Tensor
+    """(B, S)."""
+    is_top: bool
+    """Whether this is the highest layer. Then only what the target attends to is computed."""
+
+
+class TargetContext(NamedTuple):
+    """The context of a layer that runs over the target."""
+
+    cache: Cache
+    """Self-attention keys and values of the earlier target tokens (B, slots, 2D); with mixed
+    attention (Equation 3) those of the source come first."""
+    visible: Tensor | None
+    """Which cache slots each new position attends to; see ``cache_mask``."""
+    keys_values: Tensor | None
+    """Without mixed attention, the source keys and values (B, S, 2D)."""
+    source_mask: Tensor
+    """(B, S)."""
+
+
+class CoordinatedLayer(TransformerLayer):
+    """A layer for both languages, or for one of them.
+
+    The target attends to the source keys and values of the same layer. With ``cross_weights: own``
+    the target computes them from the normalised inputs of the source layer.
     """
 
     def __init__(
-        self, config: CoordinatedConfig, layer: int, read: int, width: int, target: bool = True
+        self,
+        config: CoordinatedConfig,
+        layer: int,
+        input_width: int,
+        width: int,
+        target: bool = True,
     ):
-        """``layer`` counts from 0, the lowest; without ``target`` the layer is the source's alone."""
-        super().__init__(config, f"decoder.layer{layer + 1}", read, width)
-        self.layer, self.mixed, self.own = (
-            layer,
-            config.mixed_attention,
-            config.cross_weights == "own",
-        )
+        """``layer`` 0 is the lowest. ``target=False``: the layer serves the source only."""
+        super().__init__(config, f"decoder.layer{layer + 1}", input_width, width)
+        self.layer = layer
+        self.mixed = config.mixed_attention
+        self.own = config.cross_weights == "own"
         self.cross_residual = Residual(config, width) if target and not self.mixed else None
         self.cross = None
         if target and self.own:
-            dropout, bias = config.attention_dropout, config.attention_bias
             self.cross = CrossAttention(
-                width, [width], config.heads, dropout, self._name("cross"), bias
+                width,
+                [width],
+                config.heads,
+                config.attention_dropout,
+                self._trace_name("cross"),
+                config.attention_bias,
             )
 
-    def _name(self, what: str, side: str = "decoder") -> str:
+    def _trace_name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
 
-    def source(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Source positions (B, S, what is read), mask (B, S) -> (B, S, D), and what the target attends to (B, S, 2D or D)."""
-        x = self.read(x)
-        residual = self.attention_residual
-        before = residual.before(x)
-        y, keys_values = self.attention.source(
-            before, mask[:, None, None, :], self._name("self", "encoder")
-        )
-        x = residual.after(x, y)
-        residual = self.ffn_residual
-        return residual.after(x, self.ffn(residual.before(x))), before if self.own else keys_values
-
-    def attended(self, x: Tensor) -> Tensor:
-        """What the target attends to, alone: all that is wanted of the highest layer."""
-        before = self.attention_residual.before(self.read(x))
-        return before if self.own else self.attention.keys_values(before)
-
     def forward(
-        self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor | None, mask: Tensor
-    ) -> tuple[Tensor, Cache]:
-        """Target positions (B * K, T, what is read), the cache (B, n, 2D), the slots that are seen; without mixed attention, the
-        source's keys and values (B, S, 2D) and mask (B, S) -> (B * K, T, D) and the grown cache.
+        self, x: Tensor, context: SourceContext | TargetContext
+    ) -> tuple[Tensor | None, Tensor | Cache]:
+        """Run over the source or the target, as ``context`` says.
 
-        With mixed attention (Equation 3) the cache begins with the source's keys and values.
+        Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and what the
+        target attends to (B, S, 2D or D). Target: x (B * K, T, input width) -> (B * K, T, D), and
+        the extended cache.
         """
         x = self.read(x)
+        if isinstance(context, SourceContext):
+            return self._source(x, context)
+        return self._target(x, context)
+
+    def _source(self, x: Tensor, context: SourceContext) -> tuple[Tensor | None, Tensor]:
         residual = self.attention_residual
-        y, cache = self.attention.step(
-            residual.before(x), cache, seen, self._name("mixed" if self.mixed else "self")
+        before = residual.before(x)
+        if context.is_top:
+            return None, before if self.own else self.attention.keys_values(before)
+        y, keys_values = self.attention.source(
+            before, context.mask[:, None, None, :], self._trace_name("self", "encoder")
         )
+        output = self.feed_forward(residual.after(x, y))
+        return output, before if self.own else keys_values
+
+    def _target(self, x: Tensor, context: TargetContext) -> tuple[Tensor, Cache]:
+        residual = self.attention_residual
+        name = self._trace_name("mixed" if self.mixed else "self")
+        y, cache = self.attention.step(residual.before(x), context.cache, context.visible, name)
         x = residual.after(x, y)
-        if self.cross_residual is not None and keys_values is not None:
+        if self.cross_residual is not None and context.keys_values is not None:
             residual = self.cross_residual
-            before = residual.before(x)
-            if self.cross is not None:
-                y = self.cross(before, keys_values, mask)
-            else:
-                y = self.attention.across(
-                    before, keys_values, mask[:, None, None, :], self._name("cross")
-                )
+            y = self._cross_attention(residual.before(x), context.keys_values, context.source_mask)
             x = residual.after(x, y)
-        residual = self.ffn_residual
-        return residual.after(x, self.ffn(residual.before(x))), cache
+        return self.feed_forward(x), cache
+
+    def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
+        if self.cross is not None:
+            return self.cross(x, keys_values, mask)
+        name = self._trace_name("cross")
+        return self.attention.across(x, keys_values, mask[:, None, None, :], name)
 
 
-class Highest(Layer):
-    """The source's highest layer where it is not the target's too: nothing is read of it but what the target attends to."""
+class TopSourceLayer(Layer):
+    """The highest source layer if the sides have separate layers.
 
-    def __init__(self, config: CoordinatedConfig, read: int, width: int):
+    Nothing reads its output, so it computes only what the target attends to.
+    """
+
+    def __init__(self, config: CoordinatedConfig, input_width: int, width: int):
         super().__init__()
         self.width = width
-        self.read = nn.Identity() if read == width else nn.Linear(read, width)
+        self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
         self.norm = nn.LayerNorm(width) if config.norm == "pre" else nn.Identity()
-        self.project = (
-            nn.Identity()
-            if config.cross_weights == "own"
-            else KeysValues(width, 2 * width, config.attention_bias)
-        )
+        self.project: nn.Module = nn.Identity()
+        if config.cross_weights == "shared":
+            self.project = KeysValues(width, 2 * width, config.attention_bias)
 
-    def attended(self, x: Tensor) -> Tensor:
-        """(B, S, what is read) -> (B, S, 2D or D)."""
-        found: Tensor = self.project(self.norm(self.read(x)))
-        return found
+    def forward(self, x: Tensor, context: SourceContext) -> tuple[None, Tensor]:
+        """(B, S, input width) -> None, and what the target attends to (B, S, 2D or D)."""
+        return None, self.project(self.norm(self.read(x)))
 
 
 class Coordinated(Seq2Seq):
-    """Source and target side by side: in layer i, source positions attend to the source below layer i, and target positions to the
-    source and the earlier target below layer i.
+    """Source and target side by side.
 
-    The source never sees the target, so it is encoded once: what stays of it are each layer's keys and values.
+    In layer i, source positions attend to the source below layer i. Target positions attend to the
+    source and to the earlier target below layer i. The source does not depend on the target, so it
+    is encoded once; only the keys and values of each layer are kept of it.
     """
 
     Config = CoordinatedConfig
 
     def __init__(self, config: CoordinatedConfig, source_size: int, target_size: int):
-        """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
+        """Vocabulary sizes include the special tokens.
+
+        Raises ConfigError if they do not allow ``tie``.
+        """
         super().__init__()
         check_tying(config.tie, source_size, target_size)
-        width, depth, own = config.width, config.stack.layers, not config.share_weights
-        tied = config.tie == "all"
-        self.source = Embedding(config, source_size, language=config.language_embedding)
-        self.target = Embedding(
-            config, target_size, self.source.tokens if tied else None, config.language_embedding
-        )
+        width = config.width
+        depth = config.stack.layers
+        language = config.language_embedding
+        self.source = TransformerEmbedding(config, source_size, language=language)
+        tied = self.source.tokens if config.tie == "all" else None
+        self.target = TransformerEmbedding(config, target_size, tied, language)
+
+        def summary(planned: PlannedModule, name: str, input_width: int) -> Layer:
+            return SummaryLayer(input_width, planned.width)
+
         self.stack = Stack(
             config.stack,
             [width] * (depth + 1),
             "decoder",
-            layer=lambda i, name, read, width, residual: CoordinatedLayer(config, i, read, width),
-            summary=lambda i, name, read: Summary(read, config.width),
+            layer=lambda planned, name, input_width: CoordinatedLayer(
+                config, planned.layer, input_width, planned.width
+            ),
+            summary=summary,
         )
         self.source_stack = None
-        if own:
+        if not config.share_weights:
             self.source_stack = Stack(
                 config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}),
                 [width] * (depth + 1),
                 "encoder",
-                layer=lambda i, name, read, width, residual: (
-                    CoordinatedLayer(config, i, read, width, target=False)
-                    if i + 1 < depth
-                    else Highest(config, read, width)
+                layer=lambda planned, name, input_width: (
+                    CoordinatedLayer(
+                        config, planned.layer, input_width, planned.width, target=False
+                    )
+                    if planned.layer + 1 < depth
+                    else TopSourceLayer(config, input_width, planned.width)
                 ),
-                summary=lambda i, name, read: Summary(read, config.width),
-                hands_on=False,
+                summary=summary,
+                uses_output=False,
             )
         self.mixed = config.mixed_attention
-        self.norm = nn.LayerNorm(self.stack.out_width) if config.norm == "pre" else nn.Identity()
-        self.to_output = (
-            nn.Identity()
-            if self.stack.out_width == width
-            else nn.Linear(self.stack.out_width, width)
-        )
-        self.output = OutputProjection(
-            width,
-            target_size,
-            config.output_bias,
-            None if config.tie == "none" else self.target.tokens.weight,
-        )
+        out_width = self.stack.out_width
+        # Layers of a pre-norm model do not normalise their output; it is normalised here.
+        self.norm = nn.LayerNorm(out_width) if config.norm == "pre" else nn.Identity()
+        self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
+        matrix = None if config.tie == "none" else self.target.tokens.weight
+        self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         stack = self.source_stack or self.stack
-        found: dict[int, Tensor] = {}
-
-        def run(i: int, x: Tensor) -> Tensor:
-            if i in stack.summaries:
-                summed: Tensor = stack.layers[i](x)
-                return summed
-            layer: Any = stack.layers[i]
-            if i + 1 == len(stack.layers):
-                kept = layer.attended(x)
-            else:
-                x, kept = layer.source(x, src_mask)
-            found.setdefault(stack.places[i], kept)  # once, where the layer is recomputed
-            return x
-
-        history, top = stack(self.source(src), run, below_top=True)
-        return Memory(history, top, src_mask, attended=tuple(found[n] for n in sorted(found)))
+        top = len(stack.layers) - 1
+        contexts = [SourceContext(src_mask, is_top=i == top) for i in range(len(stack.layers))]
+        history, output, states = stack(self.source(src), contexts)
+        keys_values = tuple(state for state in states if state is not None)
+        return Memory(history, output, src_mask, layer_keys_values=keys_values)
 
     def start(self, memory: Memory) -> State:
         layers = [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
-        keys_values = tuple(
+        keys_values = [
             source if layer.cross is None else layer.cross.keys_values([source])
-            for layer, source in zip(layers, memory.attended, strict=True)
-        )
+            for layer, source in zip(layers, memory.layer_keys_values, strict=True)
+        ]
+        # With mixed attention the caches begin with the source.
         length = memory.mask.shape[1] if self.mixed else 0
-        caches = tuple(Cache(found[:, :length], length) for found in keys_values)
-        ancestors = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((() if self.mixed else keys_values, memory.mask, caches), ancestors, 0)
+        caches = tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
+        # The cache slots of each hypothesis; see ``cache_mask``.
+        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
+        per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
+        return State(per_sentence, slots, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        keys_values, mask, caches = state.fixed
-        before = mask.shape[1] if self.mixed else 0  # slots of the source
-        past = caches[0].length - before
-        ancestors, seen = cache_mask(state.moving, len(mask), past, tgt_in.shape[1])
+        keys_values, mask, caches = state.per_sentence
+        source_slots = mask.shape[1] if self.mixed else 0
+        past = caches[0].length - source_slots
+        slots, visible = cache_mask(state.per_hypothesis, len(mask), past, tgt_in.shape[1])
         if self.mixed:
-            seen = with_source(seen, mask, past, tgt_in.numel() // len(mask))
-        stack, grown = self.stack, list(caches)
+            visible = with_source(visible, mask, past, tgt_in.numel() // len(mask))
+        _, output, states = self.stack(
+            self.target(tgt_in, state.step),
+            self._target_contexts(caches, visible, keys_values, mask),
+            keep_states=not self.stack.recomputes,
+        )
+        features = self.to_output(self.norm(output))
+        caches = tuple(cache for cache in states if cache is not None)
+        step = state.step + tgt_in.shape[1]
+        return features, State((keys_values, mask, caches), slots, step)
 
-        def run(i: int, x: Tensor) -> Tensor:
-            if i in stack.summaries:
-                summed: Tensor = stack.layers[i](x)
-                return summed
-            n = stack.places[i]
-            x, cache = stack.layers[i](
-                x, caches[n], seen, None if self.mixed else keys_values[n], mask
-            )
-            if not stack.recomputes:
-                grown[n] = cache
-            return x
-
-        _, top = stack(self.target(tgt_in, state.step), run)
-        features = self.to_output(self.norm(top))
-        return features, State(
-            (keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1]
+    def _target_contexts(
+        self,
+        caches: Sequence[Cache],
+        visible: Tensor | None,
+        keys_values: Sequence[Tensor],
+        mask: Tensor,
+    ) -> list[TargetContext | None]:
+        sources: Sequence[Tensor | None] = keys_values or [None] * len(caches)
+        return self.stack.per_module(
+            TargetContext(cache, visible, source, mask)
+            for cache, source in zip(caches, sources, strict=True)
         )
 
+    def layers(self) -> list[nn.Module]:
+        if self.source_stack is None:
+            return list(self.stack.layers)
+        return [*self.stack.layers, *self.source_stack.layers]
 
-def with_source(seen: Tensor | None, mask: Tensor, past: int, new: int) -> Tensor:
-    """Equation 3's mask: real source positions (B, S), and the slots of the target that each of ``new`` positions sees, so far
-    ``past`` (None: all) -> (B, 1, new, S + past + new).
+
+def with_source(visible: Tensor | None, mask: Tensor, past: int, new: int) -> Tensor:
+    """Return the mask of Equation 3 (B, 1, new, S + past + new).
+
+    It joins the source mask (B, S) and ``visible``, the target slots that each of ``new`` positions
+    attends to; None means all ``past`` + ``new`` slots.
     """
-    if seen is None:
-        seen = mask.new_ones(new, past + new)
-    return torch.cat(
-        (mask[:, None, None, :].expand(-1, 1, new, -1), seen.expand(len(mask), 1, -1, -1)), -1
-    )
+    if visible is None:
+        visible = mask.new_ones(new, past + new)
+    source = mask[:, None, None, :].expand(-1, 1, new, -1)
+    return torch.cat((source, visible.expand(len(mask), 1, -1, -1)), -1)

@@ -1,4 +1,4 @@
-"""How weights are drawn before training."""
+"""Initial weights."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,12 @@ from fusetk.nn.positions import Learned
 
 
 def xavier(model: nn.Module) -> None:
-    """Linear maps uniform by Glorot and Bengio (2010), biases zero, embeddings and output N(0, D^-0.5): fairseq's Transformer.
+    """Initialise as fairseq's Transformer.
 
-    Queries, keys and values count as one matrix (3D, D), in self-attention and, where the widths agree, in attention to
-    the source: that is the gain of 1 / sqrt(2) which fairseq gives to each of the three.
+    Linear maps are uniform (Glorot and Bengio 2010), biases are zero, embeddings and the output
+    projection are N(0, D^-0.5). Queries, keys and values count as one matrix (3D, D), in
+    self-attention and, if the widths agree, in attention to the source. This is the gain of
+    1 / sqrt(2) that fairseq gives to each of the three.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -27,7 +29,7 @@ def xavier(model: nn.Module) -> None:
             bound = (6 / (4 * module.in_features)) ** 0.5
             nn.init.uniform_(module.weight, -bound, bound)
         if isinstance(module, CrossAttention) and all(
-            m.in_features == module.query.in_features for m in module.project
+            project.in_features == module.query.in_features for project in module.project
         ):
             bound = (6 / (4 * module.query.in_features)) ** 0.5
             for matrix in (module.query, *module.project):
@@ -35,7 +37,11 @@ def xavier(model: nn.Module) -> None:
 
 
 def mlrf(model: nn.Module) -> None:
-    """Embeddings (and what is tied to them) N(0, D^-0.5), all other maps and biases U(+-1 / sqrt(fan_in)) (MLRF section 4.2)."""
+    """Initialise as MLRF section 4.2.
+
+    Embeddings, and matrices tied to them, are N(0, D^-0.5). All other matrices and biases are
+    U(+-1 / sqrt(fan_in)).
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear | OutputProjection):
             bound = module.weight.shape[1] ** -0.5

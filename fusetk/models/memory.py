@@ -5,21 +5,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fusetk.config import ComponentConfig
+from fusetk.config import ComponentConfig, resolve
 from fusetk.models.seq2seq import Memory
 
 
 class MemoryAttention(nn.Module):
-    """What the decoder attends to: some sources, made once a sentence, and which of them each layer reads."""
+    """Selects from the encoder's layers the sources that the decoder attends to.
+
+    The sources are computed once for each sentence. Every decoder layer attends to one or more of
+    them.
+    """
 
     Config: type[ComponentConfig] = ComponentConfig
-    reads_top = False  # what the encoder's stack hands on is attended to
-    layer_by_layer = False  # each decoder layer attends to the encoder layer of its own height
+    reads_output = False
+    """Whether the decoder attends to the output of the encoder's stack."""
+    layer_by_layer = False
+    """Whether decoder layer i attends to encoder layer i only."""
 
-    def __init__(self, config: ComponentConfig, widths: Sequence[int], top_width: int):
-        """``widths`` of the encoder's history, the embedding's first, and of its fused top."""
+    def __init__(self, config: ComponentConfig, history_widths: Sequence[int], output_width: int):
+        """Widths of the encoder's history, the embedding first, and of the encoder's output."""
         super().__init__()
-        self.history_widths, self.top_width = tuple(widths), top_width
+        self.history_widths = tuple(history_widths)
+        self.output_width = output_width
 
     @property
     def widths(self) -> Sequence[int]:
@@ -27,29 +34,32 @@ class MemoryAttention(nn.Module):
         raise NotImplementedError
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        """The sources, each (B, S, its width)."""
+        """Return the sources, each (B, S, its width)."""
         raise NotImplementedError
 
-    def of(self, layer: int) -> slice:
-        """The sources that decoder layer ``layer`` (0 is the lowest) attends to, one by one; what it finds is added up."""
+    def sources_of(self, layer: int) -> slice:
+        """Return which sources decoder layer ``layer`` attends to; 0 is the lowest layer.
+
+        The layer attends to each source separately and adds up the results.
+        """
         return slice(None)
 
 
-class Top(MemoryAttention):
-    """Every decoder layer attends to what the encoder's stack hands on."""
+class OutputAttention(MemoryAttention):
+    """Every decoder layer attends to the output of the encoder's stack."""
 
-    reads_top = True
+    reads_output = True
 
     @property
     def widths(self) -> Sequence[int]:
-        return [self.top_width]
+        return [self.output_width]
 
     def sources(self, memory: Memory) -> Sequence[Tensor]:
-        return [memory.top]
+        return [memory.output]
 
 
-class DenseConcat(MemoryAttention):
-    """Every decoder layer attends to the concatenation of the encoder's layers (DenseNMT, DenseAtt-1)."""
+class DenseConcatAttention(MemoryAttention):
+    """Every decoder layer attends to the concatenated encoder layers (DenseNMT, DenseAtt-1)."""
 
     @property
     def widths(self) -> Sequence[int]:
@@ -59,8 +69,8 @@ class DenseConcat(MemoryAttention):
         return [torch.cat(memory.history, -1)]
 
 
-class DenseSum(MemoryAttention):
-    """Every decoder layer attends to each of the encoder's layers (DenseNMT, DenseAtt-2)."""
+class DenseSumAttention(MemoryAttention):
+    """Every decoder layer attends to each of the encoder layers (DenseNMT, DenseAtt-2)."""
 
     @property
     def widths(self) -> Sequence[int]:
@@ -70,8 +80,11 @@ class DenseSum(MemoryAttention):
         return memory.history
 
 
-class Layerwise(MemoryAttention):
-    """Decoder layer i attends to encoder layer i (He et al. 2018, section 3; here by an attention of its own)."""
+class LayerwiseAttention(MemoryAttention):
+    """Decoder layer i attends to encoder layer i (He et al. 2018, section 3).
+
+    Here the decoder has a separate attention to the source.
+    """
 
     layer_by_layer = True
 
@@ -82,13 +95,26 @@ class Layerwise(MemoryAttention):
     def sources(self, memory: Memory) -> Sequence[Tensor]:
         return memory.history[1:]
 
-    def of(self, layer: int) -> slice:
+    def sources_of(self, layer: int) -> slice:
         return slice(layer, layer + 1)
 
 
 ATTENDS: dict[str, type[MemoryAttention]] = {
-    "top": Top,
-    "layerwise": Layerwise,
-    "dense-concat": DenseConcat,
-    "dense-sum": DenseSum,
+    "top": OutputAttention,
+    "layerwise": LayerwiseAttention,
+    "dense-concat": DenseConcatAttention,
+    "dense-sum": DenseSumAttention,
 }
+
+
+def memory_attention_class(config: ComponentConfig) -> type[MemoryAttention]:
+    """Return the class that ``config.kind`` names. Raises ValueError if there is none."""
+    cls: type[MemoryAttention] = resolve(config.kind, ATTENDS, MemoryAttention)
+    return cls
+
+
+def build_memory_attention(
+    config: ComponentConfig, history_widths: Sequence[int], output_width: int
+) -> MemoryAttention:
+    """Build what selects the decoder's sources; for the arguments see ``MemoryAttention``."""
+    return memory_attention_class(config)(config, history_widths, output_width)

@@ -1,4 +1,7 @@
-"""ShallowRNMT and DTMT (Meng and Zhang 2019): recurrence with deep transitions, with open sites for fusion and attention."""
+"""ShallowRNMT and DTMT (Meng and Zhang 2019): recurrence with deep transitions.
+
+Fusions and attention are configurable.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -8,114 +11,126 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.config import ComponentConfig, Config, component, resolve
+from fusetk.config import ComponentConfig, Config, component
 from fusetk.errors import ConfigError
-from fusetk.fusion import FUSIONS
+from fusetk.fusion import FUSIONS, build_fusion
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
-from fusetk.fusion.last import Last
-from fusetk.models.memory import ATTENDS, MemoryAttention
+from fusetk.models.memory import (
+    ATTENDS,
+    MemoryAttention,
+    build_memory_attention,
+    memory_attention_class,
+)
 from fusetk.models.seq2seq import PAD, Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.cells import Bottom, Cell, Transition
+from fusetk.nn.cells import Cell, InputCell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
-from fusetk.nn.recurrence import Across, recur
+from fusetk.nn.recurrence import DecoderAttention, run_recurrence
 
 
 class TransitionConfig(Config):
-    """How a state becomes the next one."""
+    """A deep transition: the cells that compute the next state from the last one."""
 
-    cell: Bottom = "l-gru"
-    """The cell at the bottom, which reads the input."""
+    cell: InputCell = "l-gru"
+    """The lowest cell, which reads the input."""
     depth: int = Field(1, ge=0)
-    """T-GRUs above it, which read the state alone; 0 is the shallow part of Table 4."""
+    """Number of T-GRU cells above it, which read the state only; 0 is the shallow part of Table
+    4."""
 
 
 class RecurrentEncoderConfig(TransitionConfig):
-    """The source's side: two directions, each with such a transition."""
+    """The encoder: two directions, each with its own transition."""
 
     fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
         kind="last"
     )
-    """What is attended to, of the embedding and the states of a time step; with `last` the highest of them."""
+    """How the output of the encoder is made from the embedding and the states of a time step.
+    `last`: the highest state."""
 
 
 class RecurrentDecoderConfig(TransitionConfig):
-    """The transition that reads what attention found, and the target's sites."""
+    """The transition after attention, and the decoder's fusion and attention."""
 
     fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
         kind="last"
     )
-    """What a word is predicted from, of the embedding and the states of a time step, those of `query` first; the recurrence goes on
-    with the highest."""
+    """How the input of the prediction is made from the embedding and the states of a time step,
+    those of `query` first. The recurrence itself continues with the highest state."""
     attend: Annotated[
         ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
     ] = ComponentConfig(kind="top")
-    """Which states of the encoder are attended to; there is one attention, so not `layerwise`."""
+    """Which states of the encoder the decoder attends to. The decoder has one attention, so
+    `layerwise` is not allowed."""
 
 
 class RecurrentConfig(ModelConfig):
-    """Sizes and choices of a recurrent model."""
+    """Sizes and options of a recurrent model."""
 
     kind: str = "recurrent"
     width: int = Field(1024, ge=1)
-    """Features of states, and of attention."""
+    """Features of states and of attention."""
     embedding: int | None = Field(None, ge=1)
-    """Features of words, and of what is compared with them at the end; as `width` if not given."""
+    """Features of embeddings and of the input of the output projection; by default `width`."""
     heads: int = Field(16, ge=1)
-    """Heads of the additive attention. On a GPU, kernels want them, and the features of each, to be powers of two."""
+    """Heads of the additive attention. On a GPU, the fused kernels need a power of two, and a power
+    of two of features in each head."""
     encoder: RecurrentEncoderConfig = RecurrentEncoderConfig()
-    """The source's transition."""
+    """The encoder's transition."""
     query: TransitionConfig = TransitionConfig()
-    """The target's transition from the word before to the state that looks for the source."""
+    """The decoder's transition from the previous word to the query of attention."""
     decoder: RecurrentDecoderConfig = RecurrentDecoderConfig()
-    """The target's transition from what was found to the state that predicts the word."""
+    """The decoder's transition from the result of attention to the state that predicts the
+    word."""
     layer_norm: bool = True
     """Normalise each gate before its sigmoid."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
-    """Sines and cosines, times 1 / sqrt(features), are added to words."""
+    """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     project_context: bool = False
-    """Map what attention found to `width` before it is read, as the authors' code does; their counts of parameters say that the
-    paper's systems did not."""
+    """Project the result of attention to `width` before the decoder reads it, as the authors' code
+    does. The paper's parameter counts imply that its systems did not."""
     embedding_dropout: float = Field(0.3, ge=0, lt=1)
-    """On words."""
+    """Dropout on embeddings."""
     candidate_dropout: float = Field(0.1, ge=0, lt=1)
-    """On the candidate of every cell, before it is mixed into the state."""
+    """Dropout on the candidate state of every cell."""
     output_dropout: float = Field(0.3, ge=0, lt=1)
-    """On what is compared with the words at the end."""
+    """Dropout on the input of the output projection."""
     tie: Literal["none", "target", "all"] = "none"
-    """Share the output matrix with the target embedding, or with both embeddings (one joint vocabulary)."""
+    """Share the output matrix with the target embedding, or with both embeddings (`all` needs one
+    joint vocabulary)."""
     output_bias: bool = True
-    """A bias for each word of the target vocabulary."""
+    """A bias for each entry of the target vocabulary."""
     init: float = Field(0.08, gt=0)
-    """Matrices and embeddings begin uniform between minus this and this."""
+    """Initial matrices and embeddings are uniform between -init and init."""
 
     @model_validator(mode="after")
-    def _sites_fit(self) -> "RecurrentConfig":
+    def _options_fit_together(self) -> "RecurrentConfig":
         encoder, decoder = self.encoder, self.decoder
         encoder.fuse.check(encoder.depth + 1)
         decoder.fuse.check(self.query.depth + decoder.depth + 2)
-        attend = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)
+        attend = memory_attention_class(decoder.attend)
         if attend.layer_by_layer:
             raise ValueError(
-                f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a recurrent decoder has one"
+                f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a "
+                "recurrent decoder has only one: choose another kind"
             )
-        if not attend.reads_top and encoder.fuse.kind != "last":
+        if not attend.reads_output and encoder.fuse.kind != "last":
             raise ValueError(
-                f"decoder.attend: {decoder.attend.kind} reads the encoder's states themselves, so of encoder.fuse: {encoder.fuse.kind} "
-                "only the decoder's first state would come: take one of them away"
+                f"decoder.attend: {decoder.attend.kind} reads the states of the encoder, so only "
+                f"the first state of the decoder would depend on encoder.fuse: "
+                f"{encoder.fuse.kind}: remove one of the two options"
             )
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
 
 
-class Embedding(nn.Module):
-    """Words plus a bias plus positions times 1 / sqrt(E), with dropout."""
+class RecurrentEmbedding(nn.Module):
+    """Token embeddings plus a bias plus positions times 1 / sqrt(E), with dropout."""
 
     def __init__(self, config: RecurrentConfig, vocabulary: int, tied: nn.Embedding | None = None):
         super().__init__()
@@ -127,10 +142,10 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, E)."""
-        found = self.tokens(ids) + self.bias
+        x = self.tokens(ids) + self.bias
         if self.positions is not None:
-            found = found + self.positions(start, ids.shape[1]) * found.shape[-1] ** -0.5
-        return self.dropout(found)
+            x = x + self.positions(start, ids.shape[1]) * x.shape[-1] ** -0.5
+        return self.dropout(x)
 
 
 class Recurrent(Seq2Seq):
@@ -139,74 +154,77 @@ class Recurrent(Seq2Seq):
     Config = RecurrentConfig
 
     def __init__(self, config: RecurrentConfig, source_size: int, target_size: int):
-        """Vocabulary sizes count the special tokens. Raises ConfigError when they, or the heads, do not fit."""
+        """Vocabulary sizes include the special tokens.
+
+        Raises ConfigError if they do not allow ``tie``, or if the width of the encoder states
+        that are attended to is not a multiple of the heads.
+        """
         super().__init__()
         check_tying(config.tie, source_size, target_size)
         width, norm = config.width, config.layer_norm
         size = config.embedding or width
-        self.source = Embedding(config, source_size)
-        self.target = Embedding(
-            config, target_size, self.source.tokens if config.tie == "all" else None
-        )
+        self.source = RecurrentEmbedding(config, source_size)
+        tied = self.source.tokens if config.tie == "all" else None
+        self.target = RecurrentEmbedding(config, target_size, tied)
         encoder, query, decoder = config.encoder, config.query, config.decoder
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
-        self.encoder_fuse = build_fusion(encoder.fuse, encoder_widths, "encoder.fuse")
-        self.attend: MemoryAttention = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)(
+        self.encoder_fuse = _fusion_of_states(encoder.fuse, encoder_widths, "encoder.fuse")
+        self.attend = build_memory_attention(
             decoder.attend, encoder_widths, self.encoder_fuse.out_width
         )
-        widths = self.attend.widths
-        context = widths[0] if len(widths) == 1 else 2 * width
-        if context % config.heads:
+        source_widths = self.attend.widths
+        context_width = source_widths[0] if len(source_widths) == 1 else 2 * width
+        if context_width % config.heads:
             raise ConfigError(
-                f"model.decoder.attend: there are {context} features to attend to, no multiple of heads {config.heads}"
+                f"model.decoder.attend: the {context_width} features that are attended to are not "
+                f"a multiple of heads {config.heads}: change heads or the widths"
             )
-        self.keys = nn.ModuleList(nn.Linear(found, width, bias=False) for found in widths)
+        self.keys = nn.ModuleList(
+            nn.Linear(source_width, width, bias=False) for source_width in source_widths
+        )
         self.values = nn.ModuleList(
-            nn.Identity() if found == context else nn.Linear(found, context, bias=False)
-            for found in widths
+            nn.Identity()
+            if source_width == context_width
+            else nn.Linear(source_width, context_width, bias=False)
+            for source_width in source_widths
         )
         self.initial = nn.Linear(self.encoder_fuse.out_width, width)
         self.query = Transition(query.cell, query.depth, size, width, norm=norm)
-        self.attention = AdditiveAttention(width, config.heads, len(widths))
-        self.project = nn.Linear(context, width, bias=False) if config.project_context else None
-        self._projected: Tensor | None = None
-        self.context_width = width if config.project_context else context
+        self.attention = AdditiveAttention(width, config.heads, len(source_widths))
+        self.project = None
+        if config.project_context:
+            self.project = nn.Linear(context_width, width, bias=False)
+        self._projected_input: Tensor | None = None
+        self.context_width = width if config.project_context else context_width
         self.decoder = Transition(decoder.cell, decoder.depth, self.context_width, width, norm=norm)
         states = [width] * (query.depth + decoder.depth + 2)
-        self.decoder_fuse = build_fusion(decoder.fuse, [size, *states], "decoder.fuse")
+        self.decoder_fuse = _fusion_of_states(decoder.fuse, [size, *states], "decoder.fuse")
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)
         self.readout = nn.Linear(size + self.decoder_fuse.out_width + self.context_width, size)
-        self.candidate_dropout, self.output_dropout = (
-            Dropout(config.candidate_dropout),
-            Dropout(config.output_dropout),
-        )
-        self.output = OutputProjection(
-            size,
-            target_size,
-            config.output_bias,
-            None if config.tie == "none" else self.target.tokens.weight,
-        )
+        self.candidate_dropout = Dropout(config.candidate_dropout)
+        self.output_dropout = Dropout(config.output_dropout)
+        matrix = None if config.tie == "none" else self.target.tokens.weight
+        self.output = OutputProjection(size, target_size, config.output_bias, matrix)
         self.name = f"decoder.layer{query.depth + 1}.cross"
-        uniform(self, config.init)
+        initialise_uniform(self, config.init)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        words = self.source(src)
-        packed = packing(src_mask.sum(1), src.shape[1], _multiple(words))
-        read = packed.pack(words)
-        x = torch.stack((read, read.index_select(0, packed.mirrored))) @ self.encoder.input
-        nothing = words.new_zeros(2, packed.sizes[0], self.encoder.width, dtype=_state_dtype(words))
-        states = recur(self.encoder, x, nothing, packed.sizes, self.candidate_dropout).states
-        if isinstance(self.encoder_fuse, Last) and self.attend.reads_top:
-            states = states[-1:]
-        found = [
-            packed.unpack(torch.cat((there, back.index_select(0, packed.mirrored)), -1)).to(
-                words.dtype
-            )
-            for there, back in states
-        ]
-        history = (words, *found)
-        return Memory(history, self.encoder_fuse(history), src_mask)
+        embedding = self.source(src)
+        packed = packing(src_mask.sum(1), src.shape[1], _row_multiple(embedding))
+        forwards = packed.pack(embedding)
+        backwards = forwards.index_select(0, packed.mirrored)
+        x = torch.stack((forwards, backwards)) @ self.encoder.input_weight
+        rows = packed.sizes[0]
+        zeros = embedding.new_zeros(2, rows, self.encoder.width, dtype=_state_dtype(embedding))
+        states = run_recurrence(self.encoder, x, zeros, packed.sizes, self.candidate_dropout).states
+        if self.encoder_fuse.reads_next_input and self.attend.reads_output:
+            states = states[-1:]  # nothing reads the lower states
+        history = [embedding]
+        for forward, backward in states:
+            both = torch.cat((forward, backward.index_select(0, packed.mirrored)), -1)
+            history.append(packed.unpack(both).to(embedding.dtype))
+        return Memory(tuple(history), self.encoder_fuse(history), src_mask)
 
     def start(self, memory: Memory) -> State:
         sources = self.attend.sources(memory)
@@ -219,126 +237,145 @@ class Recurrent(Seq2Seq):
         if len(sources) > 1:
             values = values * len(sources) ** -0.5
         mask = memory.mask[..., None]
-        mean = (memory.top * mask).sum(1) / mask.sum(1)
-        return State(
-            (keys, values, memory.mask), (torch.tanh(self.initial(mean)).to(_state_dtype(mean)),), 0
-        )
+        mean = (memory.output * mask).sum(1) / mask.sum(1)
+        hidden = torch.tanh(self.initial(mean)).to(_state_dtype(mean))
+        return State((keys, values, memory.mask), (hidden,), 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        keys, values, mask = state.fixed
-        [before] = state.moving
-        words = self.target(tgt_in, state.step)
-        if not state.step:  # what stands before the first word is nothing
-            words = torch.cat((torch.zeros_like(words[:, :1]), words[:, 1:]), 1)
-        packed = self._packing(tgt_in, len(keys), words)
-        read = words[:, 0] if packed is None else packed.pack(words)
-        if packed is not None:
-            before = before.index_select(0, packed.order)
-            if len(keys) == len(words):  # one hypothesis a sentence
+        keys, values, mask = state.per_sentence
+        [hidden] = state.per_hypothesis
+        sentences = len(keys)
+        embedding = self.target(tgt_in, state.step)
+        if state.step == 0:  # the first token, BOS, is read as zeros
+            embedding = torch.cat((torch.zeros_like(embedding[:, :1]), embedding[:, 1:]), 1)
+        packed = self._packing(tgt_in, sentences, embedding)
+        if packed is None:
+            sizes: Sequence[int] = [len(embedding)]
+            x = embedding[:, 0]
+        else:
+            sizes = packed.sizes
+            x = packed.pack(embedding)
+            hidden = hidden.index_select(0, packed.order)
+            if sentences == len(embedding):  # one hypothesis for each sentence
                 keys, values, mask = (
                     tensor.index_select(0, packed.order) for tensor in (keys, values, mask)
                 )
-        across = Across(self.attention, self.decoder, self._input(), keys, values, mask)
-        sizes = [len(words)] if packed is None else packed.sizes
-        wanted = trace.wanted(self.name)
-        states, contexts, weights = recur(
+        across = DecoderAttention(
+            self.attention, self.decoder, self._decoder_input(), keys, values, mask
+        )
+        traced = trace.wanted(self.name)
+        states, contexts, weights = run_recurrence(
             self.query,
-            (read @ self.query.input[0])[None],
-            before[None],
+            (x @ self.query.input_weight[0])[None],
+            hidden[None],
             sizes,
             self.candidate_dropout,
             across,
-            wanted,
+            traced,
         )
         assert contexts is not None
-        if isinstance(self.decoder_fuse, Last):
-            states = states[-1:]
+        if self.decoder_fuse.reads_next_input:
+            states = states[-1:]  # nothing reads the lower states
+        if traced and weights is not None:
+            self._record(_unpack(weights, packed), sentences)
+        hidden = _unpack(states[-1][0], packed)[:, -1]
+        history = [x, *(layer[0].to(embedding.dtype) for layer in states)]
+        if self.training:
+            features = _unpack(self._features(history, contexts), packed)
+        else:  # a trace of the fusion shows sentences, not packed rows
+            unpacked = [_unpack(layer, packed) for layer in history]
+            features = self._features(unpacked, _unpack(contexts, packed))
+        step = state.step + tgt_in.shape[1]
+        return features, State(state.per_sentence, (hidden,), step)
 
-        def unpacked(x: Tensor) -> Tensor:
-            return x[:, None] if packed is None else packed.unpack(x)
-
-        last = unpacked(states[-1][0])[:, -1]
-        if wanted and weights is not None:
-            self._record(unpacked(weights), len(state.fixed[0]))
-        found = [read, *(one[0].to(words.dtype) for one in states), contexts]
-        if not self.training:  # whoever watches a fusion wants to see sentences
-            found = [unpacked(one) for one in found]
-        *history, context = found
+    def _features(self, history: Sequence[Tensor], context: Tensor) -> Tensor:
+        """Return the input of the output projection; the embedding is first in the history."""
         if self.project is not None:
             context = self.project(context)
-        features = torch.tanh(
-            self.readout(torch.cat((history[0], self.decoder_fuse(history), context), -1))
-        )
-        features = self.output_dropout(features)
-        return unpacked(features) if self.training else features, State(
-            state.fixed, (last,), state.step + tgt_in.shape[1]
-        )
+        fused = self.decoder_fuse(history)
+        features = torch.tanh(self.readout(torch.cat((history[0], fused, context), -1)))
+        return self.output_dropout(features)
 
-    def _input(self) -> Tensor:
-        """What maps what attention found to the columns that the decoder reads; without gradients it is made once."""
+    def _decoder_input(self) -> Tensor:
+        """Return the matrix from the result of attention to the input columns of the decoder.
+
+        With ``project_context`` it is the product of two matrices, which is computed only once if
+        no gradients are needed.
+        """
         if self.project is None:
-            return self.decoder.input[0]
+            return self.decoder.input_weight[0]
         if self.training or torch.is_grad_enabled():
-            return self.project.weight.mT @ self.decoder.input[0]
-        if self._projected is None:
-            self._projected = self.project.weight.mT @ self.decoder.input[0]
-        return self._projected
+            return self.project.weight.mT @ self.decoder.input_weight[0]
+        if self._projected_input is None:
+            self._projected_input = self.project.weight.mT @ self.decoder.input_weight[0]
+        return self._projected_input
 
     def train(self, mode: bool = True) -> "Recurrent":
-        self._projected = None
+        self._projected_input = None
         super().train(mode)
         return self
 
-    def _packing(self, tgt_in: Tensor, sentences: int, words: Tensor) -> Packing | None:
-        """None for a single step; of several, the steps of each row up to its last word."""
+    def _packing(self, tgt_in: Tensor, sentences: int, embedding: Tensor) -> Packing | None:
+        """Pack the steps of each row up to its last token; None for a single step."""
         rows, steps = tgt_in.shape
         if steps == 1:
             return None
-        last = torch.arange(1, steps + 1, device=tgt_in.device)
-        if rows != sentences:  # hypotheses of a sentence stay together
-            return packing(last[-1:].expand(rows), steps)
-        return packing((last * (tgt_in != PAD)).amax(1).clamp_min(1), steps, _multiple(words))
+        numbers = torch.arange(1, steps + 1, device=tgt_in.device)
+        if rows != sentences:  # hypotheses of a sentence must stay together
+            return packing(numbers[-1:].expand(rows), steps)
+        lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
+        return packing(lengths, steps, _row_multiple(embedding))
 
     def _record(self, weights: Tensor, sentences: int) -> None:
-        """Weights (B * K, T, n * S, H)."""
-        found = weights.reshape(
-            sentences,
-            -1,
-            self.attention.sources,
-            weights.shape[2] // self.attention.sources,
-            self.attention.heads,
-        )
-        trace.record(self.name, found.permute(0, 2, 4, 1, 3).flatten(1, 2))  # (B, n * H, K * T, S)
+        """Record attention weights (B * K, T, n * S, H) as (B, n * H, K * T, S)."""
+        sources, heads = self.attention.sources, self.attention.heads
+        positions = weights.shape[2] // sources
+        weights = weights.reshape(sentences, -1, sources, positions, heads)
+        trace.record(self.name, weights.permute(0, 2, 4, 1, 3).flatten(1, 2))
 
 
-def _multiple(words: Tensor) -> int:
-    """What numbers of rows are rounded up to a multiple of: for bf16 on CPU each new shape of a product is compiled first."""
-    return 16 if words.device.type == "cpu" and product_dtype(words) == torch.bfloat16 else 1
+def _unpack(x: Tensor, packed: Packing | None) -> Tensor:
+    """Return rows of steps (B * K, T, ...); without a packing there is one step."""
+    return x[:, None] if packed is None else packed.unpack(x)
 
 
-def _state_dtype(words: Tensor) -> torch.dtype:
-    """States are float32 at least: what is added to them step by step would be lost in less."""
-    return torch.promote_types(words.dtype, torch.float32)
+def _row_multiple(embedding: Tensor) -> int:
+    """Return the number to whose multiples the packing rounds numbers of rows up.
+
+    For bf16 on CPU, torch compiles each new shape of a product first; rounding avoids new shapes.
+    """
+    return (
+        16 if embedding.device.type == "cpu" and product_dtype(embedding) == torch.bfloat16 else 1
+    )
 
 
-def build_fusion(config: FusionConfig, widths: Sequence[int], name: str) -> Fusion:
-    """A fusion of the states of a time step; ``widths`` of the history, the embedding's first."""
-    built: Fusion = resolve(config.kind, FUSIONS, Fusion)(config, widths, widths[-1], name)
-    return built
+def _state_dtype(embedding: Tensor) -> torch.dtype:
+    """Return at least float32: lower precision would lose what each step adds to a state."""
+    return torch.promote_types(embedding.dtype, torch.float32)
 
 
-def uniform(model: nn.Module, bound: float) -> None:
-    """Matrices, embeddings and the vector of attention U(-bound, bound) (Meng and Zhang 2019); biases 0, gains 1."""
+def _fusion_of_states(config: FusionConfig, widths: Sequence[int], name: str) -> Fusion:
+    """Build a fusion of the states of a time step, as wide as the highest state."""
+    return build_fusion(config, widths, widths[-1], name)
+
+
+def initialise_uniform(model: nn.Module, bound: float) -> None:
+    """Initialise as Meng and Zhang 2019.
+
+    Matrices, embeddings and the vector of attention are U(-bound, bound), biases 0, gains 1.
+    """
     for module in model.modules():
         if isinstance(module, Cell):
-            drawn: list[Tensor] = [module.state, *([] if module.input is None else [module.input])]
+            weights: list[Tensor] = [module.state]
+            if module.input is not None:
+                weights.append(module.input)
         elif isinstance(module, AdditiveAttention):
-            drawn = [module.query, module.vector]
+            weights = [module.query, module.vector]
         elif isinstance(module, nn.Linear | nn.Embedding | OutputProjection):
-            drawn = [module.weight]
+            weights = [module.weight]
         else:
             continue
-        for weight in drawn:
+        for weight in weights:
             nn.init.uniform_(weight, -bound, bound)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -1,7 +1,18 @@
-"""What every translation model is: the interfaces between encoder, decoder, training and search.
+"""The interface of every translation model: ``Seq2Seq``, ``Memory`` and ``State``.
 
-Names and shapes, here and everywhere: B sentences, K hypotheses a sentence, S source length, T target length, D width,
-V vocabulary. Batch first. Masks are True at real tokens. Models know nothing of devices, processes, precision or files.
+Training and search know models through this file only. They use a model like this:
+
+    memory = model.encode(src, src_mask)             # encode a batch of sentences, once
+    state = model.start(memory)                      # the state before the first target token
+    features, state = model.decode(tgt_in, state)    # read the next T target tokens
+    logits = model.output(features)                  # (B * K, T, V)
+
+Training calls ``decode`` once with complete targets. Search calls it once for each target position,
+with the state that the previous call returned.
+
+Shapes, here and in all other files: B sentences, K hypotheses of each sentence, S source positions,
+T target positions, D features (width), V vocabulary entries. The batch is axis 0. Masks are True at
+real tokens and False at padding. Models do not deal with devices, processes, precision or files.
 """
 
 from typing import NamedTuple
@@ -14,67 +25,94 @@ from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
-PAD = 0  # the id that fills up the rows of a batch at the right
+PAD = 0  # the id of padding, which fills the rows of a batch on the right
 
 
 class Memory(NamedTuple):
-    """What the encoder hands to the decoder."""
+    """The encoder's result, which the decoder reads."""
 
-    # Each (B, S, D_i): the embedding (or the last summary), then the outputs of the layers above it, where somebody reads them.
     history: tuple[Tensor, ...]
-    top: Tensor  # (B, S, D): the fused output, or the highest where nothing is fused
-    mask: Tensor  # (B, S)
-    embedded: Tensor | None = (
-        None  # (B, S, E): words and positions as they were, where the decoder wants them
-    )
-    attended: tuple[
-        Tensor, ...
-    ] = ()  # each (B, S, ...): what each decoder layer attends to, where the encoder's layers made it
+    """The embedding, or the output of the last summary layer, then the outputs of the layers above
+    it: each (B, S, D_i). Layers that nothing reads may be missing."""
+    output: Tensor
+    """The output of the encoder (B, S, D): the fused layers, or the highest layer."""
+    mask: Tensor
+    """True at real source tokens (B, S)."""
+    embedding: Tensor | None = None
+    """The source embeddings (B, S, E), for decoders that attend to them too (``conv``)."""
+    layer_keys_values: tuple[Tensor, ...] = ()
+    """For each decoder layer, the source keys and values that it attends to, each (B, S, D_i), for
+    models whose encoder layers compute them (``coordinated``)."""
 
 
 class State(NamedTuple):
-    """All that decoding remembers, as a value: returned, never kept on a module. Axis 0 of every tensor is the batch."""
+    """Everything that the decoder remembers between two calls of ``decode``.
 
-    fixed: NestedTensors  # per sentence (B, ...): projected keys and values, mask. Never repeated for K hypotheses
-    moving: NestedTensors  # per hypothesis (B * K, ...): caches, windows, hidden states. The search selects rows of it
-    step: int  # target positions read so far
+    A state is a value: ``decode`` returns a new one, and no module keeps any part of it. Axis 0 of
+    every tensor is the batch. Search selects rows of the two fields separately.
+    """
+
+    per_sentence: NestedTensors
+    """Tensors with one row for each sentence (B, ...), which its K hypotheses share: the keys and
+    values of the source, the source mask, and the self-attention caches. A cache grows with every
+    call; its slots hold the tokens of all hypotheses of the sentence."""
+    per_hypothesis: NestedTensors
+    """Tensors with one row for each hypothesis (B * K, ...): the cache slots that hold its tokens
+    (Transformer), its convolution windows, or its hidden state."""
+    step: int
+    """Number of target positions read so far."""
 
 
 class ModelConfig(ComponentConfig):
-    """What every backbone's config has."""
+    """Options that every backbone has."""
 
     width: int = Field(512, ge=1)
-    """d_model: embeddings, layer outputs; some learning-rate schedules go by it."""
+    """d_model: features of embeddings and layer outputs. Some learning-rate schedules depend on
+    it."""
 
 
 class Seq2Seq(nn.Module):
-    """A translation model. Subclasses build ``output`` and write ``encode``, ``start`` and ``decode``."""
+    """A translation model.
+
+    Subclasses set ``output`` and write ``encode``, ``start``, ``decode`` and ``layers``.
+    """
 
     Config: type[ModelConfig]
-    max_positions: int | None = (
-        None  # longest sentence that can be read, in tokens, the end mark counted
-    )
-    output: (
-        OutputProjection | NormedLinear
-    )  # (..., D) -> (..., V), the unnormalised log-probabilities
+    max_positions: int | None = None
+    """The longest sentence that the model can read, in tokens with EOS; None: no limit."""
+    output: OutputProjection | NormedLinear
+    """The output projection (..., D) -> (..., V). It returns logits."""
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        """Source ids (B, S) and their mask (B, S), every row with at least one real token, all at the left."""
+        """Encode source ids (B, S) with their mask (B, S).
+
+        Every row is padded on the right and has at least one real token.
+        """
         raise NotImplementedError
 
     def start(self, memory: Memory) -> State:
-        """The state before the first target token, one hypothesis a sentence (K = 1)."""
+        """Return the state before the first target token, with K = 1 hypothesis a sentence."""
         raise NotImplementedError
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read the next T target tokens (B * K, T): features (B * K, T, D) that ``output`` maps to the vocabulary.
+        """Read the next T target tokens (B * K, T); return their features (B * K, T, D).
 
-        T is the whole sentence in training and 1 in search: one code path. Behind the words of a row PAD fills it up, and what comes
-        out there is rubbish. K is what ``tgt_in`` says, B what ``state.fixed`` says; hypotheses of one sentence stand together.
+        ``output`` maps the features to logits. T is the length of the target in training and 1 in
+        search; both use the same code. Rows are padded on the right with PAD; features at padding
+        are undefined. B is the number of rows in ``state.per_sentence``; the K hypotheses of a
+        sentence are consecutive rows of ``tgt_in``.
         """
         raise NotImplementedError
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Features (B, T, D) of a whole batch. What training calls, and what a data-parallel wrapper wraps."""
+        """Return the features (B, T, D) of complete targets (B, T); training calls this."""
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers, which may be compiled or sharded one by one; by default none.
+
+        Each layer runs by its ``forward`` only, except for ``CrossAttention.project``, which
+        ``start`` may call.
+        """
+        return []

@@ -1,43 +1,49 @@
-"""A stack of layers and its sites: what a layer reads (connect), what the stack hands on (fuse), what is attended to (attend)."""
+"""A stack of layers: the layers, the connection between them, and the fusion of their outputs."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fusetk.config import ComponentConfig, Config, component, resolve
-from fusetk.fusion import FUSIONS
-from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
-from fusetk.fusion.last import Last
-from fusetk.models.connect import CONNECTIONS, ConnectConfig, Connection
-from fusetk.models.memory import ATTENDS, MemoryAttention
+from fusetk.config import ComponentConfig, Config, component
+from fusetk.fusion import FUSIONS, build_fusion, fusion_class
+from fusetk.fusion.base import Fusion, FusionConfig
+from fusetk.models.connect import (
+    CONNECTIONS,
+    ConnectConfig,
+    Connection,
+    PlannedModule,
+    build_connection,
+)
+from fusetk.models.memory import ATTENDS, MemoryAttention, memory_attention_class
+
+T = TypeVar("T")
 
 
 class StackConfig(Config):
-    """One side of a model: its depth and how its layers are wired."""
+    """One side of a model: its depth, its connection and its fusion."""
 
     layers: int = Field(ge=1)
     """Number of layers."""
     connect: Annotated[ConnectConfig, component(CONNECTIONS, "a connection", Connection)] = (
         ConnectConfig(kind="last")
     )
-    """What a layer reads from the layers below it."""
+    """How the input of a layer is made from the outputs of the layers below it."""
     fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
         kind="last"
     )
-    """What the stack hands on; with `last` what one more layer would read."""
+    """How the outputs of the layers become the output of the stack. `last`: the output is the input
+    that one more layer would receive."""
     checkpoint: bool = False
-    """Compute each layer again in the backward pass, and keep only what it read: less memory, more time."""
+    """Save only the input of each layer and compute the layer again in the backward pass (gradient
+    checkpointing): less memory, more time."""
 
     @model_validator(mode="after")
-    def _depth_suits_the_sites(self) -> "StackConfig":
+    def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
-        summaries = [
-            i + 1 for i in range(self.layers) if self.connect.summary(i, self.layers) != "no"
-        ]
-        self.fuse.check(self.layers - max(summaries, default=0))
+        self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
         return self
 
 
@@ -47,139 +53,156 @@ class DecoderConfig(StackConfig):
     attend: Annotated[
         ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
     ] = ComponentConfig(kind="top")
-    """Which encoder layers a decoder layer attends to."""
+    """Which encoder layers each decoder layer attends to. `top`: the output of the encoder."""
 
 
 class Layer(nn.Module):
-    """A layer of a stack, or a summary of the layers below it."""
+    """A layer of a stack, or a summary layer."""
 
-    width: int  # of its output
+    width: int
+    """Features of its output."""
+
+    def forward(self, x: Tensor, context: Any) -> tuple[Tensor | None, Any]:
+        """Return the layer's output for its input x (B, T, D), and its state.
+
+        ``context`` is all that the layer reads besides x, such as masks, caches and the source.
+        The state is what the next call or the other side needs of this layer, such as the extended
+        cache. Both have the types that the backbone chooses, or are None. A highest layer of
+        which only the state is used returns None for its output.
+        """
+        raise NotImplementedError
+
+
+class StackOutput(NamedTuple):
+    """The result of one pass through a stack."""
+
+    history: tuple[Tensor, ...]
+    """The embedding, or the output of the last summary, then the outputs of the layers above it."""
+    output: Tensor
+    """The fused layers; or the last item of the history if the highest layer has no output."""
+    states: tuple[Any, ...]
+    """The state of each module of ``layers``."""
+
+
+LayerFactory = Callable[[PlannedModule, str, int], Layer]
+"""``factory(planned, name, input_width)`` builds one module; ``name`` is for ``fusetk.trace``."""
 
 
 class Stack(nn.Module):
-    """Layers wired by a connection and closed by a fusion."""
+    """Layers that a connection feeds, and a fusion of their outputs."""
 
     def __init__(
         self,
         config: StackConfig,
         widths: Sequence[int],
         name: str,
-        layer: Callable[[int, str, int, int, bool], Layer],
-        summary: Callable[[int, str, int], Layer],
-        other: "Stack | None" = None,
-        hands_on: bool = True,
+        layer: LayerFactory,
+        summary: LayerFactory,
+        uses_output: bool = True,
     ):
-        """``widths`` that the backbone gives the embedding and each layer; ``name`` is the side.
+        """``widths`` are those that the backbone gives to the embedding and to each layer.
 
-        ``layer(i, name, read, width, residual)`` makes layer i (0 is the lowest), which reads ``read`` features, is ``width``
-        wide and, if ``residual``, adds what it reads; ``summary(i, name, read)`` makes a summary that is added behind layer i.
-        ``other``, where it is built already, is the other side, whose layer embedding is shared. Unless it ``hands_on`` anything, only
-        the history is of use.
+        ``name`` is the side. ``layer`` builds a layer, ``summary`` a summary layer that the
+        connection adds. ``uses_output``: whether the model uses the output of the stack and not
+        only its history and states.
         """
         super().__init__()
-        plan = config.connect
-        self.layers = nn.ModuleList()
-        self.summaries: set[int] = set()  # places in ``layers`` of the summaries that were added
-        self.ends: set[int] = set()  # and of all behind which the layers above do not look back
-        self.connect: Connection = resolve(plan.kind, CONNECTIONS, Connection)(
-            plan, f"{name}.connect"
-        )
-        self.plain = (
-            hands_on and resolve(config.fuse.kind, FUSIONS, Fusion) is Last
-        )  # what one more layer would read is handed on
-        self.widths = [widths[0]]  # of the history
-        self.connect.add(widths[0], first=True)
-        for i in range(config.layers):
-            sums = plan.summary(i, config.layers)
-            residual = self.connect.residual or sums == "in-place"
-            made = layer(
-                i,
-                f"{name}.layer{i + 1}",
-                self.connect.reader(),
-                plan.width(i, config.layers, widths[i + 1]),
-                residual,
-            )
-            self._add(made, first=sums == "in-place", read=self.plain or i + 1 < config.layers)
-            if sums == "added":
-                self.summaries.add(len(self.layers))
-                self._add(
-                    summary(i, f"{name}.summary{len(self.summaries)}", self.connect.reader()),
-                    first=True,
-                    read=True,
-                )
-        fused = [self.connect.reader()] if self.plain else self.widths
-        self.fuse: Fusion = resolve(config.fuse.kind, FUSIONS, Fusion)(
-            config.fuse, fused, widths[-1], f"{name}.fuse"
-        )
-        self.out_width = self.fuse.out_width
-        self.places = {
-            i: n
-            for n, i in enumerate(i for i in range(len(self.layers)) if i not in self.summaries)
-        }  # module -> layer
+        self.layers = nn.ModuleList()  # with the added summary layers
+        self.connect = build_connection(config.connect, f"{name}.connect")
+        self.plan = config.connect.plan(widths, self.connect.residual)
         self.checkpoint = config.checkpoint
-        if other is not None:
-            share_layer_embedding(other.fuse, self.fuse)
+        self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
+        self.history_widths = [widths[0]]
 
-    def _add(self, layer: Layer, first: bool, read: bool) -> None:
-        if first:
-            self.ends.add(len(self.layers))
-        self.layers.append(layer)
-        self.widths = [*([] if first else self.widths), layer.width]
-        if read:
-            self.connect.add(layer.width, first)
+        self.connect.register_output(widths[0], first=True)
+        summaries = 0
+        for i, planned in enumerate(self.plan):
+            summaries += planned.is_summary
+            label = f"summary{summaries}" if planned.is_summary else f"layer{planned.layer + 1}"
+            build = summary if planned.is_summary else layer
+            module = build(planned, f"{name}.{label}", self.connect.register_input())
+            self.layers.append(module)
+            if planned.starts_block:
+                self.history_widths = []
+            self.history_widths.append(module.width)
+            if self._feeds_connection(i):
+                self.connect.register_output(module.width, planned.starts_block)
+
+        fused_widths = self.history_widths
+        if self.fuses_next_input:
+            fused_widths = [self.connect.register_input()]
+        self.fuse = build_fusion(config.fuse, fused_widths, widths[-1], f"{name}.fuse")
+        self.out_width = self.fuse.out_width
+
+    def _feeds_connection(self, module: int) -> bool:
+        """Whether the connection passes on the output of this module."""
+        return self.fuses_next_input or module + 1 < len(self.plan)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, without added summary layers."""
+        return sum(not planned.is_summary for planned in self.plan)
 
     @property
     def recomputes(self) -> bool:
-        """Whether layers run again in the backward pass: then what else they make is not to be kept."""
+        """Whether layers are computed again in the backward pass."""
         return self.checkpoint and self.training
 
+    def per_module(self, values: Iterable[T]) -> list[T | None]:
+        """Align one value for each layer with ``layers``: None for added summary layers."""
+        remaining = iter(values)
+        return [None if planned.is_summary else next(remaining) for planned in self.plan]
+
     def forward(
-        self, embedded: Tensor, run: Callable[[int, Tensor], Tensor], below_top: bool = False
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """``run(i, x)`` is the output of ``layers[i]`` for its input x. Returns the history and the fused top.
+        self, embedding: Tensor, contexts: Sequence[Any], keep_states: bool = True
+    ) -> StackOutput:
+        """Run all layers; ``contexts`` has one context for each module of ``layers``.
 
-        The history begins with the embedding, or with the last summary. With ``below_top``, what the highest layer returns is
-        dropped: the history and the top end below it.
+        With ``keep_states=False`` the states are None, so that they take no memory.
         """
-        history, kept = [embedded], self.connect.keep(None, embedded)
-        for i in range(len(self.layers)):
-            read = self.connect(kept)
-            out = checkpoint(run, i, read, use_reentrant=False) if self.recomputes else run(i, read)
-            if below_top and i + 1 == len(self.layers):
-                return tuple(history), history[-1]
-            if i in self.ends:
-                history, kept = [], None
-            history.append(out)
-            if self.plain or i + 1 < len(self.layers):
-                kept = self.connect.keep(kept, out)
-        return tuple(history), self.fuse([self.connect(kept)] if self.plain else history)
+        history = [embedding]
+        stream = self.connect.append(None, embedding)
+        states = []
+        for i, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
+            layer_input = self.connect(stream)
+            if self.recomputes:
+                output, state = checkpoint(layer, layer_input, context, use_reentrant=False)
+            else:
+                output, state = layer(layer_input, context)
+            states.append(state if keep_states else None)
+            if output is None:
+                return StackOutput(tuple(history), history[-1], tuple(states))
+            if self.plan[i].starts_block:
+                history = []
+                stream = None
+            history.append(output)
+            if self._feeds_connection(i):
+                stream = self.connect.append(stream, output)
+        fused = self.fuse([self.connect(stream)] if self.fuses_next_input else history)
+        return StackOutput(tuple(history), fused, tuple(states))
 
 
-def attends_to_top(encoder: StackConfig, decoder: DecoderConfig) -> bool:
-    """Whether what the encoder's stack hands on is attended to; raises ValueError where the sides do not fit each other."""
-    attend = resolve(decoder.attend.kind, ATTENDS, MemoryAttention)
+def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
+    """Return whether the decoder attends to the output of the encoder's stack.
+
+    Raises ValueError, with a message for the user, if the two sides do not fit together.
+    """
+    attend = memory_attention_class(decoder.attend)
+    kind = decoder.attend.kind
     if attend.layer_by_layer:
         if encoder.layers != decoder.layers:
             raise ValueError(
-                f"decoder.attend: {decoder.attend.kind} needs as many encoder as decoder layers, "
-                f"here are {encoder.layers} and {decoder.layers}"
+                f"decoder.attend: {kind} needs as many encoder layers as decoder layers, here are "
+                f"{encoder.layers} and {decoder.layers}: give both the same number"
             )
-        if any(encoder.connect.summary(i, encoder.layers) != "no" for i in range(encoder.layers)):
+        if encoder.connect.summarised_layers(encoder.layers):
             raise ValueError(
-                f"decoder.attend: {decoder.attend.kind} needs every encoder layer, and encoder.connect sums some of them up"
+                f"decoder.attend: {kind} needs every encoder layer, and the summaries of "
+                "encoder.connect hide some of them: remove one of the two options"
             )
-    reads = bool(attend.reads_top)
-    if not reads and encoder.fuse.kind != "last":
+    if not attend.reads_output and encoder.fuse.kind != "last":
         raise ValueError(
-            f"decoder.attend: {decoder.attend.kind} reads the encoder's layers themselves, so encoder.fuse: {encoder.fuse.kind} would have "
-            "no reader: take one of them away"
+            f"decoder.attend: {kind} reads the layers of the encoder, so nothing would read the "
+            f"result of encoder.fuse: {encoder.fuse.kind}: remove one of the two options"
         )
-    return reads
-
-
-def build_attend(config: DecoderConfig, encoder: Stack) -> MemoryAttention:
-    """What the decoder attends to."""
-    attend: MemoryAttention = resolve(config.attend.kind, ATTENDS, MemoryAttention)(
-        config.attend, encoder.widths, encoder.out_width
-    )
-    return attend
+    return attend.reads_output

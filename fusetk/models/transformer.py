@@ -1,23 +1,18 @@
-"""The Transformer (Vaswani et al. 2017) with open sites for connection, fusion and attention."""
+"""The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
+from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.initialise import INITIALISERS
+from fusetk.models.memory import build_memory_attention
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
-from fusetk.models.stack import (
-    DecoderConfig,
-    Layer,
-    Stack,
-    StackConfig,
-    attends_to_top,
-    build_attend,
-)
+from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
@@ -27,70 +22,75 @@ from fusetk.nn.positions import Learned, Sinusoidal
 
 
 class BlockConfig(ModelConfig):
-    """Sizes and choices of the Transformer's layers."""
+    """Sizes and options of Transformer layers."""
 
     heads: int = Field(8, ge=1)
-    """Attention heads; `width` is a multiple."""
+    """Attention heads; `width` must be a multiple of them."""
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
     norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (the original), or before each sub-layer and once at the end."""
+    """Layer normalisation after each residual sum (`post`, the original), or before each sub-layer
+    and once at the end (`pre`)."""
     activation: Activation = "relu"
-    """Of the feed-forward layers."""
+    """Activation of the feed-forward layers."""
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    """Sines and cosines, for sentences of any length (Vaswani et al. 2017); or a learned vector each (Gehring et al. 2017)."""
+    """Position embeddings: sines and cosines, for sentences of any length (Vaswani et al. 2017), or
+    a learned vector for each position (Gehring et al. 2017)."""
     max_positions: int = Field(1024, ge=1)
-    """Longest sentence with learned positions, in tokens, the end mark counted."""
+    """Longest sentence with learned positions, in tokens with EOS."""
     dropout: float = Field(0.1, ge=0, lt=1)
-    """On each sub-layer's output, before the residual sum."""
+    """Dropout on the output of each sub-layer, before the residual sum."""
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
-    """On the sum of embedding and position; as `dropout` if not given."""
+    """Dropout on the sum of token and position embedding; by default the value of `dropout`."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    """On attention weights."""
+    """Dropout on attention weights."""
     attention_bias: bool = True
-    """Biases in the maps of attention; tensor2tensor has none."""
+    """Biases in the projections of attention; tensor2tensor has none."""
     activation_dropout: float = Field(0.0, ge=0, lt=1)
-    """Inside the feed-forward layers, after the activation."""
+    """Dropout in the feed-forward layers, after the activation."""
     tie: Literal["none", "target", "all"] = "none"
-    """Share the output matrix with the target embedding, or with both embeddings (one joint vocabulary)."""
+    """Share the output matrix with the target embedding, or with both embeddings (`all` needs one
+    joint vocabulary)."""
     output_bias: bool = True
-    """A bias for each word of the target vocabulary."""
+    """A bias for each entry of the target vocabulary."""
     init: Literal["xavier", "mlrf"] = "xavier"
-    """Xavier uniform, as fairseq; or U(+-1/sqrt(fan_in)), as MLRF section 4.2 has it."""
+    """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
+    4.2."""
 
     def check_heads(self, name: str, side: StackConfig) -> None:
-        """Raise ValueError where a layer of a side cannot be split into heads."""
+        """Raise ValueError if the width of a layer of ``side`` is not a multiple of the heads."""
         for i in range(side.layers):
             width = side.connect.width(i, side.layers, self.width)
             if width % self.heads:
-                what = (
-                    f"width {width}" if width == self.width else f"{name}.connect: growth {width}"
-                )
-                raise ValueError(f"{what} is no multiple of heads {self.heads}")
+                key = "width" if width == self.width else f"{name}.connect: growth"
+                raise ValueError(f"{key} {width} is not a multiple of heads {self.heads}")
 
 
 class TransformerConfig(BlockConfig):
-    """Sizes and choices of a Transformer."""
+    """Sizes and options of a Transformer."""
 
     kind: str = "transformer"
     encoder: StackConfig = StackConfig(layers=6)
-    """Depth and wiring of the source's side."""
+    """Depth, connection and fusion of the encoder."""
     decoder: DecoderConfig = DecoderConfig(layers=6)
-    """Depth and wiring of the target's side."""
+    """Depth, connection, fusion and attention of the decoder."""
     context_gate: Literal["none", "scalar", "vector"] = "none"
-    """Weigh what attention to the source and what self-attention found by a gate, one number a position or one for each feature
-    (Tu et al. 2017)."""
+    """Combine the results of self-attention and of attention to the source by a gate: one number
+    for each position, or one for each feature (Tu et al. 2017)."""
 
     @model_validator(mode="after")
-    def _sites_fit(self) -> "TransformerConfig":
+    def _sides_fit_together(self) -> "TransformerConfig":
         self.check_heads("encoder", self.encoder)
         self.check_heads("decoder", self.decoder)
-        attends_to_top(self.encoder, self.decoder)
+        attends_to_output(self.encoder, self.decoder)
         return self
 
 
 class Residual(nn.Module):
-    """LayerNorm(x + f(x)), or with ``pre`` norm x + f(LayerNorm(x)); dropout on what f returns."""
+    """The residual connection of a sub-layer f.
+
+    Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x))).
+    """
 
     def __init__(self, config: BlockConfig, width: int):
         super().__init__()
@@ -99,122 +99,134 @@ class Residual(nn.Module):
         self.pre = config.norm == "pre"
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sub-layer reads."""
+        """Return the input of the sub-layer."""
         return self.norm(x) if self.pre else x
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """What stands after a sub-layer that read ``before(x)`` and returned ``y``."""
+        """Add the output y of a sub-layer that read ``before(x)``."""
         x = x + self.dropout(y)
         return x if self.pre else self.norm(x)
 
 
 class TransformerLayer(Layer):
-    """What the layers of both sides have: self-attention and feed-forward, of any width, after a map of what is read to that width.
+    """Self-attention and feed-forward, common to the layers of both sides.
 
-    The feed-forward layer has as many hidden units for each feature as in a layer of the usual width.
+    A layer may be narrower than the model (``connect: dense``). Its input is projected to its own
+    width, and its feed-forward layer is narrower in proportion.
     """
 
-    def __init__(self, config: BlockConfig, name: str, read: int, width: int):
+    def __init__(self, config: BlockConfig, name: str, input_width: int, width: int):
         super().__init__()
         self.width = width
-        self.read = nn.Identity() if read == width else nn.Linear(read, width)
+        # The projection of the input; checkpoints know it by this name.
+        self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
         self.attention = SelfAttention(
             width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
         )
         self.attention_residual = Residual(config, width)
-        self.ffn = FeedForward(
-            width,
-            max(1, config.ffn * width // config.width),
-            width,
-            config.activation,
-            config.activation_dropout,
-        )
+        hidden = max(1, config.ffn * width // config.width)
+        self.ffn = FeedForward(width, hidden, width, config.activation, config.activation_dropout)
         self.ffn_residual = Residual(config, width)
 
-
-class ContextGate(nn.Module):
-    """(1 - g) t + g s with g = sigmoid(W_t t + W_s s + b), t what self-attention found and s what attention to the source found
-    (Tu et al. 2017, brought to the Transformer by He et al. 2018, section 5.4; ours is that both are taken before the residual sum).
-    """
-
-    def __init__(self, width: int, gates: int):
-        """``gates`` is 1, or the width."""
-        super().__init__()
-        self.map = nn.Linear(2 * width, gates)
-
-    def forward(self, target: Tensor, source: Tensor) -> Tensor:
-        """(..., D), (..., D) -> (..., D)."""
-        return torch.lerp(target, source, torch.sigmoid(self.map(torch.cat((target, source), -1))))
-
-
-class EncoderLayer(TransformerLayer):
-    """Self-attention and feed-forward."""
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, S, what is read), mask (B, S) -> (B, S, D)."""
-        x = self.read(x)
-        residual = self.attention_residual
-        x = residual.after(x, self.attention(residual.before(x), mask[:, None, None, :]))
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward sub-layer with its residual connection: (B, T, D) -> (B, T, D)."""
         residual = self.ffn_residual
         return residual.after(x, self.ffn(residual.before(x)))
 
 
-class DecoderLayer(TransformerLayer):
-    """Causal self-attention, attention to the source, feed-forward."""
+class ContextGate(nn.Module):
+    """(1 - g) t + g s with the gate g = sigmoid(W_t t + W_s s + b) (Tu et al. 2017).
+
+    t is the result of self-attention, s that of attention to the source. He et al. 2018, section
+    5.4, use the gate in the Transformer. Taking t and s before the residual sum is our choice.
+    """
+
+    def __init__(self, width: int, gates: int):
+        """``gates`` is 1 or the width."""
+        super().__init__()
+        self.map = nn.Linear(2 * width, gates)
+
+    def forward(self, target: Tensor, source: Tensor) -> Tensor:
+        """t (..., D), s (..., D) -> (..., D)."""
+        return torch.lerp(target, source, torch.sigmoid(self.map(torch.cat((target, source), -1))))
+
+
+class TransformerEncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward. The context is the source mask (B, S)."""
+
+    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
+        """(B, S, input width) -> (B, S, D)."""
+        x = self.read(x)
+        residual = self.attention_residual
+        y = self.attention(residual.before(x), context[:, None, None, :])
+        return self.feed_forward(residual.after(x, y)), None
+
+
+class DecoderContext(NamedTuple):
+    """The context of a decoder layer."""
+
+    cache: Cache
+    """Self-attention keys and values of the earlier target tokens (B, slots, 2D)."""
+    visible: Tensor | None
+    """Which cache slots each new position attends to; see ``cache_mask``."""
+    keys_values: Tensor
+    """Keys and values of n sources (B, n * S, 2D)."""
+    source_mask: Tensor
+    """(B, S)."""
+
+
+class TransformerDecoderLayer(TransformerLayer):
+    """Causal self-attention, attention to the source, and feed-forward."""
 
     def __init__(
         self,
         config: TransformerConfig,
         name: str,
-        read: int,
+        input_width: int,
         width: int,
-        memory_widths: Sequence[int],
+        source_widths: Sequence[int],
     ):
-        super().__init__(config, name, read, width)
+        super().__init__(config, name, input_width, width)
         self.cross = CrossAttention(
             width,
-            memory_widths,
+            source_widths,
             config.heads,
             config.attention_dropout,
             f"{name}.cross",
             config.attention_bias,
         )
         self.cross_residual = Residual(config, width)
-        gates = {"none": 0, "scalar": 1, "vector": width}[config.context_gate]
-        self.gate = ContextGate(width, gates) if gates else None
+        self.gate = None
+        if config.context_gate != "none":
+            self.gate = ContextGate(width, 1 if config.context_gate == "scalar" else width)
 
-    def forward(
-        self, x: Tensor, cache: Cache, seen: Tensor | None, keys_values: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Cache]:
-        """x (B * K, T, what is read), cache (B, n, 2D), the slots seen, keys and values of n sources (B, n * S, 2D),
-        mask (B, S) -> x (B * K, T, D) and the grown cache.
-        """
+    def forward(self, x: Tensor, context: DecoderContext) -> tuple[Tensor, Cache]:
+        """(B * K, T, input width) -> (B * K, T, D), and the extended cache."""
         x = self.read(x)
         residual = self.attention_residual
-        y, cache = self.attention.step(residual.before(x), cache, seen)
+        y, cache = self.attention.step(residual.before(x), context.cache, context.visible)
         x = residual.after(x, y)
         residual = self.cross_residual
-        found = self.cross(residual.before(x), keys_values, mask)
-        x = residual.after(x, found if self.gate is None else self.gate(y, found))
-        residual = self.ffn_residual
-        return residual.after(x, self.ffn(residual.before(x))), cache
+        z = self.cross(residual.before(x), context.keys_values, context.source_mask)
+        x = residual.after(x, z if self.gate is None else self.gate(y, z))
+        return self.feed_forward(x), cache
 
 
-class Summary(Layer):
-    """All features below, mapped to the usual width and normalised."""
+class SummaryLayer(Layer):
+    """Projects all features below it to the usual width and normalises them. Needs no context."""
 
-    def __init__(self, read: int, width: int):
+    def __init__(self, input_width: int, width: int):
         super().__init__()
         self.width = width
-        self.map = nn.Linear(read, width)
+        self.map = nn.Linear(input_width, width)
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.map(x))
+    def forward(self, x: Tensor, context: Any) -> tuple[Tensor, None]:
+        return self.norm(self.map(x)), None
 
 
-class Embedding(nn.Module):
-    """Token embeddings times sqrt(D), plus positions, plus a vector for the language, with dropout."""
+class TransformerEmbedding(nn.Module):
+    """Token embeddings times sqrt(D), plus positions, plus a language vector, with dropout."""
 
     def __init__(
         self,
@@ -223,42 +235,41 @@ class Embedding(nn.Module):
         tied: nn.Embedding | None = None,
         language: bool = False,
     ):
-        """``tied`` are tokens that are shared; ``language``: a learned vector is added at every position."""
+        """``tied``: share these token embeddings. ``language``: add a learned vector everywhere."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
         self.positions: Sinusoidal | Learned | None = None
-        if config.positions != "none":
-            learned = config.positions == "learned"
-            self.positions = (
-                Learned(config.width, config.max_positions) if learned else Sinusoidal(config.width)
-            )
+        if config.positions == "learned":
+            self.positions = Learned(config.width, config.max_positions)
+        elif config.positions == "sinusoidal":
+            self.positions = Sinusoidal(config.width)
         self.language = nn.Embedding(1, config.width) if language else None
-        self.dropout = Dropout(
-            config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        )
+        rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.dropout = Dropout(rate)
         self.scale = config.width**0.5
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D)."""
-        found = self.tokens(ids) * self.scale
+        x = self.tokens(ids) * self.scale
         if self.positions is not None:
-            found = found + self.positions(start, ids.shape[1])
+            x = x + self.positions(start, ids.shape[1])
         if self.language is not None:
-            found = found + self.language.weight
-        return self.dropout(found)
+            x = x + self.language.weight
+        return self.dropout(x)
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sentence, in tokens; None: no limit."""
+        """Longest sentence in tokens with EOS; None: no limit."""
         return None if self.positions is None else self.positions.max_positions
 
 
 def check_tying(tie: str, source_size: int, target_size: int) -> None:
-    """Raise ConfigError when the sizes of the vocabularies forbid the tying that is asked for."""
+    """Raise ConfigError if the vocabulary sizes do not allow ``tie``."""
     if tie == "all" and source_size != target_size:
         raise ConfigError(
-            f"model.tie: all needs one vocabulary for both sides, there are {source_size} source and {target_size} target "
-            "entries: set data.vocabulary.joint, or tie: target"
+            "model.tie: all needs one vocabulary for both sides, and there are "
+            f"{source_size} source and {target_size} target entries: "
+            "set data.vocabulary.joint, or tie: target"
         )
 
 
@@ -268,103 +279,99 @@ class Transformer(Seq2Seq):
     Config = TransformerConfig
 
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
-        """Vocabulary sizes count the special tokens. Raises ConfigError when they forbid the tying that is asked for."""
+        """Vocabulary sizes include the special tokens.
+
+        Raises ConfigError if they do not allow ``tie``.
+        """
         super().__init__()
         check_tying(config.tie, source_size, target_size)
         width = config.width
-        self.source = Embedding(config, source_size)
-        self.target = Embedding(
-            config, target_size, self.source.tokens if config.tie == "all" else None
-        )
+        self.source = TransformerEmbedding(config, source_size)
+        tied = self.source.tokens if config.tie == "all" else None
+        self.target = TransformerEmbedding(config, target_size, tied)
         self.encoder = Stack(
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
-            layer=lambda i, name, read, width, residual: EncoderLayer(config, name, read, width),
-            summary=lambda i, name, read: Summary(read, config.width),
-            hands_on=attends_to_top(config.encoder, config.decoder),
+            layer=lambda planned, name, input_width: TransformerEncoderLayer(
+                config, name, input_width, planned.width
+            ),
+            summary=lambda planned, name, input_width: SummaryLayer(input_width, planned.width),
+            uses_output=attends_to_output(config.encoder, config.decoder),
         )
-        self.attend = build_attend(config.decoder, self.encoder)
+        self.attend = build_memory_attention(
+            config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
+        )
         self.decoder = Stack(
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
-            layer=lambda i, name, read, width, residual: DecoderLayer(
-                config, name, read, width, self._attended(i)
+            layer=lambda planned, name, input_width: TransformerDecoderLayer(
+                config, name, input_width, planned.width, self._source_widths(planned.layer)
             ),
-            summary=lambda i, name, read: Summary(read, config.width),
-            other=self.encoder,
+            summary=lambda planned, name, input_width: SummaryLayer(input_width, planned.width),
         )
-        pre = (
-            config.norm == "pre"
-        )  # then what leaves a stack, or is attended to of its layers, was not normalised yet
+        share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
+        # Layers of a pre-norm model do not normalise their output; it is normalised here.
+        pre = config.norm == "pre"
         self.source_norms = nn.ModuleList(
-            nn.LayerNorm(found) if pre else nn.Identity() for found in self.attend.widths
+            nn.LayerNorm(source_width) if pre else nn.Identity()
+            for source_width in self.attend.widths
         )
-        self.decoder_norm = nn.LayerNorm(self.decoder.out_width) if pre else nn.Identity()
-        self.to_output = (
-            nn.Identity()
-            if self.decoder.out_width == width
-            else nn.Linear(self.decoder.out_width, width)
-        )
-        self.output = OutputProjection(
-            width,
-            target_size,
-            config.output_bias,
-            None if config.tie == "none" else self.target.tokens.weight,
-        )
+        out_width = self.decoder.out_width
+        self.decoder_norm = nn.LayerNorm(out_width) if pre else nn.Identity()
+        self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
+        matrix = None if config.tie == "none" else self.target.tokens.weight
+        self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
-    def _attended(self, layer: int) -> Sequence[int]:
-        """Widths of what a decoder layer attends to."""
-        return self.attend.widths[self.attend.of(layer)]
+    def _source_widths(self, layer: int) -> Sequence[int]:
+        """Return the widths of the sources that a decoder layer attends to."""
+        return self.attend.widths[self.attend.sources_of(layer)]
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        stack = self.encoder
-
-        def run(i: int, x: Tensor) -> Tensor:
-            found: Tensor = (
-                stack.layers[i](x) if i in stack.summaries else stack.layers[i](x, src_mask)
-            )
-            return found
-
-        history, top = stack(self.source(src), run)
-        return Memory(history, top, src_mask)
+        contexts = [src_mask] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.source(src), contexts)
+        return Memory(history, output, src_mask)
 
     def start(self, memory: Memory) -> State:
         sources = [
             norm(source)
             for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
         ]
-        layers = [layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer)]
+        layers = [
+            layer for layer in self.decoder.layers if isinstance(layer, TransformerDecoderLayer)
+        ]
         keys_values = tuple(
-            layer.cross.keys_values(sources[self.attend.of(i)]) for i, layer in enumerate(layers)
+            layer.cross.keys_values(sources[self.attend.sources_of(i)])
+            for i, layer in enumerate(layers)
         )
-        empty = tuple(
-            Cache(keys[:, :0, : 2 * layer.width], 0)
-            for keys, layer in zip(keys_values, layers, strict=True)
+        caches = tuple(
+            Cache(tensor[:, :0, : 2 * layer.width], 0)
+            for tensor, layer in zip(keys_values, layers, strict=True)
         )
-        ancestors = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, empty), ancestors, 0)
+        # The cache slots of each hypothesis; see ``cache_mask``.
+        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
+        return State((keys_values, memory.mask, caches), slots, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        keys_values, mask, caches = state.fixed
-        ancestors, seen = cache_mask(state.moving, len(mask), caches[0].length, tgt_in.shape[1])
-        stack, grown = self.decoder, list(caches)
-
-        def run(i: int, x: Tensor) -> Tensor:
-            if i in stack.summaries:
-                summed: Tensor = stack.layers[i](x)
-                return summed
-            n = stack.places[i]
-            x, cache = stack.layers[i](x, caches[n], seen, keys_values[n], mask)
-            if not stack.recomputes:
-                grown[n] = cache
-            return x
-
-        _, top = stack(self.target(tgt_in, state.step), run)
-        features = self.to_output(self.decoder_norm(top))
-        return features, State(
-            (keys_values, mask, tuple(grown)), ancestors, state.step + tgt_in.shape[1]
+        keys_values, mask, caches = state.per_sentence
+        slots, visible = cache_mask(
+            state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
         )
+        contexts = self.decoder.per_module(
+            DecoderContext(cache, visible, source, mask)
+            for cache, source in zip(caches, keys_values, strict=True)
+        )
+        # Recomputed layers keep no caches: these would take the memory that recomputation saves.
+        _, output, states = self.decoder(
+            self.target(tgt_in, state.step), contexts, keep_states=not self.decoder.recomputes
+        )
+        caches = tuple(cache for cache in states if cache is not None)
+        features = self.to_output(self.decoder_norm(output))
+        step = state.step + tgt_in.shape[1]
+        return features, State((keys_values, mask, caches), slots, step)
+
+    def layers(self) -> list[nn.Module]:
+        return [*self.encoder.layers, *self.decoder.layers]

@@ -1,4 +1,8 @@
-"""Recurrent cells: GRU, T-GRU and L-GRU (Meng and Zhang 2019, Equations 6 to 16), LAU (Wang et al. 2017, Equations 8 to 13)."""
+"""Recurrent cells.
+
+GRU, T-GRU and L-GRU: Meng and Zhang 2019, Equations 6 to 16. LAU: Wang et al. 2017, Equations 8
+to 13.
+"""
 
 from typing import Literal
 
@@ -6,23 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Bottom = Literal["gru", "lau", "l-gru"]
-"""Cells that read an input; above them stand T-GRUs, which do not."""
+InputCell = Literal["gru", "lau", "l-gru"]
+"""The cells that read an input. A T-GRU reads the state only."""
 EPS = 1e-6  # of layer normalisation
 
 
 class Cell(nn.Module):
-    """One cell, R of them side by side (the directions of an encoder), each with weights of its own.
+    """R cells side by side (the directions of an encoder), each with its own weights.
 
-    What a step needs of its input is one matrix product, ``input``, which can be made for all steps at once, and what it needs of
-    the state is one more, ``state``: columns are the gates (reset, update, and of L-GRU and LAU the third), the candidate, and of the
-    input the linear map H. Gates have no biases of their own, the candidate's map of the state and H have one.
+    A step needs one matrix product with its input, by ``input``, and one with the state, by
+    ``state``. The product with the input can be computed for all steps at once. The columns of
+    both matrices are the gates (reset, update, and for L-GRU and LAU the third gate), then the
+    candidate; ``input`` has the linear map H as last columns. The gates have no biases; the
+    candidate's projection of the state and H have one each.
     """
 
     def __init__(self, kind: str, read: int, width: int, directions: int = 1, norm: bool = True):
-        """``read`` features of the input (a T-GRU reads none); ``norm``: each gate is normalised before its sigmoid."""
+        """``read``: features of the input, ignored by a T-GRU, which reads no input.
+
+        ``norm``: apply layer normalisation to each gate before its sigmoid.
+        """
         super().__init__()
-        self.kind, self.width = kind, width
+        self.kind = kind
+        self.width = width
         self.gates = 3 if kind in ("l-gru", "lau") else 2
         inputs = 0 if kind == "t-gru" else self.gates + 1
         self.state = nn.Parameter(torch.empty(directions, width, (self.gates + 1) * width))
@@ -33,35 +43,41 @@ class Cell(nn.Module):
         self.gain = nn.Parameter(torch.ones(directions, self.gates, width)) if norm else None
         self.shift = nn.Parameter(torch.zeros(directions, self.gates, width)) if norm else None
 
-    def forward(self, x: Tensor | None, a: Tensor, h: Tensor, keep: Tensor | None = None) -> Tensor:
-        """One step from the mapped input ``x`` (R, n, its columns), the mapped state ``a`` (R, n, its columns) and the state ``h``
-        (R, n, D): the next state. ``keep`` (R, n, D) multiplies the candidate: its dropout.
+    def forward(self, x: Tensor | None, a: Tensor, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Compute the next state (R, n, D) from the current state ``h`` (R, n, D).
+
+        ``x`` (R, n, columns of ``input``) is the projected input, ``a`` (R, n, columns of
+        ``state``) the projected state. ``mask`` (R, n, D), a scaled dropout mask, multiplies the
+        candidate.
 
         GRU:   c = tanh(W_x x + r . (W_h h)),              h' = (1 - z) . h + z . c
         T-GRU: the same without x
         L-GRU: c = tanh(W_x x + r . (W_h h)) + l . H(x),   h' as GRU
-        LAU:   c = tanh((1 - r) . (W_x x) + r . (W_h h)),  h' = (1 - g) . ((1 - z) . h + z . c) + g . H(x)
+        LAU:   c = tanh((1 - r) . (W_x x) + r . (W_h h)),
+               h' = (1 - g) . ((1 - z) . h + z . c) + g . H(x)
         """
-        width, end = self.width, self.gates * self.width
+        width = self.width
+        end = self.gates * width
         a = a.to(h.dtype)
-        before = a[..., :end]
+        gates = a[..., :end]
         recalled = a[..., end:] + self.bias[:, None]
         if x is None:
-            r, z = self._gates(before)
+            r, z = self._gates(gates)
             c = torch.tanh(r * recalled)
         else:
             x = x.to(h.dtype)
-            r, z, *third = self._gates(before + x[..., :end])
-            read, linear = x[..., end : end + width], x[..., end + width :]
+            r, z, *third = self._gates(gates + x[..., :end])
+            read = x[..., end : end + width]
+            linear = x[..., end + width :]
             if self.linear_bias is not None:
                 linear = linear + self.linear_bias[:, None]
-            c = torch.tanh(
-                (1 - r) * read + r * recalled if self.kind == "lau" else read + r * recalled
-            )
+            if self.kind == "lau":
+                read = (1 - r) * read
+            c = torch.tanh(read + r * recalled)
             if self.kind == "l-gru":
                 c = c + third[0] * linear
-        if keep is not None:
-            c = c * keep
+        if mask is not None:
+            c = c * mask
         h = (1 - z) * h + z * c
         return (1 - third[0]) * h + third[0] * linear if self.kind == "lau" else h
 
@@ -73,13 +89,14 @@ class Cell(nn.Module):
 
 
 class Transition(nn.Module):
-    """A cell that reads, and ``depth`` T-GRUs above it that read the state alone: the transition from one state to the next
-    (Meng and Zhang 2019, section "DTMT").
+    """The transition from one state to the next (Meng and Zhang 2019, section "DTMT").
+
+    The lowest cell reads an input. The ``depth`` T-GRUs above it read the state only.
     """
 
     def __init__(
         self,
-        kind: Bottom,
+        kind: InputCell,
         depth: int,
         read: int,
         width: int,
@@ -92,7 +109,6 @@ class Transition(nn.Module):
         self.cells = nn.ModuleList([Cell(kind, read, width, directions, norm), *above])
 
     @property
-    def input(self) -> Tensor:
-        """What maps the input (R, read, columns)."""
-        found: Tensor = self.cells[0].input  # type: ignore[assignment]
-        return found
+    def input_weight(self) -> Tensor:
+        """The matrix (R, read, columns) that projects the input for the lowest cell."""
+        return self.cells[0].input  # type: ignore[return-value]

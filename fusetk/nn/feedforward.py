@@ -1,4 +1,4 @@
-"""The feed-forward network of one hidden layer, position by position."""
+"""The position-wise feed-forward network with one hidden layer."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fusetk.nn.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
-# What overwrites its input may: nothing else reads the map before it.
+# An activation may overwrite its input: no other function reads the linear layer's output.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "gelu": F.gelu,
@@ -20,7 +20,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """f(x W1 + b1) W2 + b2 (Vaswani et al. 2017, Equation 2, with f = ReLU): (..., width) -> (..., out)."""
+    """f(x W1 + b1) W2 + b2: (..., width) -> (..., out).
+
+    With f = ReLU it is Equation 2 of Vaswani et al. 2017.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class FeedForward(nn.Module):
         activation: Activation = "relu",
         dropout: float = 0.0,
     ):
-        """``dropout`` on the hidden layer."""
+        """``dropout`` is applied to the hidden layer."""
         super().__init__()
         self.hidden = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, out)

@@ -1,17 +1,16 @@
-"""Nested tuples (named or not), lists and dicts of tensors, handled as one value."""
+"""Functions for nested tuples (named or not), lists and dicts of tensors."""
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-NestedTensors = (
-    Any  # a Tensor, a tuple, list or dict of Trees, or an object with a `map_tensors` of its own
-)
+# A Tensor; a tuple, list or dict of NestedTensors; or an object with a `map_tensors` method.
+NestedTensors = Any
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: NestedTensors) -> NestedTensors:
-    """The same structure with ``function`` applied to every tensor; ``None`` stays ``None``."""
+    """Return the same structure with ``function`` applied to every tensor; None stays None."""
     if tree is None:
         return None
     if isinstance(tree, Tensor):
@@ -25,5 +24,5 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: NestedTensors) -> Ne
 
 
 def select(tree: NestedTensors, index: Tensor) -> NestedTensors:
-    """Rows ``index`` of axis 0 of every tensor."""
+    """Select the rows ``index`` of axis 0 in every tensor."""
     return map_tensors(lambda tensor: tensor.index_select(0, index), tree)

@@ -1,17 +1,18 @@
-"""The map from features to the vocabulary."""
+"""The output projection: from features to logits over the vocabulary."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PIECE = 1 << 21  # logits at once: 8 MB in float32, small enough for a processor's cache
+PIECE = 1 << 21  # logits computed at a time: 8 MB in float32, which fits into a processor's cache
 PIECE_GPU = 1 << 27
 
 
 class OutputProjection(nn.Module):
-    """Features (..., D) to unnormalised log-probabilities (..., V); the matrix may be an embedding's.
+    """Features (..., D) -> logits (..., V). The matrix can be shared with an embedding (``tied``).
 
-    Not an ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so as to hold the logits only once.
+    This is no ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so that it holds the
+    logits in memory only once.
     """
 
     def __init__(self, width: int, vocabulary: int, bias: bool = True, tied: Tensor | None = None):

@@ -1,4 +1,4 @@
-"""Where a token stands in its sentence, as vectors that are added to embeddings."""
+"""Positional encodings: vectors that are added to the embeddings."""
 
 import math
 
@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i+1) = cos(the same) (Vaswani et al. 2017, section 3.5): (length, width)."""
+    """Return the encodings of Vaswani et al. 2017, section 3.5: (length, width).
+
+    PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i+1) = cos(t / 10000^(2i/D)).
+    """
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
@@ -15,7 +18,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Sinusoidal(nn.Module):
-    """Sinusoidal positions: no parameters, no longest sentence."""
+    """Sinusoidal positions, without parameters and without a limit of the length."""
 
     max_positions: int | None = None
 
@@ -25,14 +28,17 @@ class Sinusoidal(nn.Module):
         self.table: Tensor
 
     def forward(self, start: int, length: int) -> Tensor:
-        """Vectors of positions start .. start + length - 1: (length, D)."""
+        """Return the vectors of positions start .. start + length - 1: (length, D)."""
         if start + length <= len(self.table):
             return self.table[start : start + length]
         return sinusoids(start + length, self.table.shape[1])[start:].to(self.table)
 
 
 class Learned(nn.Module):
-    """A learned vector for each position (Gehring et al. 2017), for sentences of at most ``max_positions`` tokens."""
+    """A learned vector for each position (Gehring et al. 2017).
+
+    A sentence has at most ``max_positions`` tokens.
+    """
 
     def __init__(self, width: int, max_positions: int):
         super().__init__()
@@ -40,9 +46,13 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(max_positions, width))
 
     def forward(self, start: int, length: int) -> Tensor:
-        """Vectors of positions start .. start + length - 1: (length, D). Raises ValueError past the last position."""
+        """Return the vectors of positions start .. start + length - 1: (length, D).
+
+        Raises ValueError if the last of them is past ``max_positions``.
+        """
         if start + length > self.max_positions:
             raise ValueError(
-                f"position {start + length} asked for, {self.max_positions} are learned (model.max_positions)"
+                f"the sentence has {start + length} positions, but the model has vectors for "
+                f"{self.max_positions} only (model.max_positions)"
             )
         return self.weight[start : start + length]

@@ -10,111 +10,123 @@ from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.fused import loop as fused
+from fusetk.nn.fused.buffers import LoopSpec
 
 
-class Across(NamedTuple):
-    """What stands on top of the first transition of a decoder: attention, and a transition that reads what it finds."""
+class DecoderAttention(NamedTuple):
+    """The attention above the first transition of a decoder, and the transition above it."""
 
     attention: AdditiveAttention
-    above: Transition
-    input: Tensor  # (C, columns), what maps the found to what the transition reads
+    above: Transition  # reads the contexts
+    input_weight: Tensor  # (C, columns), projects a context for ``above``
     keys: Tensor  # (sentences, n * S, D)
     values: Tensor  # (sentences, n * S, C)
     mask: Tensor  # (sentences, S)
 
 
-class Found(NamedTuple):
-    """What a recurrence leaves, slot by slot."""
+class RecurrenceOutput(NamedTuple):
+    """The results of a recurrence for its N slots."""
 
-    states: tuple[Tensor, ...]  # of each cell, from the bottom, (R, N, D)
-    contexts: Tensor | None = None  # what attention found (N, C)
-    weights: Tensor | None = None  # of attention, (N, n * S, H), where they were wanted
+    states: tuple[Tensor, ...]  # of each cell, from the lowest, (R, N, D)
+    contexts: Tensor | None = None  # of the attention, (N, C)
+    weights: Tensor | None = None  # of the attention, (N, n * S, H), if requested
 
 
-def recur(
+def run_recurrence(
     first: Transition,
     x: Tensor,
     h: Tensor,
     sizes: Sequence[int],
     dropout: Dropout,
-    across: Across | None = None,
+    decoder: DecoderAttention | None = None,
     weights: bool = False,
-) -> Found:
-    """Run over N slots, those behind the last step left out: mapped inputs ``x`` (R, N, columns of the first cell), the state before
-    them ``h`` (R, rows, D), and how many rows each step handles, as in a ``Packing``. Rows are hypotheses of the sentences of
-    ``across``, as many of each.
+) -> RecurrenceOutput:
+    """Run a recurrence over N slots, with fused kernels if they can be used.
 
-    Each candidate is dropped out. ``weights`` of attention are wanted. Where there is a fused one, that is what runs.
+    ``x`` (R, N, columns of the lowest cell) are the projected inputs, ``h`` (R, rows, D) the
+    states before the first step. ``sizes`` are the rows of each step, as in a ``Packing``; slots
+    after the last step are not computed. With ``decoder``, rows are hypotheses, equally many for
+    each of its sentences. ``dropout`` applies to each candidate. ``weights``: return the attention
+    weights, too.
     """
-    cells: list[Cell] = [*first.cells, *(across.above.cells if across else ())]
-    words = None
+    cells: list[Cell] = [*first.cells, *(decoder.above.cells if decoder else ())]
+    random_bits = None
     if dropout.training and dropout.steps:
-        words = [dropout.words((*x.shape[:2], h.shape[-1]), h.device) for _ in cells]
-    attention, mask = (across.attention, across.mask.contiguous()) if across else (None, None)
-    alone = across is None or len(across.keys) == len(
-        h[0]
-    )  # one hypothesis a sentence: only then there are gradients
-    if (alone or not torch.is_grad_enabled()) and fused.usable(x, h, attention):
-        kept = weights or torch.is_grad_enabled()
-        plan = fused.Plan(
-            cells,
-            len(first.cells),
-            sizes,
-            words,
-            dropout.threshold,
-            dropout.scale,
-            attention,
-            mask,
-            kept,
-        )
-        states, *attended = fused.run(
-            plan, x, h, (across.keys, across.values, across.input) if across else ()
-        )
-        return Found(states, *attended)
-    return _plain(first, cells, x, h, sizes, dropout, words, across, weights)
+        shape = (*x.shape[:2], h.shape[-1])
+        random_bits = [dropout.random_bits(shape, h.device) for _ in cells]
+    attention = decoder.attention if decoder else None
+    # The kernels compute gradients only for one hypothesis per sentence.
+    one_hypothesis = decoder is None or len(decoder.keys) == h.shape[1]
+    differentiable = one_hypothesis or not torch.is_grad_enabled()
+    if not differentiable or not fused.usable(x, h, attention):
+        return _run_step_by_step(first, cells, x, h, sizes, dropout, random_bits, decoder, weights)
+    spec = LoopSpec(
+        cells=cells,
+        below_attention=len(first.cells),
+        sizes=sizes,
+        random_bits=random_bits,
+        threshold=dropout.threshold,
+        scale=dropout.scale,
+        attention=attention,
+        mask=decoder.mask.contiguous() if decoder else None,
+        keep_weights=weights or torch.is_grad_enabled(),
+    )
+    attention_inputs = (decoder.keys, decoder.values, decoder.input_weight) if decoder else ()
+    return RecurrenceOutput(*fused.run(spec, x, h, attention_inputs))
 
 
-def _plain(
+def _run_step_by_step(
     first: Transition,
     cells: Sequence[Cell],
     x: Tensor,
     h: Tensor,
     sizes: Sequence[int],
     dropout: Dropout,
-    words: Sequence[Tensor] | None,
-    across: Across | None,
-    wanted: bool,
-) -> Found:
-    """Step by step and cell by cell, with autograd."""
+    random_bits: Sequence[Tensor] | None,
+    decoder: DecoderAttention | None,
+    return_weights: bool,
+) -> RecurrenceOutput:
+    """Run the recurrence cell by cell, with autograd."""
     states: list[list[Tensor]] = [[] for _ in cells]
     contexts, weights = [], []
-    behind = [h.new_zeros(len(h), x.shape[1] - sum(sizes), h.shape[-1])]
-    parts = [*sizes, behind[0].shape[1]]
-    kept = [dropout.keep(drawn, h.dtype).split(parts, 1) for drawn in words or ()]
-    for t, read in enumerate(x.split(parts, 1)[:-1]):
+    rest = x.shape[1] - sum(sizes)  # slots after the last step
+    parts = [*sizes, rest]
+    masks = [dropout.mask(bits, h.dtype).split(parts, 1) for bits in random_bits or ()]
+    for t, step_input in enumerate(x.split(parts, 1)[:-1]):
         h = h[:, : sizes[t]]
         for c, cell in enumerate(cells):
-            reads: Tensor | None = read if not c else None
-            if across and c == len(first.cells):
-                sentences = len(across.keys) if len(h[0]) > len(across.keys) else len(h[0])
-                keys, values, mask = (
-                    tensor[:sentences] for tensor in (across.keys, across.values, across.mask)
-                )
-                found, weight = across.attention(h[0] @ across.attention.query, keys, values, mask)
-                contexts.append(found)
-                weights += [weight] if wanted else []
-                reads = (found @ across.input)[None]
-            h = cell(reads, h @ cell.state, h, kept[c][t] if kept else None)
+            cell_input: Tensor | None = None if c else step_input
+            if decoder and c == len(first.cells):
+                context, weight = _attend(decoder, h[0])
+                contexts.append(context)
+                if return_weights:
+                    weights.append(weight)
+                cell_input = (context @ decoder.input_weight)[None]
+            h = cell(cell_input, h @ cell.state, h, masks[c][t] if masks else None)
             states[c].append(h)
-    if across:
-        contexts.append(contexts[0].new_zeros(parts[-1], contexts[0].shape[-1]))
-    if weights:
-        weights.append(weights[0].new_zeros(parts[-1], *weights[0].shape[1:]))
-    return Found(
-        tuple(
-            torch.cat(found + behind, 1) if len(found) > 1 or parts[-1] else found[0]
-            for found in states
-        ),
-        torch.cat(contexts) if across else None,
-        torch.cat(weights) if weights else None,
+    return RecurrenceOutput(
+        tuple(_join(steps, rest, 1) for steps in states),
+        _join(contexts, rest, 0) if contexts else None,
+        _join(weights, rest, 0) if weights else None,
     )
+
+
+def _attend(decoder: DecoderAttention, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend from ``states`` (rows, D) of a step to their sentences."""
+    # In training a row is a sentence, and a step has only the rows of unfinished sentences.
+    sentences = min(len(states), len(decoder.keys))
+    return decoder.attention(
+        states @ decoder.attention.query,
+        decoder.keys[:sentences],
+        decoder.values[:sentences],
+        decoder.mask[:sentences],
+    )
+
+
+def _join(steps: Sequence[Tensor], rest: int, dim: int) -> Tensor:
+    """Concatenate tensors of all steps along ``dim``, with ``rest`` zero slots at the end."""
+    if len(steps) == 1 and not rest:
+        return steps[0]
+    shape = list(steps[0].shape)
+    shape[dim] = rest
+    return torch.cat([*steps, steps[0].new_zeros(shape)], dim)

@@ -8,41 +8,44 @@ from torch.nn import functional as F
 
 
 class NormedLinear(nn.Module):
-    """x W^T + b, with w = g v / |v| for each row of W (Salimans and Kingma 2016): (..., in) -> (..., out)."""
+    """x W^T + b, with w = g v / |v| for each row of W (Salimans and Kingma 2016).
+
+    The shapes are (..., in) -> (..., out).
+    """
 
     def __init__(self, width: int, out: int, std: float, bias: bool = True):
-        """Rows begin N(0, std), their lengths as they fall; the bias begins at 0."""
+        """Initialise v from N(0, std) and g as the norms of its rows; the bias is 0."""
         super().__init__()
         self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
         self.g = nn.Parameter(self.v.detach().norm(dim=1))
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
-        self._made: Tensor | None = None
+        self._cached_weight: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
-        """W (out, in). In evaluation, without gradients, it is made once; training again, or another type or device, forgets it."""
+        """W (out, in). In evaluation without gradients it is computed once and cached.
+
+        Changing the mode, the number type or the device invalidates the cache.
+        """
         if self.training or torch.is_grad_enabled():
             return self._weight()
-        made = self._made
-        if made is None:
-            made = self._made = self._weight()
-        return made
+        if self._cached_weight is None:
+            self._cached_weight = self._weight()
+        return self._cached_weight
 
     def train(self, mode: bool = True) -> "NormedLinear":
-        self._made = None
+        self._cached_weight = None
         super().train(mode)
         return self
 
-    def _apply(self, *given: Any, **named: Any) -> "NormedLinear":  # what to() and its like come to
-        self._made = None
-        super()._apply(*given, **named)
+    def _apply(self, *args: Any, **kwargs: Any) -> "NormedLinear":  # to() and similar call it
+        self._cached_weight = None
+        super()._apply(*args, **kwargs)
         return self
 
     def _weight(self) -> Tensor:
-        made: Tensor = torch._weight_norm(
-            self.v, self.g[:, None], 0
-        )  # one pass, and one for both gradients
-        return made
+        """Compute W in one pass; the backward pass computes both gradients in one pass."""
+        return torch._weight_norm(self.v, self.g[:, None], 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

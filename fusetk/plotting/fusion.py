@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
 from fusetk.fusion.base import Fusion, LayerFusion
-from fusetk.fusion.last import Last
-from fusetk.fusion.linear import Linear
+from fusetk.fusion.last import LastFusion
+from fusetk.fusion.linear import LinearFusion
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.forward_trace import ForwardTrace, Pairs, evaluating, trace_forward
@@ -66,7 +66,7 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
 def _fuses_several(fusion: Fusion) -> bool:
     if isinstance(fusion, LayerFusion):
         return fusion.depth > 1
-    return not isinstance(fusion, Last)
+    return not isinstance(fusion, LastFusion)
 
 
 def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
@@ -76,11 +76,7 @@ def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> 
     longer than the model's positions or if a fusion has no forward-mode derivative.
     """
     traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
-    depths = {
-        stack.fuse.name: len(stack.layers) - len(stack.summaries)
-        for stack in model.modules()
-        if isinstance(stack, Stack)
-    }
+    depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     with evaluating(model):
         return [_trace_fusion(fusion, traced, depths.get(fusion.name)) for fusion in fusions]
 
@@ -168,7 +164,7 @@ def _as_combined(
     if not isinstance(fusion, LayerFusion):
         return list(history), fusion
     layers = fusion.layers(history)
-    if not isinstance(fusion, Linear):
+    if not isinstance(fusion, LinearFusion):
         return layers, fusion.fuse
     normed = [norm(layer) for norm, layer in zip(fusion.norm_layers, layers, strict=True)]
     return normed, lambda inputs: fusion.refine(fusion.combine(inputs))

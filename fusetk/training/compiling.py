@@ -13,33 +13,31 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.errors import ConfigError
+from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
-from fusetk.training.layers import CALLS, layers
 
 VARIANTS = 64  # of a kind of layer: widths that differ, a batch of one sentence
 
 
-def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
+def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     """Let every layer run compiled in training, and as it is in evaluation. Lengths and numbers of sentences are symbols: new ones need no
     compilation.
 
     Raises ConfigError for a model without layers.
     """
-    found = layers(model)
-    if not found:
+    layers = model.layers()
+    if not layers:
         raise ConfigError(
             "training.compile has nothing to compile in this model: layers are compiled, and a recurrence has none, it runs in kernels of "
             "its own already; take training.compile away"
         )
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     torch.compiler.assume_constant_result(trace.wanted)  # nobody listens in training
-    for layer in found:
+    for layer in layers:
         for module in layer.modules():
             if isinstance(module, Dropout):
                 module.forward = partial(_drop_out, module)  # type: ignore[method-assign]
-        for name in ("forward", *CALLS):
-            if hasattr(layer, name):
-                setattr(layer, name, _in_training(layer, getattr(layer, name), backend))
+        layer.forward = _in_training(layer, layer.forward, backend)
 
 
 def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
@@ -51,19 +49,19 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     if not dropout.training or not dropout.steps or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
     drawn: Tensor = _words(x.detach())
-    return x * dropout.keep(drawn, x.dtype)
+    return x * dropout.mask(drawn, x.dtype)
 
 
 @torch.library.custom_op(
     "fusetk::words", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def _words(x: Tensor) -> Tensor:
-    """What ``Dropout.words`` draws for the elements of ``x``, in one piece that a compiler does not look into.
+    """What ``Dropout.random_bits`` draws for the elements of ``x``, in one piece that a compiler does not look into.
 
     Of its values nothing depends on ``x``. But a compiler takes two calls on the same tensor for one, and by shape alone all dropouts of a
     layer would zero the same elements.
     """
-    return Dropout(0.0).words(x.shape, x.device)
+    return Dropout(0.0).random_bits(x.shape, x.device)
 
 
 @_words.register_fake

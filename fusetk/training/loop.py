@@ -78,7 +78,7 @@ class Trainer:
             math.inf
         )  # target tokens of the smallest batch that did not fit into memory
         self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
-        drops = any(isinstance(module, Dropout) and module.usual for module in model.modules())
+        drops = any(isinstance(module, Dropout) and module.base_rate for module in model.modules())
         for i, (stage, drawn) in enumerate(zip(config.stages, self._shares, strict=True)):
             if stage.dropout and not drops:
                 raise ConfigError(
@@ -123,7 +123,7 @@ class Trainer:
         schedule = self._schedule(stage)
         for module in self.model.modules():
             if isinstance(module, Dropout):
-                module.override(stage.dropout)
+                module.set_rate(stage.dropout)
         self._counted = time.monotonic()
         self._restart_clock()
         if (

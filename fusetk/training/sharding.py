@@ -16,19 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
+from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.attention import CrossAttention
 from fusetk.processes import World
-from fusetk.training.layers import CALLS, layers
 
 
-def shard(model: nn.Module, world: World) -> None:
+def shard(model: Seq2Seq, world: World) -> None:
     """Split a model that is the same in all processes, and put each one's part on its device.
 
     Raises ConfigError where torch is too old.
     """
     try:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
         found = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
@@ -55,7 +55,7 @@ def shard(model: nn.Module, world: World) -> None:
             shard_placement_fn=lambda parameter: Shard(_dimension(parameter, world.size) or 0),
         )
 
-    for layer in layers(model):
+    for layer in model.layers():
         for module in layer.modules():
             if isinstance(
                 module, CrossAttention
@@ -63,9 +63,6 @@ def shard(model: nn.Module, world: World) -> None:
                 for project in module.project:
                     split(project)
         split(layer)
-        for name in CALLS:
-            if hasattr(layer, name):
-                register_fsdp_forward_method(layer, name)
     split(model, root=True)
     for parameter in whole:
         parameter.data = parameter.data.to(world.device)
@@ -165,17 +162,11 @@ def gathered(model: nn.Module) -> Iterator[None]:
     for unit in units:
         unit.unshard()
         unit._forward_pre_hooks, unit._forward_hooks = OrderedDict(), OrderedDict()
-        for name in CALLS:
-            vars(unit).pop(name, None)
     try:
         yield
     finally:
         for unit, found in zip(units, before, strict=True):
             vars(unit).update(
-                {
-                    name: found[name]
-                    for name in ("_forward_pre_hooks", "_forward_hooks", *CALLS)
-                    if name in found
-                }
+                {name: found[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
             )
             unit.reshard()

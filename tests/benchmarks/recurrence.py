@@ -69,8 +69,8 @@ def gru(
             found: torch.Tensor = theirs(x)[0]
             return found
         read = x.flatten(0, 1)
-        both = torch.stack((read, read.index_select(0, back))) @ ours.input
-        [states] = recurrence.recur(
+        both = torch.stack((read, read.index_select(0, back))) @ ours.input_weight
+        [states] = recurrence.run_recurrence(
             ours, both, read.new_zeros(2, sentences, size), [sentences] * words, Dropout(0.0)
         ).states
         return torch.cat((states[0], states[1].index_select(0, back)), -1)

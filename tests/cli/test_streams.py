@@ -1,4 +1,4 @@
-"""Closed standard streams, and streams whose reader has closed the pipe."""
+"""Standard streams that are closed or cannot be written."""
 
 import os
 import shlex

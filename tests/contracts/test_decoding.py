@@ -49,12 +49,14 @@ def begin(model: Seq2Seq, sources=SOURCES) -> State:
 def widen(state: State, width: int) -> State:
     """From one hypothesis a sentence to ``width``, as the search does it."""
     rows = len(state_rows(state))
-    return state._replace(moving=select(state.moving, torch.arange(rows).repeat_interleave(width)))
+    return state._replace(
+        per_hypothesis=select(state.per_hypothesis, torch.arange(rows).repeat_interleave(width))
+    )
 
 
 def state_rows(state: State) -> Tensor:
     found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, state.moving)
+    map_tensors(lambda tensor: found.append(tensor) or tensor, state.per_hypothesis)
     return found[0]
 
 
@@ -109,7 +111,10 @@ def test_reordering_hypotheses_is_reordering_their_prefixes(model, pieces):
             width, (len(SOURCES), width), generator=torch.Generator().manual_seed(step)
         )
         rows = (offsets + parents).flatten()
-        state, history = state._replace(moving=select(state.moving, rows)), history[rows]
+        state, history = (
+            state._replace(per_hypothesis=select(state.per_hypothesis, rows)),
+            history[rows],
+        )
     last = prefixes(len(tokens), seed=1)[:, 1:2]
     features, _ = model.decode(last, state)
     whole = torch.cat((history, last), 1)
@@ -126,7 +131,7 @@ def test_sentences_leave_and_change_places(model):
     logits, _ = read(
         model,
         tokens[rows, 3:],
-        State(select(state.fixed, stay), select(state.moving, rows), state.step),
+        State(select(state.per_sentence, stay), select(state.per_hypothesis, rows), state.step),
         [1] * 3,
     )
     for i, sentence in enumerate(stay.tolist()):
@@ -154,11 +159,11 @@ def test_fixed_state_is_not_repeated(model):
         _, state = model.decode(token, state)
         map_tensors(
             lambda tensor: pytest.fail("repeated") if len(tensor) != len(SOURCES) else tensor,
-            state.fixed,
+            state.per_sentence,
         )
         map_tensors(
             lambda tensor: pytest.fail("lost") if len(tensor) != 5 * len(SOURCES) else tensor,
-            state.moving,
+            state.per_hypothesis,
         )
 
 

@@ -42,18 +42,20 @@ class Echo(Seq2Seq):
         return Memory((embedded,), (embedded * weights).sum(1, keepdim=True).tanh(), src_mask)
 
     def start(self, memory: Memory) -> State:
-        top = memory.top[:, 0]
+        top = memory.output[:, 0]
         return State({"top": top}, (torch.zeros_like(top),), 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
-        top, (hidden,) = state.fixed["top"], state.moving
+        top, (hidden,) = state.per_sentence["top"], state.per_hypothesis
         self.rows.append((len(top), len(hidden)))
         top = top.repeat_interleave(len(tgt_in) // len(top), 0)
         features = []
         for token in tgt_in.unbind(1):
             hidden = torch.tanh(hidden @ self.recurrent + self.embedding[token] + top)
             features.append(hidden)
-        return torch.stack(features, 1), State(state.fixed, (hidden,), state.step + tgt_in.shape[1])
+        return torch.stack(features, 1), State(
+            state.per_sentence, (hidden,), state.step + tgt_in.shape[1]
+        )
 
 
 def batch(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

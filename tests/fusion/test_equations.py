@@ -1,4 +1,4 @@
-"""Every fusion against its paper's equations, written out position by position in NumPy float64; and its gradients."""
+"""Fusions and connections: the equations of the papers in NumPy float64, and gradients."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ D, HISTORY = 6, 5  # width; the embedding and four layers
 
 
 def make(kind: str, **options: Any) -> torch.nn.Module:
-    """A fusion in float64 whose every weight, norms and biases too, is away from where it starts."""
+    """Build a fusion in float64, with noise added to every initial weight."""
     config = FUSIONS[kind].Config.model_validate({"kind": kind, **options})
     torch.manual_seed(5)
     fuse = FUSIONS[kind](config, [D] * HISTORY, D, "decoder.fuse").double().eval()
@@ -34,27 +34,27 @@ def parameters(fuse: torch.nn.Module) -> dict[str, Any]:
 
 
 def check(fuse: torch.nn.Module, equation: Any) -> None:
-    """``equation(p, z)`` is the paper's formula at one position: parameters and the layers' vectors z[0], z[1], ... -> phi."""
+    """Compare with ``equation(p, z)``, the formula of the paper for one position.
+
+    p holds the parameters by name, z[i] is the vector of layer i.
+    """
     layers = history()
-    found = fuse(layers).detach().numpy()
+    fused = fuse(layers).detach().numpy()
     p = parameters(fuse)
     for b in range(2):
         for t in range(3):
-            wanted = equation(p, [layer[b, t].numpy() for layer in layers])
-            np.testing.assert_allclose(found[b, t], wanted, rtol=1e-10, atol=1e-12)
+            expected = equation(p, [layer[b, t].numpy() for layer in layers])
+            np.testing.assert_allclose(fused[b, t], expected, rtol=1e-10, atol=1e-12)
 
 
 def layer_norm(p: dict[str, Any], name: str, x: Any) -> Any:
-    return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p[f"{name}.weight"] + p[
-        f"{name}.bias"
-    ]
+    normed = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+    return normed * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def ffn(p: dict[str, Any], name: str, x: Any, sigma: Any = lambda u: np.maximum(u, 0)) -> Any:
-    return (
-        p[f"{name}.out.weight"] @ sigma(p[f"{name}.hidden.weight"] @ x + p[f"{name}.hidden.bias"])
-        + p[f"{name}.out.bias"]
-    )
+    hidden_units = sigma(p[f"{name}.hidden.weight"] @ x + p[f"{name}.hidden.bias"])
+    return p[f"{name}.out.weight"] @ hidden_units + p[f"{name}.out.bias"]
 
 
 @pytest.mark.parametrize("embedding", [True, False])
@@ -176,7 +176,7 @@ def aggregate(p: dict[str, Any], kind: str, node: int, a: Any, b: Any) -> Any:
 
 
 def hidden(kind: str) -> dict[str, Any]:
-    """Units of the networks, for aggregations that have some."""
+    """The option for the hidden units, for aggregations with a feed-forward network."""
     return {} if kind == "mean" else {"hidden": 7}
 
 
@@ -200,7 +200,7 @@ def test_iterative(kind: str, embedding: bool) -> None:
 @pytest.mark.parametrize("residual", ["preceding", "none"])
 @pytest.mark.parametrize("embedding", [True, False])
 def test_tree_of_four(kind: str, residual: str, embedding: bool) -> None:
-    """Over the last four of h0 .. h4: h0 stands below the lowest leaf, whether it might have been a leaf or not."""
+    """The leaves are h1 to h4. h0 is the input of the lowest leaf, whatever ``embedding`` says."""
 
     def equation(p: dict[str, Any], h: list[Any]) -> Any:
         n1 = aggregate(p, kind, 0, h[1], h[2])
@@ -218,7 +218,7 @@ def test_tree_of_four(kind: str, residual: str, embedding: bool) -> None:
 
 @aggregations
 def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
-    """Nothing stands below it, so the first node has nothing to add."""
+    """The lowest leaf has no input, so the first node adds nothing."""
     config = FUSIONS["tree"].Config.model_validate(
         {"kind": "tree", "aggregation": kind, "embedding": True, **hidden(kind)}
     )
@@ -232,17 +232,18 @@ def test_tree_whose_lowest_leaf_is_the_embedding(kind: str) -> None:
 
 @pytest.mark.parametrize("residual", ["preceding", "none"])
 def test_tree_of_eight(residual: str) -> None:
-    """Post-order: h1 h2 a1 h3 h4 a2 b1 h5 h6 a3 h7 h8 a4 b2 root; a node adds what stands before its leftmost leaf."""
+    """A node adds the node before its leftmost leaf in post-order.
+
+    Post-order: h1 h2 a1 h3 h4 a2 b1 h5 h6 a3 h7 h8 a4 b2 root.
+    """
     config = FUSIONS["tree"].Config.model_validate(
         {"kind": "tree", "leaves": 8, "residual": residual, "hidden": 7}
     )
     fuse = FUSIONS["tree"](config, [D] * 10, D, "encoder.fuse").double()
     generator = torch.Generator().manual_seed(1)
     layers = [torch.randn(D, dtype=torch.float64, generator=generator) for _ in range(10)]
-    p, h = (
-        parameters(fuse),
-        [layer.numpy() for layer in layers[1:]],
-    )  # h[0] is layer 1, which stands below the leaves
+    p = parameters(fuse)
+    h = [layer.numpy() for layer in layers[1:]]  # h[0] is layer 1, the input of the lowest leaf
     add = residual == "preceding"
     a1 = aggregate(p, "ewp-ffn", 0, h[1], h[2]) + add * h[0]
     a2 = aggregate(p, "ewp-ffn", 1, h[3], h[4]) + add * a1
@@ -258,31 +259,31 @@ def test_tree_of_eight(residual: str) -> None:
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
 @pytest.mark.parametrize("where", ["layers", "sum"])
 def test_dynamic_linear_combination(normalize: str, where: str) -> None:
-    """Wang et al. 2019, section 3, pre-norm and post-norm: what layer l reads, for every l."""
+    """Wang et al. 2019, section 3, pre-norm and post-norm: the input of every layer."""
     options = {"norm_layers": where == "layers", "norm": where == "sum", "normalize": normalize}
     config = CONNECTIONS["linear"].Config.model_validate({"kind": "linear", **options})
     connect: Any = CONNECTIONS["linear"](config, "decoder.connect")
     for i in range(4):
-        connect.add(D, first=i == 0)
-        assert connect.reader() == D
+        connect.register_output(D, first=i == 0)
+        assert connect.register_input() == D
     connect = connect.double()
     with torch.no_grad():
         for parameter in connect.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     p, layers = parameters(connect), history()
-    kept = None
-    for i in range(4):  # what layer i + 1 reads
-        kept = connect.keep(kept, layers[i])
+    stream = None
+    for i in range(4):  # the input of layer i + 1
+        stream = connect.append(stream, layers[i])
         y = [layer[1, 2].numpy() for layer in layers[: i + 1]]
         if where == "layers":
             y = [layer_norm(p, f"norm_layers.{k}", y[k]) for k in range(i + 1)]
         w = p.get(f"combine.{i}.weight", np.zeros(1))
         if normalize == "softmax":
             w = np.exp(w) / np.exp(w).sum()
-        wanted = sum(w[k] * y[k] for k in range(i + 1))
+        expected = sum(w[k] * y[k] for k in range(i + 1))
         if where == "sum":
-            wanted = layer_norm(p, f"norm.{i}", wanted)
-        np.testing.assert_allclose(connect(kept)[1, 2].detach().numpy(), wanted, rtol=1e-10)
+            expected = layer_norm(p, f"norm.{i}", expected)
+        np.testing.assert_allclose(connect(stream)[1, 2].detach().numpy(), expected, rtol=1e-10)
 
 
 ALL = [option for kind in FUSIONS for option in variants(kind, FUSES)]
@@ -290,7 +291,7 @@ ALL = [option for kind in FUSIONS for option in variants(kind, FUSES)]
 
 @pytest.mark.parametrize("option", ALL, ids=str)
 def test_gradients(option: dict[str, Any]) -> None:
-    """Analytic against numerical gradients in float64, of every layer and every parameter."""
+    """Compare analytic with numerical gradients of every layer and parameter in float64."""
     fuse = make(**option)
     names = [name for name, _ in fuse.named_parameters()]
     layers = [layer[:1, :2].clone().requires_grad_() for layer in history()]
@@ -306,19 +307,19 @@ def test_gradients(option: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("option", ALL, ids=str)
-def test_a_fusion_looks_at_one_position(option: dict[str, Any]) -> None:
-    """Position t of what comes out depends on position t of the layers and on nothing else."""
+def test_a_fusion_reads_one_position(option: dict[str, Any]) -> None:
+    """Position t of the output depends only on position t of the layers."""
     fuse, layers = make(**option), history()
-    whole = fuse(layers)
-    assert whole.shape == (2, 3, fuse.out_width)
+    fused = fuse(layers)
+    assert fused.shape == (2, 3, fuse.out_width)
     for t in range(3):
         torch.testing.assert_close(
-            fuse([layer[:, t : t + 1] for layer in layers]), whole[:, t : t + 1]
+            fuse([layer[:, t : t + 1] for layer in layers]), fused[:, t : t + 1]
         )
 
 
 @pytest.mark.parametrize("option", [option for option in ALL if option["kind"] != "last"], ids=str)
-def test_layers_of_other_widths_are_mapped(option: dict[str, Any]) -> None:
+def test_layers_of_other_widths_are_projected(option: dict[str, Any]) -> None:
     widths = [4, D, 8, D, 4]
     config = FUSIONS[option["kind"]].Config.model_validate(option)
     fuse: Any = FUSIONS[option["kind"]](config, widths, D, "encoder.fuse")

@@ -1,4 +1,4 @@
-"""Options of fusions: what is shared, what is refused."""
+"""Options of fusions: shared layer embeddings, and refused options."""
 
 from typing import Any
 
@@ -17,34 +17,33 @@ def fusion(kind: str, layers: int, **options: Any) -> Any:
     return FUSIONS[kind](config, [8] * (layers + 1), 8, "side.fuse")
 
 
-def count(model: torch.nn.Module) -> int:
+def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
 def test_both_sides_share_one_layer_embedding() -> None:
-    """MLRF section 3.2; the parameters of a model with two such fusions count it once."""
+    """MLRF section 3.2. The parameters of a model with two such fusions include it once."""
     sides = {side: {"fuse": {"kind": "attention", **ATTENTION}} for side in ("encoder", "decoder")}
-    both, one, plain = (
-        build("transformer", **sides),
-        build("transformer", encoder=sides["encoder"]),
-        build("transformer"),
-    )
+    both = build("transformer", **sides)
+    encoder_only = build("transformer", encoder=sides["encoder"])
+    plain = build("transformer")
+    one_fusion = count_parameters(encoder_only) - count_parameters(plain)
     table = both.encoder.fuse.layer_embedding
     assert table is both.decoder.fuse.layer_embedding
-    assert count(both) - count(plain) == 2 * (count(one) - count(plain)) - table.weight.numel()
+    assert 2 * one_fusion - table.weight.numel() == count_parameters(both) - count_parameters(plain)
 
 
-def test_a_shared_layer_embedding_goes_by_the_index_of_the_layer() -> None:
-    """A deep encoder with the embedding and a shallow decoder without: layer 1 of both is the same row."""
+def test_a_shared_layer_embedding_has_one_row_for_each_layer_index() -> None:
+    """Layer 1 has the same row in a deep stack with the embedding and a shallow one without."""
     deep, shallow = fusion("ffn", 5), fusion("ffn", 2, embedding=False)
     share_layer_embedding(deep, shallow)
     table = deep.layer_embedding.weight
     assert table.shape == (6, 8)
     layers = [torch.zeros(1, 8)] * 6
-    for layer, found in zip(range(6), deep.layers(layers), strict=True):
-        assert torch.equal(found[0], table[layer])
-    for layer, found in zip((1, 2), shallow.layers(layers[:3]), strict=True):
-        assert torch.equal(found[0], table[layer])
+    for layer, embedded in zip(range(6), deep.layers(layers), strict=True):
+        assert torch.equal(embedded[0], table[layer])
+    for layer, embedded in zip((1, 2), shallow.layers(layers[:3]), strict=True):
+        assert torch.equal(embedded[0], table[layer])
 
 
 def test_a_side_without_layer_embedding_shares_none() -> None:
@@ -54,8 +53,8 @@ def test_a_side_without_layer_embedding_shares_none() -> None:
     assert with_one.layer_embedding is table and without.layer_embedding is None
 
 
-def test_layer_embeddings_begin_uniform_in_a_tenth() -> None:
-    """MLRF section 4.2, with either way of drawing the other weights."""
+def test_initial_layer_embeddings_are_uniform_between_minus_and_plus_a_tenth() -> None:
+    """MLRF section 4.2, with both initialisations of the other weights."""
     for init in ("xavier", "mlrf"):
         model = build(
             "transformer", scale=1.0, init=init, decoder={"fuse": {"kind": "ffn", "hidden": 4}}
@@ -69,8 +68,8 @@ def test_layer_embeddings_begin_uniform_in_a_tenth() -> None:
 @pytest.mark.parametrize(
     "fuse", [{"kind": "tree"}, {"kind": "tree", "leaves": 8, "embedding": True}]
 )
-def test_a_tree_higher_than_its_stack_is_refused_in_one_sentence(fuse: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="make it deeper, or set leaves to less"):
+def test_a_tree_with_more_leaves_than_layers_is_refused(fuse: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="make the stack deeper, or set leaves to less"):
         StackConfig.model_validate({"layers": 3, "fuse": fuse})
 
 
@@ -85,14 +84,14 @@ def test_leaves_are_a_power_of_two() -> None:
 
 def test_layers_below_a_summary_are_no_leaves() -> None:
     dense = {"kind": "dense", "growth": 8, "summary_every": 6}
-    with pytest.raises(ValueError, match="this one has 2"):
+    with pytest.raises(ValueError, match="this stack has 2"):
         StackConfig.model_validate({"layers": 8, "connect": dense, "fuse": "tree"})
 
 
-def test_a_fusion_that_nobody_would_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="would have no reader"):
+def test_a_fusion_that_nothing_would_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing would read"):
         build("transformer", encoder={"fuse": "average"}, decoder={"attend": "dense-sum"})
-    with pytest.raises(ValueError, match="would have no reader"):
+    with pytest.raises(ValueError, match="nothing would read"):
         build("conv", encoder={"fuse": "average"}, decoder={"attend": "dense-concat"})
 
 
@@ -111,23 +110,26 @@ def test_options_without_effect_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("site", ["fuse", "connect"])
-def test_a_plug_in_of_another_site_is_refused_in_a_sentence(site: str) -> None:
-    other = {"fuse": "fusetk.models.connect:Dense", "connect": "fusetk.fusion.ffn:FFN"}[site]
+def test_a_plug_in_of_another_kind_is_refused(site: str) -> None:
+    other = {
+        "fuse": "fusetk.models.connect:DenseConnection",
+        "connect": "fusetk.fusion.ffn:FFNFusion",
+    }[site]
     with pytest.raises(ValueError, match="no subclass of"):
         StackConfig.model_validate({"layers": 2, site: other})
 
 
-def test_one_layer_is_no_iteration() -> None:
+def test_iterative_fusion_of_one_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="two layers or more"):
         StackConfig.model_validate({"layers": 1, "fuse": "iterative"})
 
 
-def test_the_refusal_names_its_place(tmp_path) -> None:
+def test_an_error_names_the_key_file_and_line(tmp_path) -> None:
     from fusetk import config, recipe
 
     path = tmp_path / "deep.yaml"
     path.write_text("model:\n  kind: transformer\n  decoder:\n    layers: 3\n    fuse: tree\n")
     with pytest.raises(
-        ConfigError, match=r"model.decoder: a tree over 4 layers .*deep.yaml, line 3"
+        ConfigError, match=r"model.decoder: fuse: tree has 4 leaves.*deep.yaml, line 3"
     ):
         config.parse(config.load(path), recipe.Recipe)

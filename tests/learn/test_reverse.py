@@ -1,4 +1,4 @@
-"""A toy task is learned from a fresh seed in seconds, and the run folder translates."""
+"""A model learns a toy task from a random seed, and its run folder translates."""
 
 import random
 from pathlib import Path
@@ -18,8 +18,10 @@ def test_reversal_is_learned(toy: Path, tmp_path: Path) -> None:
     train_module.train(recipe, tmp_path, "cpu", quiet=True)
     loaded = system.load_model(tmp_path)
     corpus = Corpus.open(Path(recipe.data.folder), "valid")
-    found = Translator([loaded.model], loaded.pipeline, recipe.decoding).translate_ids(
+    translations = Translator([loaded.model], loaded.pipeline, recipe.decoding).translate_ids(
         [corpus.source[i] for i in range(len(corpus))]
     )
-    right = sum(list(best[0].ids) == corpus.target[i][:-1].tolist() for i, best in enumerate(found))
-    assert right >= 0.5 * len(corpus), f"{right} of {len(corpus)} with seed {seed}"
+    correct = sum(
+        list(best[0].ids) == corpus.target[i][:-1].tolist() for i, best in enumerate(translations)
+    )
+    assert correct >= 0.5 * len(corpus), f"{correct} of {len(corpus)} with seed {seed}"

@@ -1,6 +1,7 @@
-"""The recurrent model as its equations read: word by word, cell by cell, gate by gate, each direction alone.
+"""A plain implementation of the recurrent model, as its equations are written.
 
-The oracle of the real one, in any precision, and what its speed is measured against.
+It computes word by word, cell by cell, gate by gate, and each direction separately. Tests compare
+the model's results with it in any precision, and benchmarks compare the speed.
 """
 
 import torch
@@ -14,32 +15,31 @@ from fusetk.nn.cells import Cell, Transition
 def step(
     cell: Cell, x: Tensor | None, h: Tensor, direction: int = 0, dropout: float = 0.0
 ) -> Tensor:
-    """Equations 6 to 16, and LAU's: input (B, E), state (B, D) -> (B, D)."""
+    """Compute Equations 6 to 16, and those of LAU: input (B, E), state (B, D) -> (B, D)."""
     width = cell.width
 
-    def of(matrix: Tensor, i: int) -> Tensor:
+    def block(matrix: Tensor, i: int) -> Tensor:
         return matrix[direction, :, i * width : (i + 1) * width]
 
     def gate(i: int) -> Tensor:
-        found = h @ of(cell.state, i)
+        argument = h @ block(cell.state, i)
         if x is not None:
-            found = found + x @ of(cell.input, i)
+            argument = argument + x @ block(cell.input, i)
         if cell.gain is not None:
-            found = F.layer_norm(
-                found, (width,), cell.gain[direction, i], cell.shift[direction, i], 1e-6
-            )
-        return torch.sigmoid(found)
+            gain, shift = cell.gain[direction, i], cell.shift[direction, i]
+            argument = F.layer_norm(argument, (width,), gain, shift, 1e-6)
+        return torch.sigmoid(argument)
 
     r, z = gate(0), gate(1)
-    recalled = h @ of(cell.state, cell.gates) + cell.bias[direction]
+    recalled = h @ block(cell.state, cell.gates) + cell.bias[direction]
     if x is None:
         c = torch.tanh(r * recalled)
     elif cell.kind == "lau":
-        c = torch.tanh((1 - r) * (x @ of(cell.input, 3)) + r * recalled)
+        c = torch.tanh((1 - r) * (x @ block(cell.input, 3)) + r * recalled)
     else:
-        c = torch.tanh(x @ of(cell.input, cell.gates) + r * recalled)
+        c = torch.tanh(x @ block(cell.input, cell.gates) + r * recalled)
     if cell.linear_bias is not None:
-        linear = x @ of(cell.input, 4) + cell.linear_bias[direction]
+        linear = x @ block(cell.input, 4) + cell.linear_bias[direction]
     if cell.kind == "l-gru":
         c = c + gate(2) * linear
     c = F.dropout(c, dropout)
@@ -53,26 +53,26 @@ def step(
 def transition(
     cells: Transition, x: Tensor, h: Tensor, direction: int = 0, dropout: float = 0.0
 ) -> list[Tensor]:
-    """The states of one time step, from the bottom."""
-    found = [step(cells.cells[0], x, h, direction, dropout)]
+    """Return the states of one time step, the lowest cell's first."""
+    states = [step(cells.cells[0], x, h, direction, dropout)]
     for cell in cells.cells[1:]:
-        found.append(step(cell, None, found[-1], direction, dropout))
-    return found
+        states.append(step(cell, None, states[-1], direction, dropout))
+    return states
 
 
 def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-    """What ``model(src, src_mask, tgt_in)`` is."""
+    """Compute ``model(src, src_mask, tgt_in)``."""
     dropout = model.candidate_dropout.rate if model.training else 0.0
-    words = model.source(src)
+    embedded = model.source(src)
     directions = []
     for direction, order in ((0, range(src.shape[1])), (1, reversed(range(src.shape[1])))):
-        h = words.new_zeros(len(src), model.encoder.width)
+        h = embedded.new_zeros(len(src), model.encoder.width)
         states = {}
         for j in order:
-            there = src_mask[:, j, None]
+            is_token = src_mask[:, j, None]
             states[j] = [
-                torch.where(there, new, h)
-                for new in transition(model.encoder, words[:, j], h, direction, dropout)
+                torch.where(is_token, new, h)
+                for new in transition(model.encoder, embedded[:, j], h, direction, dropout)
             ]
             h = states[j][-1]
         directions.append(
@@ -81,7 +81,7 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
                 for c in range(len(model.encoder.cells))
             ]
         )
-    history = [words, *(torch.cat(both, -1) for both in zip(*directions, strict=True))]
+    history = [embedded, *(torch.cat(both, -1) for both in zip(*directions, strict=True))]
     top = model.encoder_fuse(history)
     memory = _Memory(history, top)
     sources = model.attend.sources(memory)  # type: ignore[arg-type]
@@ -90,11 +90,11 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
     lengths = src_mask.sum(1, keepdim=True)
     mean = torch.where(src_mask[..., None], top, top.new_zeros(())).sum(1) / lengths
     h = torch.tanh(model.initial(mean))
-    read = model.target(tgt_in)
-    read = torch.cat((torch.zeros_like(read[:, :1]), read[:, 1:]), 1)
-    below, contexts = [], []
+    target = model.target(tgt_in)
+    target = torch.cat((torch.zeros_like(target[:, :1]), target[:, 1:]), 1)
+    steps, contexts = [], []
     for t in range(tgt_in.shape[1]):
-        query = transition(model.query, read[:, t], h, 0, dropout)
+        query = transition(model.query, target[:, t], h, 0, dropout)
         context = sum(
             _attend(model, query[-1], k, v, src_mask) for k, v in zip(keys, values, strict=True)
         )
@@ -103,23 +103,26 @@ def features(model: Recurrent, src: Tensor, src_mask: Tensor, tgt_in: Tensor) ->
             context = model.project(context)
         states = query + transition(model.decoder, context, query[-1], 0, dropout)
         h = states[-1]
-        below.append(states)
+        steps.append(states)
         contexts.append(context)
-    layers = [torch.stack([states[c] for states in below], 1) for c in range(len(below[0]))]
-    found = model.readout(
-        torch.cat((read, model.decoder_fuse([read, *layers]), torch.stack(contexts, 1)), -1)
-    )
-    return model.output_dropout(torch.tanh(found))
+    layers = [torch.stack([states[c] for states in steps], 1) for c in range(len(steps[0]))]
+    fused = model.decoder_fuse([target, *layers])
+    output = model.readout(torch.cat((target, fused, torch.stack(contexts, 1)), -1))
+    return model.output_dropout(torch.tanh(output))
 
 
 class _Memory:
     def __init__(self, history: list[Tensor], top: Tensor):
-        self.history, self.top = history, top
+        self.history, self.output = history, top
 
 
 def _attend(model: Recurrent, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Equations 3 and 5, head by head: state (B, D), keys (B, S, D), values (B, S, C) -> (B, C)."""
-    attention, found = model.attention, []
+    """Compute Equations 3 and 5, head by head.
+
+    The shapes are: state (B, D), keys (B, S, D), values (B, S, C) -> (B, C).
+    """
+    attention = model.attention
+    contexts = []
     query = query @ attention.query
     for q, k, v in zip(
         query.chunk(attention.heads, -1),
@@ -129,5 +132,5 @@ def _attend(model: Recurrent, query: Tensor, keys: Tensor, values: Tensor, mask:
     ):
         energy = torch.tanh(q[:, None] + k) @ attention.vector  # (B, S)
         weight = energy.masked_fill(~mask, -torch.inf).softmax(1)
-        found.append((weight[..., None] * v).sum(1))
-    return torch.cat(found, -1)
+        contexts.append((weight[..., None] * v).sum(1))
+    return torch.cat(contexts, -1)

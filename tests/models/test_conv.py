@@ -1,4 +1,4 @@
-"""ConvS2S and DenseNMT against their equations, written out in NumPy float64."""
+"""ConvS2S and DenseNMT: their equations in NumPy float64, gradients and initial weights."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fusetk.models.connect import DenseConnection, DenseConnectionConfig
 from fusetk.models.conv import Conv, ConvConfig
 from fusetk.training.optim import OPTIMIZERS
 
@@ -14,7 +15,10 @@ SRC, TGT = [4, 7, 5, 8, 3], [2, 6, 9, 5]
 
 
 def make(**options: Any) -> Conv:
-    """Two layers a side of widths that differ, kernels odd and even; every weight away from where it starts."""
+    """Build two layers a side with different widths and kernels.
+
+    Noise is added to every initial weight.
+    """
     sizes: dict[str, Any] = {
         "width": 6,
         "embedding": 4,
@@ -35,7 +39,7 @@ def make(**options: Any) -> Conv:
 
 
 class Equations:
-    """The papers' formulas over one sentence; ``p`` the parameters by name."""
+    """The formulas of the papers for one sentence pair; ``p`` holds the parameters by name."""
 
     def __init__(self, model: Conv, config: ConvConfig):
         self.p = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
@@ -54,24 +58,30 @@ class Equations:
         )
 
     def glu_conv(self, name: str, x: Any, kernel: int, before: int) -> Any:
-        """Gehring et al. 2017, section 3.2: Y = W [x_i; ...; x_{i+k}] + b, v([A B]) = A * sigmoid(B)."""
-        made = []
+        """Gehring et al. 2017, section 3.2.
+
+        Y = W [x_i; ...; x_{i+k}] + b and v([A B]) = A * sigmoid(B).
+        """
+        rows = []
         for t in range(len(x)):
             seen = [
                 x[s] if 0 <= s < len(x) else np.zeros(x.shape[1])
                 for s in range(t - before, t - before + kernel)
             ]
             a, b = np.split(self.linear(f"{name}.conv", np.concatenate(seen)), 2)
-            made.append(a / (1 + np.exp(-b)))
-        return np.array(made)
+            rows.append(a / (1 + np.exp(-b)))
+        return np.array(rows)
 
     def add(self, name: str, x: Any, y: Any) -> Any:
-        return (
-            (self.linear(f"{name}.through", x) if f"{name}.through.v" in self.p else x) + y
-        ) * HALF
+        if f"{name}.through.v" in self.p:
+            x = self.linear(f"{name}.through", x)
+        return (x + y) * HALF
 
     def attention(self, name: str, z: Any, target: Any, sources: list[Any], source: Any) -> Any:
-        """F summed over the sources: keys T_j h_j, values (T_j h_j + e_src) sqrt(1/2), the sum times sqrt(1/n) sqrt(S)."""
+        """Attention to n sources h_j, summed and multiplied by sqrt(1/n) sqrt(S).
+
+        Keys are T_j h_j, values (T_j h_j + e_src) sqrt(1/2).
+        """
         q = (self.linear(f"{name}.query", z) + target) * HALF
         total = np.zeros_like(q)
         for j, h in enumerate(sources):
@@ -82,16 +92,18 @@ class Equations:
         return self.linear(f"{name}.out", total / np.sqrt(len(sources)) * np.sqrt(len(source)))
 
     def encoder(self, source: Any, dense: bool, summary: str) -> list[Any]:
-        """h_0, h_1, h_2, or what stands since the summary, which is layer 1 or stands behind it."""
+        """Return h_0, h_1, h_2, or those since the summary, which is layer 1 or follows it."""
         history, module = [self.linear("encoder_in", source)], 0
         for i in range(2):
             kernel = self.config.encoder.kernel(i)
             before = (kernel - 1) // 2
             x = np.concatenate(history, 1) if dense else history[-1]
             y = self.glu_conv(f"encoder.layers.{module}", x, kernel, before)
-            sums = summary == "in-place" and i == 0
-            history.append(y if dense and not sums else self.add(f"encoder.layers.{module}", x, y))
-            history = history[-1:] if sums else history
+            is_summary = summary == "in-place" and i == 0
+            history.append(
+                y if dense and not is_summary else self.add(f"encoder.layers.{module}", x, y)
+            )
+            history = history[-1:] if is_summary else history
             module += 1
             if summary == "added" and i == 0:
                 x = np.concatenate(history, 1)
@@ -106,20 +118,23 @@ class Equations:
     def decoder(
         self, target: Any, sources: list[Any], source: Any, dense: bool, summary: str
     ) -> Any:
-        """Dense: z_{l+1} = H([a_l, z_l, ..., z_0]), each layer adds z and a; otherwise Gehring et al. 2017."""
+        """Without ``dense``, Gehring et al. 2017.
+
+        With it, z_{l+1} = H([a_l, z_l, ..., z_0]); each layer appends z and a.
+        """
         history, module = [self.linear("decoder_in", target)], 0
         for i in range(2):
             kernel, name = self.config.decoder.kernel(i), f"decoder.layers.{module}"
             x = np.concatenate(history, 1) if dense else history[-1]
             z = self.glu_conv(name, x, kernel, kernel - 1)
             a = self.attention(name, z, target, sources, source)
-            sums = summary == "in-place" and i == 0
+            is_summary = summary == "in-place" and i == 0
             history.append(
                 np.concatenate([z, a], 1)
-                if dense and not sums
+                if dense and not is_summary
                 else self.add(name, x, (z + a) * HALF)
             )
-            history = history[-1:] if sums else history
+            history = history[-1:] if is_summary else history
             module += 1
             if summary == "added" and i == 0:
                 x, name = np.concatenate(history, 1), f"decoder.layers.{module}"
@@ -149,8 +164,8 @@ DENSE = {"connect": {"kind": "dense", "growth": 3}}
 @pytest.mark.parametrize(
     "sides", [(), ("encoder",), ("decoder",), ("encoder", "decoder"), "added", "in-place"], ids=str
 )
-def test_a_model_is_the_papers_equations(attend: str, sides: Any) -> None:
-    """BASE, DenseENC, DenseDEC, DenseAtt, DenseNMT-1 and -2 in small, without and with summary layers."""
+def test_a_model_computes_the_equations_of_the_papers(attend: str, sides: Any) -> None:
+    """Small BASE, DenseENC, DenseDEC, DenseAtt and DenseNMT-1 and -2, also with summary layers."""
     summary = sides if isinstance(sides, str) else ""
     summed = {
         "connect": {"kind": "dense", "growth": [3, 4], "summary_every": 1, "summary_layer": summary}
@@ -166,32 +181,31 @@ def test_a_model_is_the_papers_equations(attend: str, sides: Any) -> None:
         "encoder": {"layers": 2, "kernels": [3, 2]},
         "decoder": {"layers": 2, "kernels": [2, 3]},
     }
-    wanted = Equations(model, ConvConfig.model_validate(sizes)).logits(
+    expected = Equations(model, ConvConfig.model_validate(sizes)).logits(
         attend, {side: side in sides for side in options}, summary
     )
     ids = torch.tensor([SRC])
-    found = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT])))
-    np.testing.assert_allclose(found[0].detach().numpy(), wanted, rtol=1e-9, atol=1e-10)
+    logits = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT])))
+    np.testing.assert_allclose(logits[0].detach().numpy(), expected, rtol=1e-9, atol=1e-10)
 
 
 def test_one_buffer_has_the_gradients_of_concatenation() -> None:
-    """Features written behind one another into one buffer, against torch.cat: values and gradients of every piece."""
-    from fusetk.models.connect import CONNECTIONS
-
-    connect: Any = CONNECTIONS["dense"](CONNECTIONS["dense"].Config(kind="dense"), "side.connect")  # type: ignore[call-arg]
+    """Values and gradients of outputs that share a buffer are those of torch.cat."""
+    connect = DenseConnection(DenseConnectionConfig(), "side.connect")
     pieces = [torch.randn(2, 3, width, requires_grad=True) for width in (4, 2, 3)]
     for i, piece in enumerate(pieces):
-        connect.add(piece.shape[-1], first=i == 0)
+        connect.register_output(piece.shape[-1], first=i == 0)
     readers = [torch.randn(width, 5) for width in (4, 6, 9)]
-    kept, plain, total, wanted = None, [], torch.zeros(()), torch.zeros(())
+    stream, outputs = None, []
+    total, expected = torch.zeros(()), torch.zeros(())
     for piece, reader in zip(pieces, readers, strict=True):
-        kept = connect.keep(kept, piece.sin())
-        plain.append(piece.sin())
-        total = total + (connect(kept) @ reader).square().sum()
-        wanted = wanted + (torch.cat(plain, -1) @ reader).square().sum()
-    torch.testing.assert_close(total, wanted)
-    found = torch.autograd.grad(total, pieces)
-    torch.testing.assert_close(found, torch.autograd.grad(wanted, pieces))
+        stream = connect.append(stream, piece.sin())
+        outputs.append(piece.sin())
+        total = total + (connect(stream) @ reader).square().sum()
+        expected = expected + (torch.cat(outputs, -1) @ reader).square().sum()
+    torch.testing.assert_close(total, expected)
+    gradients = torch.autograd.grad(total, pieces)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, pieces))
 
 
 def gradients(model: Conv) -> dict[str, torch.Tensor]:
@@ -207,13 +221,16 @@ def gradients(model: Conv) -> dict[str, torch.Tensor]:
     }
 
 
-def test_gradients_that_reach_the_encoder_are_scaled() -> None:
-    """By 1 / (2 * attention layers); those of the embedding, which values are made of too, are not."""
+def test_gradients_of_the_encoder_are_scaled() -> None:
+    """The factor is 1 / (2 * attention layers).
+
+    The embedding also has gradients through the values of attention, which are not scaled.
+    """
     grads = [gradients(make(scale_encoder_gradient=scale)) for scale in (False, True)]
     for name, plain in grads[0].items():
-        deep = name.startswith(("encoder", "memory"))
+        scaled = name.startswith(("encoder", "memory"))
         if not name.startswith("source"):
-            torch.testing.assert_close(grads[1][name], plain / 4 if deep else plain)
+            torch.testing.assert_close(grads[1][name], plain / 4 if scaled else plain)
     assert (
         grads[1]["source.tokens.weight"][SRC].norm()
         > grads[0]["source.tokens.weight"][SRC].norm() / 4
@@ -223,21 +240,23 @@ def test_gradients_that_reach_the_encoder_are_scaled() -> None:
 @pytest.mark.parametrize(
     ("attend", "factor"), [("top", 1 / 4), ("dense-concat", 1 / 4), ("dense-sum", 1)]
 )
-def test_gradients_of_the_encoder_are_scaled_by_default_where_one_source_is_attended_to(
+def test_gradients_of_the_encoder_are_scaled_by_default_with_one_source(
     attend: str, factor: float
 ) -> None:
-    """As in the authors' code: in all models but those with DenseAtt-2 (dense-sum)."""
+    """The authors' code scales them in all models except those with DenseAtt-2 (dense-sum)."""
     sides = {"encoder": DENSE, "decoder": {**DENSE, "attend": attend}}
-    plain, found = gradients(make(**sides, scale_encoder_gradient=False)), gradients(make(**sides))
+    plain = gradients(make(**sides, scale_encoder_gradient=False))
+    by_default = gradients(make(**sides))
     encoder = [name for name in plain if name.startswith(("encoder", "memory"))]
     assert encoder
     torch.testing.assert_close(
-        {name: found[name] for name in encoder}, {name: plain[name] * factor for name in encoder}
+        {name: by_default[name] for name in encoder},
+        {name: plain[name] * factor for name in encoder},
     )
 
 
-def test_dense_concat_and_the_top_of_a_dense_encoder_are_one_function() -> None:
-    """DenseENC's attention and DenseAtt-1 read the same concatenation, so gradients agree."""
+def test_dense_concat_equals_the_output_of_a_dense_encoder() -> None:
+    """The attention of DenseENC and DenseAtt-1 read the same concatenation."""
     top, concat = (
         make(encoder=DENSE, decoder={**DENSE, "attend": attend})
         for attend in ("top", "dense-concat")
@@ -246,13 +265,17 @@ def test_dense_concat_and_the_top_of_a_dense_encoder_are_one_function() -> None:
     torch.testing.assert_close(gradients(concat), gradients(top))
 
 
-def test_weights_begin_as_in_the_paper() -> None:
-    """N(0, sqrt(4 (1 - dropout) / (k in))), N(0, sqrt((1 - dropout) / in)) and N(0, 0.1), lengths as they fall, biases zero."""
+def test_initial_weights_are_those_of_the_paper() -> None:
+    """Directions are normal, lengths those of the directions, biases zero.
+
+    Standard deviations: sqrt(4 (1 - dropout) / (k in)) in convolutions, sqrt((1 - dropout) / in) in
+    linear maps, 0.1 in embeddings.
+    """
     torch.manual_seed(2)
     sizes = {"width": 128, "dropout": 0.2, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
     model: Any = Conv(ConvConfig.model_validate(sizes), 400, 300)
     conv = model.encoder.layers[0].conv
-    for found, std in (
+    for weight, std in (
         (conv.v, (4 * 0.8 / (3 * 128)) ** 0.5),
         (model.encoder_in.v, (0.8 / 128) ** 0.5),
         (model.memory[0].v, (1 / 128) ** 0.5),
@@ -260,23 +283,23 @@ def test_weights_begin_as_in_the_paper() -> None:
         (model.source.tokens.weight, 0.1),
         (model.source.positions.weight, 0.1),
     ):
-        assert float(found.detach().std()) == pytest.approx(std, rel=0.05)
+        assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
     torch.testing.assert_close(conv.weight, conv.v)
     assert not conv.bias.any() and not model.output.bias.any()
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "nag"])
-def test_a_weight_that_was_made_once_follows_training(kind: str) -> None:
-    """Fused optimisers change parameters without a trace in their version."""
+def test_cached_weights_follow_training(kind: str) -> None:
+    """Fused optimisers change parameters without changing their version counter."""
     model = make().float()
     config = OPTIMIZERS[kind].Config.model_validate({"kind": kind})
     optimizer = OPTIMIZERS[kind].build(config, model.parameters())
     for _ in range(2):
         model.eval()
         with torch.inference_mode():
-            once = model.out.weight
-            assert model.out.weight is once
-        torch.testing.assert_close(once, model.out.weight.detach())
+            cached = model.out.weight
+            assert model.out.weight is cached
+        torch.testing.assert_close(cached, model.out.weight.detach())
         model.train()
         model.out(torch.ones(1, model.out.v.shape[1])).sum().backward()
         for group in optimizer.param_groups:
@@ -284,8 +307,8 @@ def test_a_weight_that_was_made_once_follows_training(kind: str) -> None:
         optimizer.step()
 
 
-def test_recomputing_layers_changes_no_gradient() -> None:
-    """``checkpoint`` on both sides, with dropout."""
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    """Both sides use ``checkpoint``, with dropout."""
     ids = torch.tensor([SRC])
     grads = []
     for checkpoint in (False, True):
@@ -302,9 +325,9 @@ def test_recomputing_layers_changes_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("side", "key"), [("encoder", "widths"), ("decoder", "kernels"), ("decoder", "growth")]
 )
-def test_lists_are_as_long_as_the_stack_is_deep(side: str, key: str) -> None:
-    wrong: dict[str, Any] = (
-        {"connect": {"kind": "dense", "growth": [3, 3, 3]}} if key == "growth" else {key: [3, 3, 3]}
-    )
+def test_lists_need_a_number_for_each_layer(side: str, key: str) -> None:
+    wrong: dict[str, Any] = {key: [3, 3, 3]}
+    if key == "growth":
+        wrong = {"connect": {"kind": "dense", "growth": [3, 3, 3]}}
     with pytest.raises(ValueError, match="one number, or one for each layer"):
         make(**{side: wrong})

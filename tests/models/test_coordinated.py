@@ -1,4 +1,4 @@
-"""Layer-wise coordination against its equations in NumPy float64, and what it must not see."""
+"""Layer-wise coordination: its equations in NumPy float64, its masks and its parameter counts."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ WIDTH, HEADS = 8, 2
 
 
 def make(kind: str = "coordinated", **options: Any) -> Any:
-    """Three layers in float64, every weight away from where it starts."""
+    """Build three layers in float64, with noise added to every initial weight."""
     depth: dict[str, Any] = (
         {"stack": {"layers": 3}}
         if kind == "coordinated"
@@ -49,7 +49,7 @@ def logits(model: Any, src: list[int] = SRC, tgt: list[int] = TGT) -> Any:
 
 
 class Equations:
-    """The paper's model over one sentence, source and target side by side; ``p`` the parameters by name."""
+    """The model of the paper for one sentence pair; ``p`` holds the parameters by name."""
 
     def __init__(self, model: Any, norm: str, mixed: bool, shared: bool, own: bool):
         self.p = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
@@ -71,12 +71,12 @@ class Equations:
     @staticmethod
     def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
         """softmax(q k^T / sqrt(d) + M) v, head by head."""
-        found = []
+        heads = []
         for rows in np.split(np.arange(WIDTH), HEADS):
             scores = q[:, rows] @ k[:, rows].T / np.sqrt(len(rows)) + np.where(mask, 0.0, -np.inf)
             weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-            found.append(weights @ v[:, rows])
-        return np.concatenate(found, 1)
+            heads.append(weights @ v[:, rows])
+        return np.concatenate(heads, 1)
 
     def qkv(self, name: str, x: Any) -> Any:
         return np.split(self.linear(f"{name}.attention.project", x), 3, 1)
@@ -85,7 +85,7 @@ class Equations:
         return self.linear(f"{name}.ffn.out", np.maximum(self.linear(f"{name}.ffn.hidden", x), 0))
 
     def keys_values(self, name: str, x: Any) -> Any:
-        """Of a source layer, for the target."""
+        """The keys and values of a source layer that the target attends to."""
         if self.own:
             layer = name.rpartition(".")[2]
             return np.split(
@@ -128,8 +128,9 @@ class Equations:
 
         def cross(y: Any) -> Any:
             q = self.linear(f"{name}.cross.query", y) if self.own else self.qkv(name, y)[0]
-            found = self.attention(q, keys, values, np.ones((len(y), n), bool))
-            return self.linear(f"{name}.cross.out" if self.own else f"{name}.attention.out", found)
+            attended = self.attention(q, keys, values, np.ones((len(y), n), bool))
+            out = "cross.out" if self.own else "attention.out"
+            return self.linear(f"{name}.{out}", attended)
 
         x = self.sublayer(f"{name}.attention_residual", x, mixed if self.mixed else alone)
         if not self.mixed:
@@ -148,9 +149,8 @@ class Equations:
         for i in range(3):
             name = f"stack.layers.{i}"
             source = name if self.shared else f"source_stack.layers.{i}"
-            if (
-                i == 2 and not self.shared and not self.own
-            ):  # of the highest source layer there are keys and values alone
+            # A separate highest source layer has only keys and values.
+            if i == 2 and not self.shared and not self.own:
                 above = self.norm(source, x) if self.pre else x
                 keys, values = np.split(self.linear(f"{source}.project", above), 2, 1)
             elif i == 2 and not self.shared:
@@ -168,7 +168,9 @@ class Equations:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("attention", ["mixed", "two with the same maps", "two"])
-def test_a_model_is_the_papers_equations(norm: str, shared: bool, attention: str) -> None:
+def test_a_model_computes_the_equations_of_the_paper(
+    norm: str, shared: bool, attention: str
+) -> None:
     mixed, own = attention == "mixed", attention == "two"
     model = make(
         norm=norm,
@@ -176,40 +178,42 @@ def test_a_model_is_the_papers_equations(norm: str, shared: bool, attention: str
         mixed_attention=mixed,
         cross_weights="own" if own else "shared",
     )
-    found = logits(model)
-    np.testing.assert_allclose(
-        found, Equations(model, norm, mixed, shared, own).logits(), rtol=1e-9, atol=1e-10
-    )
+    expected = Equations(model, norm, mixed, shared, own).logits()
+    np.testing.assert_allclose(logits(model), expected, rtol=1e-9, atol=1e-10)
 
 
 def test_mixed_attention_is_one_softmax_over_source_and_target() -> None:
     model, ids = make(), torch.tensor([SRC])
-    with trace.listen("*") as found:
+    with trace.listen("*") as recorded:
         model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([TGT]))
-    assert sorted(found) == [f"decoder.layer{i}.mixed" for i in (1, 2, 3)] + [
+    assert sorted(recorded) == [f"decoder.layer{i}.mixed" for i in (1, 2, 3)] + [
         f"encoder.layer{i}.self" for i in (1, 2)
     ]
-    [weights] = found["decoder.layer2.mixed"]
+    [weights] = recorded["decoder.layer2.mixed"]
     assert weights.shape == (1, HEADS, len(TGT), len(SRC) + len(TGT))
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     assert not weights[..., len(SRC) :].triu(1).any() and weights[..., : len(SRC)].all()
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_a_target_word_sees_no_later_one_and_the_source_is_left_as_it_was(mixed: bool) -> None:
+def test_a_target_token_reads_no_later_one_and_decoding_leaves_the_memory_unchanged(
+    mixed: bool,
+) -> None:
     model = make(mixed_attention=mixed)
     before, after = logits(model), logits(model, tgt=[*TGT[:3], 7, *TGT[4:]])
     np.testing.assert_array_equal(after[:3], before[:3])
     assert (after[3:] != before[3:]).any(1).all()
     ids = torch.tensor([SRC])
     memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
-    copies = [kept.clone() for kept in memory.attended]
+    copies = [tensor.clone() for tensor in memory.layer_keys_values]
     model.decode(torch.tensor([TGT]), model.start(memory))
-    assert all(torch.equal(kept, copy) for kept, copy in zip(memory.attended, copies, strict=True))
+    assert all(
+        torch.equal(kept, copy) for kept, copy in zip(memory.layer_keys_values, copies, strict=True)
+    )
 
 
-def test_positions_can_be_left_out() -> None:
-    """Without positions and without mask, the source is a set: its order is of no matter."""
+def test_without_positions_the_order_of_the_source_changes_nothing() -> None:
+    """Without positions and mask the source is a set: its order changes nothing."""
     shuffled = [SRC[i] for i in (2, 0, 3, 1)]
     assert np.abs(logits(make(), shuffled) - logits(make())).max() > 1e-3
     np.testing.assert_allclose(
@@ -217,7 +221,7 @@ def test_positions_can_be_left_out() -> None:
     )
 
 
-def test_without_language_embedding_a_word_is_the_same_on_both_sides() -> None:
+def test_without_language_embedding_both_sides_embed_a_token_alike() -> None:
     for language in (True, False):
         model = make(language_embedding=language)
         model.target.tokens = model.source.tokens
@@ -225,7 +229,7 @@ def test_without_language_embedding_a_word_is_the_same_on_both_sides() -> None:
         assert torch.equal(model.source(ids), model.target(ids)) is not language
 
 
-def test_recomputing_layers_changes_no_gradient() -> None:
+def test_gradient_checkpointing_changes_no_gradient() -> None:
     ids, grads = torch.tensor([SRC]), []
     for checkpoint in (False, True):
         model = make(stack={"checkpoint": checkpoint, "connect": "linear"}).train()
@@ -237,14 +241,17 @@ def test_recomputing_layers_changes_no_gradient() -> None:
     torch.testing.assert_close(*grads)
 
 
-def formula(layers: int, vocabulary: int, width: int, ffn: int) -> int:
-    """One matrix of words; of a layer four maps of attention, two of the feed-forward network and two norms; a vector for each language."""
+def expected_parameters(layers: int, vocabulary: int, width: int, ffn: int) -> int:
+    """The parameters of one embedding matrix, two language vectors and the layers.
+
+    A layer has four projections of attention, two of the feed-forward network and two norms.
+    """
     layer = 4 * (width * width + width) + 2 * width * ffn + ffn + width + 2 * 2 * width
     return vocabulary * width + 2 * width + layers * layer
 
 
 @pytest.mark.parametrize("layers", [10, 14, 18, 22])
-def test_parameters_are_the_formula(layers: int) -> None:
+def test_a_model_has_the_expected_parameters(layers: int) -> None:
     sizes = {
         "width": 256,
         "heads": 4,
@@ -255,38 +262,43 @@ def test_parameters_are_the_formula(layers: int) -> None:
     }
     with torch.device("meta"):
         model = Coordinated(CoordinatedConfig.model_validate(sizes), 31_000, 31_000)
-    assert sum(p.numel() for p in model.parameters()) == formula(layers, 31_000, 256, 1024)
+    assert sum(p.numel() for p in model.parameters()) == expected_parameters(
+        layers, 31_000, 256, 1024
+    )
 
 
-def test_own_cross_weights_want_two_sublayers() -> None:
-    with pytest.raises(ValueError, match="no use with mixed_attention: true"):
+def test_own_cross_weights_need_two_sublayers() -> None:
+    with pytest.raises(ValueError, match="no effect with mixed_attention: true"):
         make(cross_weights="own")
 
 
-# On the Transformer ----------------------------------------------------------------------------------------------------
+# Options of the Transformer
 
 
-def test_layer_by_layer_attention_reads_the_layer_of_its_own_height() -> None:
-    """What the encoder's highest layer makes reaches the decoder's highest layer alone."""
+def test_layerwise_attention_reads_the_encoder_layer_of_the_same_height() -> None:
+    """Only the highest decoder layer reads the output of the highest encoder layer."""
     model, ids = make("transformer", decoder={"attend": "layerwise"}), torch.tensor([SRC])
     layers: list[Any] = [layer.cross for layer in model.decoder.layers]
-    read: list[Any] = []
+    sources_read: list[Any] = []
     for cross in layers:
-        cross.keys_values = lambda sources, keep=cross.keys_values: (
-            read.append(sources),
-            keep(sources),
+        cross.keys_values = lambda sources, original=cross.keys_values: (
+            sources_read.append(sources),
+            original(sources),
         )[1]
     memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
     model.start(memory)
-    assert [len(sources) for sources in read] == [1, 1]
-    assert torch.equal(read[0][0], memory.history[1]) and torch.equal(read[1][0], memory.history[2])
+    assert [len(sources) for sources in sources_read] == [1, 1]
+    assert torch.equal(sources_read[0][0], memory.history[1])
+    assert torch.equal(sources_read[1][0], memory.history[2])
 
 
-def test_layer_by_layer_attention_wants_stacks_of_one_depth() -> None:
-    with pytest.raises(ValueError, match="as many encoder as decoder layers, here are 2 and 3"):
+def test_layerwise_attention_needs_stacks_of_one_depth() -> None:
+    with pytest.raises(
+        ValueError, match="as many encoder layers as decoder layers, here are 2 and 3"
+    ):
         make("transformer", decoder={"attend": "layerwise", "layers": 3})
     summed = {"connect": {"kind": "dense", "growth": 4, "summary_every": 1}}
-    with pytest.raises(ValueError, match="sums some of them up"):
+    with pytest.raises(ValueError, match="hide some of them"):
         make("transformer", encoder=summed, decoder={"attend": "layerwise"})
 
 
@@ -297,8 +309,8 @@ def test_a_context_gate_weighs_source_against_target(kind: str, gates: int) -> N
     weight, bias = gate.map.weight.detach().numpy(), gate.map.bias.detach().numpy()
     assert weight.shape == (gates, 2 * WIDTH)
     g = 1 / (1 + np.exp(-(t @ weight[:, :WIDTH].T + s @ weight[:, WIDTH:].T + bias)))
-    found = gate(torch.tensor(t), torch.tensor(s)).detach().numpy()
-    np.testing.assert_allclose(found, (1 - g) * t + g * s, rtol=1e-12)
+    gated = gate(torch.tensor(t), torch.tensor(s)).detach().numpy()
+    np.testing.assert_allclose(gated, (1 - g) * t + g * s, rtol=1e-12)
 
 
 def test_an_open_context_gate_is_the_plain_transformer() -> None:

@@ -1,4 +1,4 @@
-"""The Transformer: parameter counts of the papers, equations in NumPy, and the sizes that are refused."""
+"""The Transformer: parameter counts of papers, equations in NumPy float64, refused sizes."""
 
 import math
 from typing import Any
@@ -18,24 +18,26 @@ def config(**options: Any) -> TransformerConfig:
     return TransformerConfig.model_validate({"kind": "transformer", **sizes, **options})
 
 
-def count(model: torch.nn.Module) -> int:
+def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("layers", "parameters"), [(3, 10_974_748), (4, 12_817_948), (6, 16_504_348)]
 )
-def test_mlrf_baselines_have_the_papers_size(layers: int, parameters: int) -> None:
+def test_mlrf_baselines_have_the_parameter_counts_of_the_paper(
+    layers: int, parameters: int
+) -> None:
     sizes = config(
         width=256, heads=4, ffn=1024, encoder={"layers": layers}, decoder={"layers": layers}
     )
     with torch.device("meta"):
-        assert count(Transformer(sizes, 8389, 6428)) == parameters
+        assert count_parameters(Transformer(sizes, 8389, 6428)) == parameters
 
 
 def test_tying_shares_matrices() -> None:
     none, target, both = (
-        count(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all")
+        count_parameters(Transformer(config(tie=tie), 20, 20)) for tie in ("none", "target", "all")
     )
     assert none - target == target - both == 20 * 8
     with pytest.raises(ConfigError, match="one vocabulary"):
@@ -43,11 +45,11 @@ def test_tying_shares_matrices() -> None:
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="no multiple of heads"):
+    with pytest.raises(ValueError, match="not a multiple of heads"):
         config(heads=3)
 
 
-def test_sinusoids_are_the_papers_formula() -> None:
+def test_sinusoids_follow_the_formula_of_the_paper() -> None:
     table = sinusoids(7, 6)
     for t in range(7):
         for i in range(3):
@@ -57,7 +59,7 @@ def test_sinusoids_are_the_papers_formula() -> None:
             )
 
 
-def test_sinusoids_have_no_longest_sentence_and_learned_positions_do() -> None:
+def test_only_learned_positions_have_a_longest_sentence() -> None:
     assert torch.equal(Sinusoidal(6, rows=4)(2, 9), sinusoids(11, 6)[2:])
     with pytest.raises(ValueError, match="max_positions"):
         Learned(6, 4)(2, 3)
@@ -77,17 +79,17 @@ def weights(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def heads(q: Any, k: Any, v: Any, hide: Any) -> Any:
-    """Attention head by head, two heads, written out."""
-    found = []
+    """Attention with two heads, computed head by head."""
+    results = []
     for h in range(2):
         part = slice(4 * h, 4 * h + 4)
         scores = q[:, part] @ k[:, part].T / 2.0  # sqrt(4)
-        found.append(softmax(np.where(hide, -1e9, scores)) @ v[:, part])
-    return np.concatenate(found, -1)
+        results.append(softmax(np.where(hide, -1e9, scores)) @ v[:, part])
+    return np.concatenate(results, -1)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
+def test_a_model_computes_the_equations_of_the_paper(norm: str) -> None:
     torch.manual_seed(3)
     model = (
         Transformer(config(norm=norm, encoder={"layers": 1}, decoder={"layers": 1}), 13, 11)
@@ -132,53 +134,58 @@ def test_a_model_is_the_papers_equations_in_float64(norm: str) -> None:
     expected = linear(y, "output")
 
     ids = torch.tensor([src])
-    found = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt])))[0]
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-6, atol=1e-6)
+    logits = model.output(model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([tgt])))[
+        0
+    ]
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_listening_changes_no_result_and_shows_every_layer() -> None:
+def test_a_trace_changes_no_result_and_records_every_layer() -> None:
     torch.manual_seed(3)
     model = Transformer(config(), 13, 11).eval()
     src = torch.tensor([[4, 7, 5, 3], [6, 3, 0, 0]])
     mask, tgt = src != 0, torch.tensor([[2, 6, 9], [2, 5, 5]])
     plain = model(src, mask, tgt)
-    with trace.listen() as found:
+    with trace.listen() as recorded:
         torch.testing.assert_close(model(src, mask, tgt), plain)
     sides = [f"encoder.layer{i}.self" for i in (1, 2)] + [
         f"decoder.layer{i}.{what}" for i in (1, 2) for what in ("self", "cross")
     ]
-    assert sorted(found) == sorted(sides)
-    cross = found["decoder.layer2.cross"][0]
+    assert sorted(recorded) == sorted(sides)
+    cross = recorded["decoder.layer2.cross"][0]
     assert cross.shape == (2, 2, 3, 4)  # (B, H, T, S)
     torch.testing.assert_close(cross.sum(-1), torch.ones(2, 2, 3))
     assert (cross[1, :, :, 2:] == 0).all()
-    assert (found["decoder.layer1.self"][0].triu(1) == 0).all()
+    assert (recorded["decoder.layer1.self"][0].triu(1) == 0).all()
     model(src, mask, tgt)
-    assert len(found["decoder.layer2.cross"]) == 1
+    assert len(recorded["decoder.layer2.cross"]) == 1
 
 
-def reach(weight: torch.Tensor, bound: float) -> bool:
-    """Whether a matrix fills U(-bound, bound)."""
+def is_uniform_to(weight: torch.Tensor, bound: float) -> bool:
+    """Whether the largest values of a matrix are those of U(-bound, bound)."""
     return 0.95 * bound < float(weight.detach().abs().max()) <= bound
 
 
-def test_mlrf_draws_all_but_the_embeddings_uniformly() -> None:
+def test_mlrf_initialises_everything_except_embeddings_uniformly() -> None:
     torch.manual_seed(1)
     model = Transformer(config(width=64, heads=2, ffn=256, init="mlrf"), 500, 500)
     ffn = model.encoder.layers[0].ffn
-    assert reach(ffn.hidden.weight, 1 / 8) and reach(ffn.out.weight, 1 / 16)
-    assert reach(model.output.weight, 1 / 8) and reach(model.output.bias, 1 / 8)
+    assert is_uniform_to(ffn.hidden.weight, 1 / 8) and is_uniform_to(ffn.out.weight, 1 / 16)
+    assert is_uniform_to(model.output.weight, 1 / 8) and is_uniform_to(model.output.bias, 1 / 8)
     assert float(model.source.tokens.weight.detach().std()) == pytest.approx(1 / 8, rel=0.03)
     tied = Transformer(config(width=64, heads=2, init="mlrf", tie="target"), 500, 500)
-    assert not reach(tied.output.weight, 1 / 8)
+    assert not is_uniform_to(tied.output.weight, 1 / 8)
 
 
-def test_xavier_takes_queries_keys_and_values_as_one_matrix() -> None:
+def test_xavier_treats_queries_keys_and_values_as_one_matrix() -> None:
     torch.manual_seed(1)
     layer = Transformer(config(width=64, heads=2, init="xavier"), 50, 50).decoder.layers[0]
     bound = math.sqrt(6 / (64 + 3 * 64))
     assert all(
-        reach(m.weight, bound)
-        for m in (layer.attention.project, layer.cross.query, layer.cross.project[0])
+        is_uniform_to(module.weight, bound)
+        for module in (layer.attention.project, layer.cross.query, layer.cross.project[0])
     )
-    assert reach(layer.cross.out.weight, math.sqrt(6 / 128)) and not layer.cross.query.bias.any()
+    assert (
+        is_uniform_to(layer.cross.out.weight, math.sqrt(6 / 128))
+        and not layer.cross.query.bias.any()
+    )

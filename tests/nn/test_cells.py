@@ -1,4 +1,4 @@
-"""Recurrent cells: the papers' equations in NumPy, torch's GRU, gradients."""
+"""Recurrent cells against the papers' equations in NumPy and PyTorch's GRU; gradients."""
 
 import numpy as np
 import pytest
@@ -12,17 +12,17 @@ KINDS = ["gru", "lau", "l-gru", "t-gru"]
 
 def cell(kind: str, norm: bool = True, read: int = 5, width: int = 4, directions: int = 1) -> Cell:
     torch.manual_seed(3)
-    made = Cell(kind, read, width, directions, norm).double()
+    module = Cell(kind, read, width, directions, norm).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in module.parameters():
             parameter.normal_()
-    return made
+    return module
 
 
 def one_step(
-    made: Cell, x: torch.Tensor | None, h: torch.Tensor, keep: torch.Tensor | None = None
+    module: Cell, x: torch.Tensor | None, h: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    return made(None if x is None else x @ made.input, h @ made.state, h, keep)
+    return module(None if x is None else x @ module.input, h @ module.state, h, mask)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -36,82 +36,87 @@ def normed(x: np.ndarray, gain: np.ndarray, shift: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_equations(kind: str, norm: bool) -> None:
-    made = cell(kind, norm)
+    module = cell(kind, norm)
     random = np.random.default_rng(0)
-    x, h, keep = random.normal(size=(3, 5)), random.normal(size=(3, 4)), random.normal(size=(3, 4))
-    given = None if kind == "t-gru" else torch.tensor(x)[None]
-    found = (
-        one_step(made, given, torch.tensor(h)[None], torch.tensor(keep)[None])[0].detach().numpy()
-    )
+    x, h, mask = random.normal(size=(3, 5)), random.normal(size=(3, 4)), random.normal(size=(3, 4))
+    cell_input = None if kind == "t-gru" else torch.tensor(x)[None]
+    result = one_step(module, cell_input, torch.tensor(h)[None], torch.tensor(mask)[None])
 
-    w = {name: value[0].detach().numpy() for name, value in made.named_parameters()}
-    state, read = np.split(w["state"], made.gates + 1, 1), [np.zeros((5, 4))] * 5
+    w = {name: value[0].detach().numpy() for name, value in module.named_parameters()}
+    state, read = np.split(w["state"], module.gates + 1, 1), [np.zeros((5, 4))] * 5
     if kind != "t-gru":
-        read = np.split(w["input"], made.gates + 1 + (made.gates == 3), 1)
-    gates = [x @ read[i] + h @ state[i] for i in range(made.gates)]
+        read = np.split(w["input"], module.gates + 1 + (module.gates == 3), 1)
+    gates = [x @ read[i] + h @ state[i] for i in range(module.gates)]
     if norm:
         gates = [normed(gate, w["gain"][i], w["shift"][i]) for i, gate in enumerate(gates)]
     r, z, *third = map(sigmoid, gates)  # Equations 8, 9, 12, 13, 16
-    inner, recalled = x @ read[made.gates], h @ state[made.gates] + w["bias"]
+    inner, recalled = x @ read[module.gates], h @ state[module.gates] + w["bias"]
     if kind == "gru":
-        wanted = (1 - z) * h + z * keep * np.tanh(inner + r * recalled)  # Equations 6, 7
+        expected = (1 - z) * h + z * mask * np.tanh(inner + r * recalled)  # Equations 6, 7
     elif kind == "t-gru":
-        wanted = (1 - z) * h + z * keep * np.tanh(r * recalled)  # Equations 10, 11
+        expected = (1 - z) * h + z * mask * np.tanh(r * recalled)  # Equations 10, 11
     else:
         linear = x @ read[4] + w["linear_bias"]
         if kind == "l-gru":
-            wanted = (1 - z) * h + z * keep * (
-                np.tanh(inner + r * recalled) + third[0] * linear
-            )  # Equations 14, 15
+            # Equations 14, 15
+            expected = (1 - z) * h + z * mask * (np.tanh(inner + r * recalled) + third[0] * linear)
         else:
-            wanted = (1 - z) * h + z * keep * np.tanh((1 - r) * inner + r * recalled)
-            wanted = (1 - third[0]) * wanted + third[0] * linear
-    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+            expected = (1 - z) * h + z * mask * np.tanh((1 - r) * inner + r * recalled)
+            expected = (1 - third[0]) * expected + third[0] * linear
+    np.testing.assert_allclose(result[0].detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_gru_without_normalisation_is_torchs() -> None:
-    """Torch's update gate says what stays, ours (Equation 6) what is new; where the reset gate stands is the same."""
-    made, theirs = cell("gru", norm=False), nn.GRU(5, 4, batch_first=True).double()
-    width = made.width
+def test_a_gru_without_normalisation_is_pytorchs() -> None:
+    """PyTorch's update gate scales the old state, ours (Equation 6) the candidate.
+
+    Both apply the reset gate in the same place.
+    """
+    module = cell("gru", norm=False)
+    torch_gru = nn.GRU(5, 4, batch_first=True).double()
+    width = module.width
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in torch_gru.parameters():
             parameter.zero_()
         for ours, matrix in (
-            (made.input[0], theirs.weight_ih_l0),
-            (made.state[0], theirs.weight_hh_l0),
+            (module.input[0], torch_gru.weight_ih_l0),
+            (module.state[0], torch_gru.weight_hh_l0),
         ):
             matrix.copy_(
                 torch.cat((ours[:, :width], -ours[:, width : 2 * width], ours[:, 2 * width :]), 1).T
             )
-        theirs.bias_hh_l0[2 * width :] = made.bias[0]
+        torch_gru.bias_hh_l0[2 * width :] = module.bias[0]
     x = torch.randn(3, 7, 5, dtype=torch.float64)
-    wanted, _ = theirs(x)
-    h, found = torch.zeros(1, 3, 4, dtype=torch.float64), []
+    expected, _ = torch_gru(x)
+    h, states = torch.zeros(1, 3, 4, dtype=torch.float64), []
     for t in range(7):
-        h = one_step(made, x[None, :, t], h)
-        found.append(h[0])
-    torch.testing.assert_close(torch.stack(found, 1), wanted)
+        h = one_step(module, x[None, :, t], h)
+        states.append(h[0])
+    torch.testing.assert_close(torch.stack(states, 1), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradients(kind: str) -> None:
-    made = cell(kind, directions=2)
+    module = cell(kind, directions=2)
     x = None if kind == "t-gru" else torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     h = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    inputs = [h, *([] if x is None else [x]), *made.parameters()]
-    assert torch.autograd.gradcheck(lambda *_: one_step(made, x, h), inputs)
+    inputs = [h, *([] if x is None else [x]), *module.parameters()]
+    assert torch.autograd.gradcheck(lambda *_: one_step(module, x, h), inputs)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
 def test_parameters(kind: str) -> None:
-    """GRU: 3 maps of the input and 3 of the state; L-GRU and LAU: 5 and 4; a T-GRU: 3 of the state (section "Training details")."""
+    """GRU: 3 matrices for the input, 3 for the state; L-GRU, LAU: 5 and 4; T-GRU: 0 and 3.
+
+    The source is section "Training details" of the paper.
+    """
 
     def count(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 
     read, width = 7, 5
-    maps, states, gates = (3, 3, 2) if kind == "gru" else (5, 4, 3)
-    bottom = (maps * read + states * width) * width + width * (1 + (gates == 3)) + 2 * gates * width
+    inputs, states, gates = (3, 3, 2) if kind == "gru" else (5, 4, 3)
+    matrices = (inputs * read + states * width) * width
+    bottom = matrices + width * (1 + (gates == 3)) + 2 * gates * width
     above = 3 * width * width + width + 4 * width
     assert count(Transition(kind, 2, read, width)) == bottom + 2 * above  # type: ignore[arg-type]
     assert count(Transition(kind, 2, read, width, directions=2)) == 2 * (bottom + 2 * above)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The recurrence: the fused one is the plain one, in values and gradients; sentences that are over cost and change nothing."""
+"""The recurrence: fused kernels against step-by-step computation, packing, and compilation."""
 
 import gc
 import subprocess
@@ -14,8 +14,9 @@ from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.fused import build
+from fusetk.nn.fused.buffers import ForwardBuffers
 from fusetk.nn.packing import packing
-from fusetk.nn.recurrence import Across, Found, recur
+from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurrence
 
 LENGTHS = torch.tensor([5, 1, 7, 7, 3])
 WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
@@ -23,14 +24,14 @@ WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
 fused = pytest.mark.skipif(build.library() is None, reason="there is no C++ compiler")
 
 
-def drawn(module: torch.nn.Module) -> Any:
+def randomised(module: torch.nn.Module) -> Any:
     for parameter in module.parameters():
         torch.nn.init.uniform_(parameter, -0.5, 0.5)
     return module
 
 
 class Case:
-    """Transitions, attention and inputs for one run."""
+    """Transitions, attention and inputs of a run."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class Case:
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], len(self.packing.places)
-        self.first = drawn(Transition(kind, 2, READ, width, directions, norm))  # type: ignore[arg-type]
+        self.first = randomised(Transition(kind, 2, READ, width, directions, norm))  # type: ignore[arg-type]
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
         self.leaves = [self.x, self.h, *self.first.parameters()]
-        self.attention = drawn(AdditiveAttention(width, 4, sources)) if attention else None
+        self.attention = randomised(AdditiveAttention(width, 4, sources)) if attention else None
         if self.attention is not None:
-            self.above = drawn(Transition(kind, 1, CONTEXT, width, 1, norm))  # type: ignore[arg-type]
+            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm))  # type: ignore[arg-type]
             self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]
@@ -68,45 +69,50 @@ class Case:
         if self.attention is not None:
             self.mask = self.mask.to(device)
 
-    def run(self, rate: float, dtype: torch.dtype) -> tuple[Found, list[Tensor]]:
-        """What is found, and the gradients of a random function of it."""
+    def run(self, rate: float, dtype: torch.dtype) -> tuple[RecurrenceOutput, list[Tensor]]:
+        """Return the output and the gradients of a random function of it."""
         torch.manual_seed(5)
         for leaf in self.leaves:
             leaf.grad = None
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            across = None
-            if self.attention is not None:
-                across = Across(
-                    self.attention,
-                    self.above,
-                    self.above.input[0],
-                    self.keys,
-                    self.values,
-                    self.mask,
-                )
-            found = recur(
+            output = run_recurrence(
                 self.first,
-                self.x @ self.first.input,
+                self.x @ self.first.input_weight,
                 self.h,
                 self.packing.sizes,
                 Dropout(rate),
-                across,
+                self.decoder(),
                 weights=True,
             )
-        real = sum(self.packing.sizes)
-        outputs = [
-            *(state[:, :real] for state in found.states),
-            *([] if found.contexts is None else [found.contexts[:real]]),
-        ]
-        sum(
-            (output.float().cpu() * torch.randn(output.shape)).sum() for output in outputs
-        ).backward()  # type: ignore[union-attr]
-        return found, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+        count = sum(self.packing.sizes)  # slots that are computed
+        tensors = [state[:, :count] for state in output.states]
+        if output.contexts is not None:
+            tensors.append(output.contexts[:count])
+        sums = [(tensor.float().cpu() * torch.randn(tensor.shape)).sum() for tensor in tensors]
+        torch.stack(sums).sum().backward()
+        return output, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+
+    def decoder(self) -> DecoderAttention | None:
+        if self.attention is None:
+            return None
+        return DecoderAttention(
+            self.attention,
+            self.above,
+            self.above.input_weight[0],
+            self.keys,
+            self.values,
+            self.mask,
+        )
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     scale = float(b.detach().abs().max()) + 1e-3
     torch.testing.assert_close(a.float() / scale, b.float() / scale, rtol=0, atol=tolerance)
+
+
+def close_all(tensors: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(tensors, expected, strict=True):
+        close(a, b, tolerance)
 
 
 @fused
@@ -119,97 +125,82 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     "shape", ["one direction", "two directions", "attention", "attention to two sources"]
 )
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
-def test_the_fused_one_is_the_plain_one(
+def test_fused_kernels_compute_the_same_as_single_steps(
     kind, shape, norm, rate, dtype, tolerance, monkeypatch
 ) -> None:
     case = Case(
         kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape)
     )
     assert recurrence.fused.usable(case.x, case.h, case.attention)
-    found, grads = case.run(rate, dtype)
+    output, grads = case.run(rate, dtype)
     monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
-    wanted, theirs = case.run(rate, dtype)
-    assert len(grads) == len(theirs) == len(case.leaves)
-    for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
-        close(a, b, tolerance)
-    if (
-        found.contexts is not None
-        and wanted.contexts is not None
-        and found.weights is not None
-        and wanted.weights is not None
-    ):
-        close(found.contexts, wanted.contexts, tolerance)
-        close(found.weights, wanted.weights, tolerance)
+    expected, expected_grads = case.run(rate, dtype)
+    assert len(grads) == len(expected_grads) == len(case.leaves)
+    close_all([*output.states, *grads], [*expected.states, *expected_grads], tolerance)
+    if case.attention is not None:
+        assert output.contexts is not None and expected.contexts is not None
+        assert output.weights is not None and expected.weights is not None
+        close(output.contexts, expected.contexts, tolerance)
+        close(output.weights, expected.weights, tolerance)
 
 
 @fused
 def test_many_rows_are_shared_between_threads() -> None:
-    """The same rows again and again, alone and among many, in one thread and in several."""
+    """Equal rows give equal results, alone in one thread and among many in several threads."""
     torch.manual_seed(2)
-    first = drawn(Transition("l-gru", 1, READ, 64))
+    first = randomised(Transition("l-gru", 1, READ, 64))
     x, h = torch.randn(1, 2, READ), torch.randn(1, 2, 64)
-    alone = recur(first, x @ first.input, h, [2], Dropout(0.0)).states
-    many = recur(
-        first, x.repeat(1, 300, 1) @ first.input, h.repeat(1, 300, 1), [600], Dropout(0.0)
-    ).states
+    alone = run_recurrence(first, x @ first.input_weight, h, [2], Dropout(0.0)).states
+    many_x = x.repeat(1, 300, 1) @ first.input_weight
+    many = run_recurrence(first, many_x, h.repeat(1, 300, 1), [600], Dropout(0.0)).states
     for a, b in zip(alone, many, strict=True):
         close(b.view(300, 2, 64), a.expand(300, 2, 64), 3e-6)
 
 
 @fused
 def test_large_and_broken_numbers(monkeypatch) -> None:
-    """Gates that are shut and open, tanh at its ends; NaN stays NaN."""
+    """Saturated gates and tanh give the same numbers; NaN stays NaN."""
     case = Case("l-gru", norm=False)
     case.x.data *= 200
     case.h.data[0, 1, 2] = torch.nan
-    found, _ = case.run(0.0, torch.float32)
+    output, _ = case.run(0.0, torch.float32)
     monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
-    wanted, _ = case.run(0.0, torch.float32)
-    for a, b in zip(found.states, wanted.states, strict=True):
+    expected, _ = case.run(0.0, torch.float32)
+    for a, b in zip(output.states, expected.states, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=1e-5, atol=1e-4)
-    assert found.states[0].isnan().any()
+    assert output.states[0].isnan().any()
 
 
-def test_nobody_reads_past_the_end() -> None:
-    """What stands behind the end of a sentence changes nothing, and rounding sizes up does not either."""
+def test_padding_and_rounded_sizes_change_nothing() -> None:
     torch.manual_seed(1)
-    first, words = drawn(Transition("gru", 1, READ, WIDTH)), torch.randn(len(LENGTHS), 8, READ)
-    found = []
+    first = randomised(Transition("gru", 1, READ, WIDTH))
+    embedded = torch.randn(len(LENGTHS), 8, READ)
+    padding = torch.arange(8)[:, None] >= LENGTHS[:, None, None]
+    results = []
     for multiple in (1, 4):
         for change in (0.0, 7.0):
             packed = packing(LENGTHS, 8, multiple)
-            behind = torch.arange(8)[:, None] >= LENGTHS[:, None, None]
-            x = packed.pack(words + change * behind)[None] @ first.input
-            states = recur(
-                first, x, torch.zeros(1, packed.sizes[0], WIDTH), packed.sizes, Dropout(0.0)
-            ).states
-            found.append(packed.unpack(states[-1][0]))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])
+            x = packed.pack(embedded + change * padding)[None] @ first.input_weight
+            h = torch.zeros(1, packed.sizes[0], WIDTH)
+            states = run_recurrence(first, x, h, packed.sizes, Dropout(0.0)).states
+            results.append(packed.unpack(states[-1][0]))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
 
 
 def test_packing() -> None:
     packed = packing(LENGTHS, 8)
-    assert packed.sizes == [
-        5,
-        4,
-        4,
-        3,
-        3,
-        2,
-        2,
-    ]  # alive at each step, and no step more than the longest
+    # The unfinished sentences at each step; the last step is the end of the longest sentence.
+    assert packed.sizes == [5, 4, 4, 3, 3, 2, 2]
     ids = torch.arange(5 * 8).view(5, 8)
     assert sorted(packed.pack(ids).tolist()) == [
         int(ids[b, t]) for b in range(5) for t in range(int(LENGTHS[b]))
     ]
-    back = packed.unpack(packed.pack(ids))
+    unpacked = packed.unpack(packed.pack(ids))
     mirrored = packed.unpack(packed.pack(ids)[packed.mirrored])
     for b, length in enumerate(LENGTHS.tolist()):
-        assert back[b].tolist() == [
-            *ids[b, :length].tolist(),
-            *[int(ids[b, length - 1])] * (8 - length),
-        ]
+        padding = [int(ids[b, length - 1])] * (8 - length)
+        assert unpacked[b].tolist() == ids[b, :length].tolist() + padding
         assert mirrored[b, :length].tolist() == ids[b, :length].flip(0).tolist()
 
 
@@ -218,32 +209,33 @@ def test_packing_rounded_up(multiple: int) -> None:
     packed = packing(LENGTHS, 8, multiple)
     assert [-(-least // multiple) * multiple for least in (5, 4, 4, 3, 3, 2, 2)] == packed.sizes
     assert len(packed.order) == packed.sizes[0] and len(packed.places) == len(packed.mirrored)
-    assert (
-        len(packed.places) % (16 * multiple) == 0
-        and 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
-    )
+    assert len(packed.places) % (16 * multiple) == 0
+    assert 0 <= len(packed.places) - sum(packed.sizes) < 16 * multiple
     ids = torch.arange(5 * 8).view(5, 8)
-    assert torch.equal(
-        packed.unpack(packed.pack(ids)), packing(LENGTHS, 8).unpack(packing(LENGTHS, 8).pack(ids))
-    )
+    exact = packing(LENGTHS, 8)
+    assert torch.equal(packed.unpack(packed.pack(ids)), exact.unpack(exact.pack(ids)))
 
 
 @pytest.mark.parametrize(
     "compiler", ["", "#!/bin/sh\necho 'no such flag' >&2\nexit 1\n"], ids=["none", "broken"]
 )
-def test_without_a_compiler_the_plain_one_runs_and_says_so(compiler: str, tmp_path) -> None:
+def test_without_a_compiler_single_steps_run_with_one_warning(compiler: str, tmp_path) -> None:
     if compiler:
         (tmp_path / "c++").write_text(compiler)
         (tmp_path / "c++").chmod(0o755)
     code = (
         "import torch, warnings\n"
-        "from fusetk.nn.cells import Transition\nfrom fusetk.nn.dropout import Dropout\nfrom fusetk.nn.recurrence import recur\n"
-        "first = Transition('gru', 0, 4, 4)\n[torch.nn.init.ones_(p) for p in first.parameters()]\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
+        "from fusetk.nn.cells import Transition\n"
+        "from fusetk.nn.dropout import Dropout\n"
+        "from fusetk.nn.recurrence import run_recurrence\n"
+        "first = Transition('gru', 0, 4, 4)\n"
+        "[torch.nn.init.ones_(p) for p in first.parameters()]\n"
+        "x, h = torch.ones(1, 2, 12), torch.zeros(1, 2, 4)\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
-        "    for _ in range(2): found = recur(first, torch.ones(1, 2, 12), torch.zeros(1, 2, 4), [2], Dropout(0.0))\n"
-        "assert found.states[0].isfinite().all()\n"
-        "[one] = told\nprint(one.message)\n"
+        "    for _ in range(2): output = run_recurrence(first, x, h, [2], Dropout(0.0))\n"
+        "assert output.states[0].isfinite().all()\n"
+        "[warning] = caught\nprint(warning.message)\n"
     )
     environment = {
         "PATH": str(tmp_path),
@@ -258,35 +250,35 @@ def test_without_a_compiler_the_plain_one_runs_and_says_so(compiler: str, tmp_pa
 
 
 @fused
-def test_kernels_are_compiled_once_and_again_where_they_are_damaged(tmp_path, monkeypatch) -> None:
+def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
     try:
         assert build.library() is not None
-        digest, made = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
-        whole, before = made.read_bytes(), made.stat().st_mtime_ns
+        checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
+        content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
         build.library.cache_clear()
-        assert build.library() is not None and made.stat().st_mtime_ns == before
-        for damaged in (b"", whole[:1000], b"x" + whole[1:]):
-            made.unlink()  # what is loaded must not change under the process
-            made.write_bytes(damaged)
+        assert build.library() is not None and kernels.stat().st_mtime_ns == time
+        for damaged in (b"", content[:1000], b"x" + content[1:]):
+            kernels.unlink()  # the process has loaded this file, so its content must not change
+            kernels.write_bytes(damaged)
             build.library.cache_clear()
-            assert build.library() is not None and made.read_bytes() == whole
-        assert sorted((tmp_path / "fusetk").iterdir()) == sorted([digest, made])
+            assert build.library() is not None and kernels.read_bytes() == content
+        assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
     finally:
         build.library.cache_clear()
 
 
 @fused
 @pytest.mark.parametrize("home", [None, "/proc/1"])
-def test_without_a_home_they_lie_among_temporary_files(home, tmp_path, monkeypatch) -> None:
-    def nowhere() -> None:
+def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch) -> None:
+    def fail() -> None:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
     if home is None:
-        monkeypatch.setattr(build.Path, "home", nowhere)
+        monkeypatch.setattr(build.Path, "home", fail)
     else:
         monkeypatch.setenv("HOME", home)
     build.library.cache_clear()
@@ -300,99 +292,84 @@ def test_without_a_home_they_lie_among_temporary_files(home, tmp_path, monkeypat
 @fused
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads(threads: int, monkeypatch) -> None:
-    """Rows enough for several threads, each with sums of its own; the same bits each time."""
+    """With enough rows for several threads, each run gives the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         case = Case("l-gru", attention=True, width=512)
-        found, grads = case.run(0.1, torch.float32)
-        again, repeated = case.run(0.1, torch.float32)
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip([*found.states, *grads], [*again.states, *repeated], strict=True)
-        )
+        output, grads = case.run(0.1, torch.float32)
+        second, second_grads = case.run(0.1, torch.float32)
+        pairs = zip([*output.states, *grads], [*second.states, *second_grads], strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
         monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
-        wanted, theirs = case.run(0.1, torch.float32)
-        for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
-            close(a, b, 1e-3)
+        expected, expected_grads = case.run(0.1, torch.float32)
+        close_all([*output.states, *grads], [*expected.states, *expected_grads], 1e-3)
     finally:
         torch.set_num_threads(before)
 
 
 @fused
 def test_long_sentences_do_not_need_a_large_stack() -> None:
-    """Scores of 60,000 positions in each of 16 heads."""
+    """A sentence of 60,000 positions, with 16 heads."""
     rows, slots, width, context = 2, 60_000, 16, 16
     torch.manual_seed(0)
-    first, above, attention = (
-        Transition("gru", 0, READ, width),
-        Transition("gru", 0, context, width),
-        AdditiveAttention(width, 16),
-    )
-    for module in (first, above, attention):
-        drawn(module)
-    keys, values = (
-        torch.randn(rows, slots, width, requires_grad=True),
-        torch.randn(rows, slots, context),
-    )
-    across = Across(
-        attention, above, above.input[0], keys, values, torch.ones(rows, slots, dtype=torch.bool)
-    )
-    found = recur(
-        first,
-        torch.randn(1, rows, READ) @ first.input,
-        torch.zeros(1, rows, width),
-        [rows],
-        Dropout(0.0),
-        across,
-    )
-    found.states[-1].sum().backward()
+    first = randomised(Transition("gru", 0, READ, width))
+    above = randomised(Transition("gru", 0, context, width))
+    attention = randomised(AdditiveAttention(width, 16))
+    keys = torch.randn(rows, slots, width, requires_grad=True)
+    values = torch.randn(rows, slots, context)
+    mask = torch.ones(rows, slots, dtype=torch.bool)
+    decoder = DecoderAttention(attention, above, above.input_weight[0], keys, values, mask)
+    x = torch.randn(1, rows, READ) @ first.input_weight
+    h = torch.zeros(1, rows, width)
+    output = run_recurrence(first, x, h, [rows], Dropout(0.0), decoder)
+    output.states[-1].sum().backward()
     assert keys.grad is not None and keys.grad.isfinite().all()
 
 
-def alive(kind: type) -> int:
-    gc.collect()
-    return sum(issubclass(type(found), kind) for found in gc.get_objects())
+def live_buffers() -> int:
+    return sum(issubclass(type(item), ForwardBuffers) for item in gc.get_objects())
 
 
 @fused
-def test_what_is_not_gone_back_through_is_let_go() -> None:
+def test_buffers_are_freed_at_once() -> None:
+    """With and without a backward pass, and without the garbage collector."""
     case = Case("l-gru", attention=True)
-    before = alive(recurrence.fused.Forward)
-    for _ in range(3):
-        across = Across(
-            case.attention, case.above, case.above.input[0], case.keys, case.values, case.mask
+    x = case.x @ case.first.input_weight
+    gc.collect()
+    before = live_buffers()
+    gc.disable()
+    try:
+        output = run_recurrence(
+            case.first, x, case.h, case.packing.sizes, Dropout(0.0), case.decoder()
         )
-        found = recur(
-            case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0), across
-        )
-        del found
-    assert alive(recurrence.fused.Forward) == before
-    case.run(0.0, torch.float32)
-    assert alive(recurrence.fused.Forward) == before
+        assert live_buffers() == before + 1
+        del output
+        assert live_buffers() == before
+        case.run(0.0, torch.float32)
+        assert live_buffers() == before
+    finally:
+        gc.enable()
 
 
 @fused
 def test_changes_between_forward_and_backward_are_noticed() -> None:
     case = Case("gru")
     for of_weights in (True, False):
-        found = recur(
-            case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0)
-        ).states[-1]
+        x = case.x @ case.first.input_weight
+        state = run_recurrence(case.first, x, case.h, case.packing.sizes, Dropout(0.0)).states[-1]
         with torch.no_grad():
-            (case.first.cells[0].state if of_weights else found).mul_(2)
+            (case.first.cells[0].state if of_weights else state).mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            found.sum().backward()
+            state.sum().backward()
 
 
 @fused
 def test_a_second_backward_pass_is_refused() -> None:
     case = Case("gru")
-    found = (
-        recur(case.first, case.x @ case.first.input, case.h, case.packing.sizes, Dropout(0.0))
-        .states[-1]
-        .sum()
-    )
-    found.backward(retain_graph=True)
+    x = case.x @ case.first.input_weight
+    output = run_recurrence(case.first, x, case.h, case.packing.sizes, Dropout(0.0))
+    total = output.states[-1].sum()
+    total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="FUSETK_KERNELS=off"):
-        found.backward()
+        total.backward()

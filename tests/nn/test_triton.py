@@ -1,6 +1,7 @@
-"""The kernels for CUDA, run by Triton's interpreter where there is no GPU: they are the plain recurrence too.
+"""The kernels for CUDA against step-by-step computation; without a GPU in Triton's interpreter.
 
-Triton need not stand beside torch: ``pip install --no-deps --target DIR triton``, and DIR in PYTHONPATH.
+If the PyTorch build has no Triton: ``pip install --no-deps --target DIR triton``, with DIR in
+PYTHONPATH.
 """
 
 import importlib.util
@@ -15,30 +16,31 @@ import torch
 CODE = """
 import torch
 from fusetk.nn import recurrence
-from fusetk.nn.fused import cpu, gpu
-from tests.nn.test_recurrence import Case, close
+from fusetk.nn.fused import gpu
+from tests.nn.test_recurrence import Case, close, close_all
 
-cpu.Kernels, usable = gpu.Kernels, recurrence.fused.usable
+VARIANTS = ((True, 0.3, torch.float32), (False, 0.0, torch.float32), (True, 0.0, torch.bfloat16))
+recurrence.fused.KERNELS["cpu"] = gpu.GpuKernels
 for kind in ("gru", "lau", "l-gru"):
     for shape in ("two directions", "attention to two sources"):
-        for norm, rate, dtype in ((True, 0.3, torch.float32), (False, 0.0, torch.float32), (True, 0.0, torch.bfloat16)):
+        for norm, rate, dtype in VARIANTS:
             tolerance = 3e-6 if dtype == torch.float32 else 3e-2
-            case = Case(kind, 1 + (shape == "two directions"), norm, "attention" in shape, 1 + ("sources" in shape))
+            directions, sources = 1 + (shape == "two directions"), 1 + ("sources" in shape)
+            case = Case(kind, directions, norm, "attention" in shape, sources)
             recurrence.fused.usable = lambda *_: True
-            found, grads = case.run(rate, dtype)
+            output, grads = case.run(rate, dtype)
             recurrence.fused.usable = lambda *_: False
-            wanted, theirs = case.run(rate, dtype)
-            assert len(grads) == len(theirs) == len(case.leaves)
-            for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
-                close(a, b, tolerance)
-            if found.weights is not None:
-                close(found.weights, wanted.weights, tolerance)
+            expected, expected_grads = case.run(rate, dtype)
+            assert len(grads) == len(expected_grads) == len(case.leaves)
+            close_all([*output.states, *grads], [*expected.states, *expected_grads], tolerance)
+            if output.weights is not None:
+                close(output.weights, expected.weights, tolerance)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_interpreted() -> None:
+def test_programs_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CODE],
@@ -60,40 +62,51 @@ from triton.compiler import ASTSource
 from fusetk.nn.fused import programs
 
 POINTERS = {
-    "words": "*i16", "mask": "*u8", "starts": "*i64", "sizes": "*i64",
+    "random_bits": "*i16", "mask": "*u8", "starts": "*i64", "sizes": "*i64",
     **{name: "*fp32" for name in (
-        "h", "out", "bias", "linear_bias", "gain", "shift", "state", "extra", "norms", "vector", "weights", "scores", "grads", "by_keys",
-        "by_vector",
+        "h", "out", "bias", "linear_bias", "gain", "shift", "state", "output_grad", "norms",
+        "vector", "weights", "scores", "grads", "by_keys", "by_vector",
     )},
 }
-MIXED = {  # what has the type of products
-    "x", "a", "after", "product", "by_x", "by_a", "queries", "keys", "values", "found", "by_queries", "by_values"
+MIXED = {  # pointers to the type of the products
+    "x", "a", "after", "product", "by_x", "by_a", "queries", "keys", "values", "contexts",
+    "by_queries", "by_values",
 }
 CONSTANTS = {
-    "KIND": range(4), "NORM": (False, True), "DROP": (False, True), "EXTRA": (False, True), "EPSILON": (1e-6,), "BLOCK": (256,),
-    "SOURCES": (1, 3), "HEADS": (8,), "SIZE": (32,), "VALUE_SIZE": (48,), "VALUE_BLOCK": (64,),
+    "KIND": range(4), "NORM": (False, True), "DROP": (False, True), "OUTPUT_GRAD": (False, True),
+    "EPSILON": (1e-6,), "BLOCK": (256,), "SOURCES": (1, 3), "HEADS": (8,), "SIZE": (32,),
+    "VALUE_SIZE": (48,), "VALUE_BLOCK": (64,),
 }
-count, of = 0, {name: found for name, found in vars(programs).items() if isinstance(found, triton.JITFunction) and name[0] != "_"}
-for program, kernel in of.items():
-    wanted = [p.name for p in kernel.params if p.is_constexpr]
-    for values in itertools.product(*(CONSTANTS[name] for name in wanted)):
+count = 0
+kernels = {
+    name: value for name, value in vars(programs).items()
+    if isinstance(value, triton.JITFunction) and name[0] != "_"
+}
+for program, kernel in kernels.items():
+    constants = [p.name for p in kernel.params if p.is_constexpr]
+    for values in itertools.product(*(CONSTANTS[name] for name in constants)):
         for product in ("fp32", "bf16"):
             types = {}
             for name in kernel.arg_names:
-                pointer = f"*{product}" if name in MIXED else POINTERS.get(name)
-                types[name] = "constexpr" if name in wanted else pointer or ("fp32" if name == "keep_scale" else "i32")
-            source = ASTSource(kernel, types, dict(zip(wanted, values, strict=True)))
-            made = triton.compile(source, GPUTarget("cuda", 90, 32))
-            assert ".target sm_90" in made.asm["ptx"] and made.asm["cubin"], (program, values)
+                types[name] = "fp32" if name == "keep_scale" else "i32"
+                if name in constants:
+                    types[name] = "constexpr"
+                elif name in MIXED:
+                    types[name] = f"*{product}"
+                elif name in POINTERS:
+                    types[name] = POINTERS[name]
+            source = ASTSource(kernel, types, dict(zip(constants, values, strict=True)))
+            compiled = triton.compile(source, GPUTarget("cuda", 90, 32))
+            assert ".target sm_90" in compiled.asm["ptx"] and compiled.asm["cubin"], (program, values)
             count += 1
-print(sorted(of), count)
+print(*sorted(kernels), count)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
-    """Every program and variant, without a device."""
+    """Compile every program and variant; that needs no device."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", COMPILE],
@@ -104,7 +117,8 @@ def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("['attend', 'attend_back', 'cell', 'cell_back', 'values_back']")
+    names = "attention attention_backward cell cell_backward values_backward"
+    assert done.stdout.startswith(names)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -112,12 +126,12 @@ def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attention", [False, True])
 def test_on_a_gpu(kind: str, attention: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from fusetk.nn import recurrence
-    from tests.nn.test_recurrence import Case, close
+    from tests.nn.test_recurrence import Case, close_all
 
     case = Case(kind, 1 if attention else 2, attention=attention, width=256)
-    wanted, theirs = case.run(0.0, torch.float32)
+    expected, expected_grads = case.run(0.0, torch.float32)
     case.to("cuda")
-    found, grads = case.run(0.0, torch.float32)
+    output, grads = case.run(0.0, torch.float32)
     assert recurrence.fused.usable(case.x, case.h, case.attention)
-    for a, b in zip([*found.states, *grads], [*wanted.states, *theirs], strict=True):
-        close(a.cpu(), b, 1e-3)
+    tensors = [tensor.cpu() for tensor in (*output.states, *grads)]
+    close_all(tensors, [*expected.states, *expected_grads], 1e-3)

@@ -10,7 +10,7 @@ from fusetk import trace
 from fusetk.errors import DataError
 from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
-from fusetk.fusion.linear import Linear
+from fusetk.fusion.linear import LinearFusion
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.fusion import (
@@ -78,7 +78,7 @@ def drawn(
 )
 def test_the_share_in_a_sum_is_the_norm_of_the_weighted_layer(change: dict[str, Any]) -> None:
     fusion, history = build({"kind": "linear", **change})
-    assert isinstance(fusion, Linear)
+    assert isinstance(fusion, LinearFusion)
     w = fusion.combine.weight.detach()
     w = w.softmax(0) if "normalize" in change else w
     assert "normalize" in change or (w < 0).any()

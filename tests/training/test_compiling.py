@@ -16,7 +16,6 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, TRAINING
 from fusetk.training.compiling import compile_layers
-from fusetk.training.layers import layers
 from tests.contracts.systems import SYSTEMS
 
 PLAIN = [
@@ -57,7 +56,7 @@ def same(name: str, backend: str) -> None:
     counted = torch._dynamo.utils.counters
     assert not counted["graph_break"], counted["graph_break"]
     made = counted["stats"]["unique_graphs"]
-    assert 0 < made <= 2 * len(layers(model)), "lengths are symbols"
+    assert 0 < made <= 2 * len(model.layers()), "lengths are symbols"
     model.eval()
     with torch.inference_mode():
         model(torch.full((1, 2), 3), torch.ones(1, 2, dtype=torch.bool), torch.full((1, 3), 3))

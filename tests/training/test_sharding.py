@@ -109,7 +109,7 @@ for name in NAMES or SYSTEMS:
         models.append(SYSTEMS[name]().train())
         for module in models[-1].modules():
             if isinstance(module, Dropout):
-                module.override(0.0)
+                module.set_rate(0.0)
     plain, split = models
     before = {n: p.detach().clone() for n, p in plain.named_parameters()}
     shard(split, world)

@@ -1,10 +1,10 @@
-"""The recurrence of ``nn/recurrence.py`` with kernels of its own, and its gradients by hand."""
+"""The recurrence of ``nn/recurrence.py`` with fused kernels and hand-written gradients."""
 
 import os
 
-KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}  # as the kernels know them
+KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}  # numbers of the cells in the kernels
 
 
-def wanted() -> bool:
-    """Whether the environment does not say otherwise."""
+def enabled() -> bool:
+    """Return False if FUSETK_KERNELS disables the fused kernels."""
     return os.environ.get("FUSETK_KERNELS", "").lower() not in ("off", "0", "no", "false")

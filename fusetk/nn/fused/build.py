@@ -1,4 +1,4 @@
-"""Kernels in C++, compiled on the machine on which they run, once."""
+"""Compilation of ``kernels.cpp``, once on each machine."""
 
 import contextlib
 import ctypes
@@ -13,10 +13,10 @@ import warnings
 from functools import lru_cache
 from pathlib import Path
 
-from fusetk.nn.fused import wanted
+from fusetk.nn.fused import enabled
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# -march=native is not known everywhere, nor is OpenMP, without which there is one thread.
+# Not every compiler knows -march=native or OpenMP. Without OpenMP the kernels use one thread.
 FLAGS: tuple[list[str], ...] = (
     ["-march=native", "-fopenmp"],
     ["-mcpu=native", "-fopenmp"],
@@ -28,97 +28,104 @@ COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The kernels; None, with a warning, where they cannot be had, and without one where they are not wanted."""
-    if not wanted():
+    """Return the compiled kernels.
+
+    Returns None if FUSETK_KERNELS disables them, or, with a warning, if they cannot be compiled.
+    """
+    if not enabled():
         return None
-    given = shlex.split(os.environ.get("CXX", ""))
-    found = [shutil.which(name) for name in (given[:1] or ("c++", "g++", "clang++"))]
-    if not any(found):
-        _warn(
-            f"there is no compiler {given[0]}, which CXX names"
-            if given
-            else "there is no C++ compiler (c++, g++ or clang++)"
-        )
+    compiler = _compiler()
+    if compiler is None:
         return None
-    compiler = [next(name for name in found if name), *given[1:]]
-    key = hashlib.sha256(
-        SOURCE.read_bytes() + repr((compiler, FLAGS, COMMON, _machine())).encode()
-    ).hexdigest()[:16]
-    why = ""
+    key_parts = SOURCE.read_bytes() + repr((compiler, FLAGS, COMMON, _machine())).encode()
+    key = hashlib.sha256(key_parts).hexdigest()[:16]
+    reason = ""
     for folder in cache_folders():
         try:
             return _load(compiler, folder / f"kernels-{key}.so")
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
-            why = why or " ".join(str(error).split())[:400]
-    _warn(why)
+            reason = reason or " ".join(str(error).split())[:400]
+    _warn(reason)
     return None
 
 
-def _warn(why: str) -> None:
+def _compiler() -> list[str] | None:
+    """Return the path and arguments of the C++ compiler; None, with a warning, without one."""
+    command = shlex.split(os.environ.get("CXX", ""))
+    for name in command[:1] or ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return [path, *command[1:]]
+    if command:
+        _warn(f"there is no compiler {command[0]}, which CXX names")
+    else:
+        _warn("there is no C++ compiler (c++, g++ or clang++)")
+    return None
+
+
+def _warn(reason: str) -> None:
     warnings.warn(
-        f"recurrent models run without fused kernels, several times slower on CPU: {why}",
+        f"recurrent models run without fused kernels, several times slower on CPU: {reason}",
         stacklevel=2,
     )
 
 
 def _load(compiler: list[str], path: Path) -> ctypes.CDLL:
-    """The library at ``path``, compiled where it is not there or not what was compiled."""
-    digest = path.with_suffix(".sha256")
+    """Load the library at ``path``. Compile it first if it is missing or damaged."""
+    checksum = path.with_suffix(".sha256")
     if not (
         path.exists()
-        and digest.exists()
-        and digest.read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+        and checksum.exists()
+        and checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
     ):
-        _compile(compiler, path, digest)
-    found = ctypes.CDLL(str(path))
-    assert found.cell and found.attention
-    return found
+        _compile(compiler, path, checksum)
+    kernels = ctypes.CDLL(str(path))
+    assert kernels.cell and kernels.attention
+    return kernels
 
 
-def _compile(compiler: list[str], path: Path, digest: Path) -> None:
+def _compile(compiler: list[str], path: Path, checksum: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
-        raise OSError(f"{path.parent} is another user's")
-    why = ""
+        raise OSError(f"{path.parent} belongs to another user")
+    reason = ""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, sum_ = Path(folder) / path.name, Path(folder) / digest.name
+        new_path = Path(folder) / path.name
+        new_checksum = Path(folder) / checksum.name
         for flags in FLAGS:
-            command = [*compiler, *COMMON, *flags, "-o", str(made), str(SOURCE)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            if done.returncode == 0:
-                sum_.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
-                os.replace(
-                    made, path
-                )  # whole or not at all, where several processes compile at once
-                os.replace(sum_, digest)
+            command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(SOURCE)]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if result.returncode == 0:
+                new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
+                # Several processes may compile at the same time: each file is replaced at once.
+                os.replace(new_path, path)
+                os.replace(new_checksum, checksum)
                 return
-            why = why or f"{' '.join(compiler)} says {done.stderr}"
-    raise OSError(why)
+            reason = reason or f"{' '.join(compiler)} reports {result.stderr}"
+    raise OSError(reason)
 
 
 def cache_folders() -> list[Path]:
-    """Folders for what is made once a machine, best first: the user's cache folder, then one for temporary files."""
-    found = []
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        given = os.environ.get("XDG_CACHE_HOME")
-        found.append((Path(given) if given else Path.home() / ".cache") / "fusetk")
-    return [
-        *found,
-        Path(tempfile.gettempdir())
-        / f"fusetk-{os.getuid() if hasattr(os, 'getuid') else 'kernels'}",
-    ]
+    """Return folders for files that are made once on a machine, the preferred one first.
+
+    They are the user's cache folder and a folder among the temporary files.
+    """
+    folders = []
+    with contextlib.suppress(RuntimeError):  # the user may have no home folder
+        cache_home = os.environ.get("XDG_CACHE_HOME")
+        folders.append((Path(cache_home) if cache_home else Path.home() / ".cache") / "fusetk")
+    user = os.getuid() if hasattr(os, "getuid") else "kernels"
+    return [*folders, Path(tempfile.gettempdir()) / f"fusetk-{user}"]
 
 
 def _machine() -> str:
-    """What -march=native goes by: on a shared home, each kind of machine has kernels of its own."""
+    """Describe the processor, on which the result of -march=native depends.
+
+    Machines that share a home folder thus have separate kernels.
+    """
     flags = ""
     with contextlib.suppress(OSError):
-        flags = next(
-            (
-                line
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith(("flags", "Features"))
-            ),
-            "",
-        )
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = line
+                break
     return " ".join((platform.machine(), platform.system(), platform.processor(), flags))

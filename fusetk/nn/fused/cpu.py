@@ -1,202 +1,199 @@
-"""The kernels of ``kernels.cpp``."""
+"""The kernels for CPU: calls of ``kernels.cpp``."""
 
 import ctypes
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusetk.nn.fused import KINDS
+from fusetk.nn.fused.buffers import AttentionBuffers, BackwardBuffers, ForwardBuffers, LoopSpec
 from fusetk.nn.fused.build import library
-
-if TYPE_CHECKING:
-    from fusetk.nn.fused.loop import Backward, Forward
 
 _INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    return type(
-        name,
-        (ctypes.Structure,),
-        {"_fields_": [(field, kind) for names, kind in fields for field in names.split()]},
-    )
+    """Define a C struct. Each of ``fields`` has the names of members and their common type."""
+    members = [(member, kind) for names, kind in fields for member in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-# As in kernels.cpp.
-Cell = _struct(
-    "Cell",
+# The structs have the same members in the same order as in kernels.cpp.
+CellArguments = _struct(
+    "CellArguments",
     ("threads kind bf16 norm directions rows width positions", _INT),
     ("x a h", _POINTER),
     ("h_positions", _INT),
     ("out next", _POINTER),
     ("next_rows next_positions", _INT),
-    ("words", _POINTER),
+    ("random_bits", _POINTER),
     ("threshold", _INT),
     ("scale", _FLOAT),
     ("bias linear_bias gain shift grad", _POINTER),
     ("grad_positions", _INT),
     ("product", _POINTER),
     ("product_positions", _INT),
-    ("extra da dx partial", _POINTER),
+    ("output_grad da dx partial", _POINTER),
 )
-Attention = _struct(
-    "Attention",
+AttentionArguments = _struct(
+    "AttentionArguments",
     ("threads bf16 rows hypotheses heads width value_width sources length", _INT),
-    (
-        "queries keys values mask vector weights found product extra grad by_queries by_keys by_vector starts sizes",
-        _POINTER,
-    ),
+    ("queries keys values mask vector weights contexts product output_grad grad", _POINTER),
+    ("by_queries by_keys by_vector starts sizes", _POINTER),
     ("steps sentences", _INT),
     ("by_values", _POINTER),
 )
-ATTEND, ATTEND_BACK, VALUES_BACK = range(3)
+FORWARD, BACKWARD, VALUES_BACKWARD = range(3)  # modes of the library's functions
 
 
 def usable() -> bool:
-    """Whether they could be compiled."""
+    """Return whether the kernels are enabled and could be compiled."""
     return library() is not None
 
 
-def _at(tensor: Tensor | None, position: int = 0) -> int | None:
-    """Where a row of the last dimension but one begins."""
-    return (
-        None
-        if tensor is None
-        else tensor.data_ptr() + position * tensor.shape[-1] * tensor.element_size()
-    )
+def _address(tensor: Tensor | None, row: int = 0) -> int | None:
+    """Return the address of a row, where rows are the last dimension; None for None."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr() + row * tensor.shape[-1] * tensor.element_size()
 
 
-class Kernels:
-    """What stands between the products of a ``Forward`` and of its ``Backward``."""
+class CpuKernels:
+    """The computations between the products of a recurrence, by ``kernels.cpp``."""
 
-    def __init__(self, made: "Forward"):
-        self.made, self.plan = (
-            weakref.proxy(made),
-            made.plan,
-        )  # buffers are to go as soon as the run is over
-        found = library()
-        assert found is not None
-        self.library = found
-        self.bf16, self.threads = made.x.dtype == torch.bfloat16, torch.get_num_threads()
-        self.cells = [self._cell(c) for c in range(len(made.maps))]
-        self.attention: Any = self._attention() if made.attention else None
+    def __init__(self, buffers: ForwardBuffers):
+        kernels = library()
+        assert kernels is not None
+        self.library = kernels
+        self.buffers = buffers
+        self.spec: LoopSpec = buffers.spec
+        self.threads = torch.get_num_threads()
+        self.norm_parts = self.threads
+        self.vector_parts = self.threads
+        self.bf16 = buffers.x.dtype == torch.bfloat16
+        # Arguments that are the same at all steps are set once.
+        self.cell_arguments = [self._cell_arguments(c) for c in range(len(self.spec.cells))]
+        self.attention_arguments: Any = None
+        if buffers.attention is not None:
+            self.attention_arguments = self._attention_arguments(buffers.attention)
 
-    def _cell(self, c: int) -> Any:
-        """What does not change from step to step."""
-        cell, (directions, positions, _), call = self.plan.cells[c], self.made.x.shape, Cell()
-        call.threads, call.kind, call.bf16, call.norm = (
-            self.threads,
-            KINDS[cell.kind],
-            self.bf16,
-            cell.gain is not None,
-        )
-        call.directions, call.width, call.positions, call.next_positions = (
-            directions,
-            cell.width,
-            positions,
-            positions,
-        )
-        call.threshold, call.scale = self.plan.threshold, self.plan.scale
-        call.bias, call.linear_bias, call.gain, call.shift = map(_at, self.made.own[c])
-        return call
+    def _cell_arguments(self, c: int) -> Any:
+        cell = self.spec.cells[c]
+        directions, positions, _ = self.buffers.x.shape
+        arguments = CellArguments()
+        arguments.threads = self.threads
+        arguments.kind = KINDS[cell.kind]
+        arguments.bf16 = self.bf16
+        arguments.norm = cell.gain is not None
+        arguments.directions = directions
+        arguments.width = cell.width
+        arguments.positions = positions
+        arguments.next_positions = positions
+        arguments.threshold = self.spec.threshold
+        arguments.scale = self.spec.scale
+        bias, linear_bias, gain, shift = self.buffers.vectors[c]
+        arguments.bias = _address(bias)
+        arguments.linear_bias = _address(linear_bias)
+        arguments.gain = _address(gain)
+        arguments.shift = _address(shift)
+        return arguments
 
-    def _attention(self) -> Any:
-        made, plan, call = self.made, self.plan, Attention()
-        assert plan.attention is not None and plan.mask is not None
-        call.threads, call.bf16, call.heads, call.sources = (
-            self.threads,
-            self.bf16,
-            plan.attention.heads,
-            plan.attention.sources,
-        )
-        call.width, call.value_width, call.length = (
-            made.keys.shape[-1],
-            made.values.shape[-1],
-            plan.mask.shape[1],
-        )
-        call.sentences, call.hypotheses = len(made.keys), plan.sizes[0] // len(made.keys)
-        call.keys, call.values, call.vector, call.mask = map(
-            _at, (made.keys, made.values, made.vector, plan.mask)
-        )
-        return call
+    def _attention_arguments(self, buffers: AttentionBuffers) -> Any:
+        spec, arguments = self.spec, AttentionArguments()
+        assert spec.attention is not None and spec.mask is not None
+        arguments.threads = self.threads
+        arguments.bf16 = self.bf16
+        arguments.heads = spec.attention.heads
+        arguments.sources = spec.attention.sources
+        arguments.width = buffers.keys.shape[-1]
+        arguments.value_width = buffers.values.shape[-1]
+        arguments.length = spec.mask.shape[1]
+        arguments.sentences = len(buffers.keys)
+        arguments.hypotheses = spec.sizes[0] // len(buffers.keys)
+        arguments.keys = _address(buffers.keys)
+        arguments.values = _address(buffers.values)
+        arguments.vector = _address(buffers.vector)
+        arguments.mask = _address(spec.mask)
+        return arguments
 
-    def _place(self, c: int, t: int) -> Any:
-        made, call = self.made, self.cells[c]
-        call.rows, start = self.plan.sizes[t], made.starts[t]
-        before, place = made.before(c, t)
-        call.x, call.a = _at(made.input_of(c), start), _at(made.mapped[c], start)
-        call.h, call.h_positions = _at(before, place), before.shape[1]
-        call.words = _at(self.plan.words[c] if self.plan.words else None, start)
-        return call
+    def _cell_at(self, c: int, t: int) -> Any:
+        """Return the arguments of cell ``c`` with the inputs of step ``t`` set."""
+        buffers, arguments = self.buffers, self.cell_arguments[c]
+        start = buffers.starts[t]
+        before = buffers.state_before(c, t)
+        arguments.rows = before.rows
+        arguments.x = _address(buffers.input_of(c), start)
+        arguments.a = _address(buffers.projected[c], start)
+        arguments.h = _address(before.buffer, before.start)
+        arguments.h_positions = before.buffer.shape[1]
+        if self.spec.random_bits:
+            arguments.random_bits = _address(self.spec.random_bits[c], start)
+        return arguments
 
-    def _place_attention(self, t: int) -> Any:
-        made, call = self.made, self.attention
-        call.rows, start = self.plan.sizes[t], made.starts[t]
-        call.queries, call.found = _at(made.queries, start), _at(made.contexts, start)
-        call.weights = _at(made.weights, made.weights_at(t) * made.weights.shape[1])
-        return call
+    def _attention_at(self, t: int) -> Any:
+        """Return the arguments of the attention with the inputs of step ``t`` set."""
+        buffers, arguments = self.buffers.attention, self.attention_arguments
+        assert buffers is not None
+        start = self.buffers.starts[t]
+        arguments.rows = self.spec.sizes[t]
+        arguments.queries = _address(buffers.queries, start)
+        arguments.contexts = _address(buffers.contexts, start)
+        weights_row = self.buffers.weights_start(t) * buffers.weights.shape[1]
+        arguments.weights = _address(buffers.weights, weights_row)
+        return arguments
 
     def cell(self, c: int, t: int) -> None:
-        call = self._place(c, t)
-        after, place, call.next_rows = self.made.after(c, t)
-        call.out, call.next = _at(self.made.states[c], self.made.starts[t]), _at(after, place)
-        self.library.cell(ctypes.byref(call), 0)
+        arguments = self._cell_at(c, t)
+        arguments.out = _address(self.buffers.states[c], self.buffers.starts[t])
+        copy = self.buffers.next_factor(c, t)
+        arguments.next = _address(copy.buffer, copy.start) if copy else None
+        arguments.next_rows = copy.rows if copy else 0
+        self.library.cell(ctypes.byref(arguments), FORWARD)
 
-    def attend(self, t: int) -> None:
-        self.library.attention(ctypes.byref(self._place_attention(t)), ATTEND)
+    def attention(self, t: int) -> None:
+        self.library.attention(ctypes.byref(self._attention_at(t)), FORWARD)
 
-    def back(self, backward: "Backward") -> None:
-        """Get ready for the gradients."""
-        self.backward, made = weakref.proxy(backward), self.made
-        for cell, call in zip(self.plan.cells, self.cells, strict=True):
-            norms = (
-                None
-                if cell.gain is None
-                else made.h.new_zeros(self.threads, call.directions, 2, cell.gates, cell.width)
-            )
-            backward.norms.append(norms)
-            call.grad, call.grad_positions = _at(backward.state), backward.state.shape[1]
-            call.product, call.product_positions, call.partial = (
-                _at(backward.product),
-                backward.product.shape[1],
-                _at(norms),
-            )
-        if self.plan.attention is not None:
-            call, backward.vector = (
-                self.attention,
-                made.h.new_zeros(self.threads, len(self.plan.attention.vector)),
-            )
-            call.product, call.by_keys, call.by_vector = map(
-                _at, (backward.context_product, backward.keys, backward.vector)
-            )
+    def begin_backward(self, gradients: BackwardBuffers) -> None:
+        self.gradients = gradients
+        for c, arguments in enumerate(self.cell_arguments):
+            arguments.grad = _address(gradients.state)
+            arguments.grad_positions = gradients.state.shape[1]
+            arguments.product = _address(gradients.product)
+            arguments.product_positions = gradients.product.shape[1]
+            arguments.partial = _address(gradients.norms[c])
+        if gradients.attention is not None:
+            self.attention_arguments.product = _address(gradients.attention.product)
+            self.attention_arguments.by_keys = _address(gradients.attention.keys)
+            self.attention_arguments.by_vector = _address(gradients.attention.vector)
 
-    def cell_back(self, c: int, t: int) -> None:
-        call, back, start = self._place(c, t), self.backward, self.made.starts[t]
-        call.extra, call.da, call.dx = (
-            _at(back.extra[c], start),
-            _at(back.mapped[c], start),
-            _at(back.input_of(c), start),
-        )
-        self.library.cell(ctypes.byref(call), 1)
+    def cell_backward(self, c: int, t: int) -> None:
+        arguments, gradients = self._cell_at(c, t), self.gradients
+        start = self.buffers.starts[t]
+        arguments.output_grad = _address(gradients.output_grads[c], start)
+        arguments.da = _address(gradients.projected[c], start)
+        arguments.dx = _address(gradients.input_of(c), start)
+        self.library.cell(ctypes.byref(arguments), BACKWARD)
 
-    def attend_back(self, t: int) -> None:
-        call, back, start = self._place_attention(t), self.backward, self.made.starts[t]
-        call.extra, call.grad, call.by_queries = (
-            _at(back.extra_contexts, start),
-            _at(back.contexts, start),
-            _at(back.queries, start),
-        )
-        self.library.attention(ctypes.byref(call), ATTEND_BACK)
+    def attention_backward(self, t: int) -> None:
+        arguments, gradients = self._attention_at(t), self.gradients.attention
+        assert gradients is not None
+        start = self.buffers.starts[t]
+        arguments.output_grad = _address(gradients.output_grad, start)
+        arguments.grad = _address(gradients.contexts, start)
+        arguments.by_queries = _address(gradients.queries, start)
+        self.library.attention(ctypes.byref(arguments), BACKWARD)
 
-    def values_back(self, values: Tensor) -> None:
-        call, made = self.attention, self.made
-        starts, sizes = torch.tensor(made.starts), torch.tensor(self.plan.sizes)
-        call.starts, call.sizes, call.steps = starts.data_ptr(), sizes.data_ptr(), len(sizes)
-        call.weights, call.grad, call.by_values = (
-            _at(made.weights),
-            _at(self.backward.contexts),
-            _at(values),
-        )
-        self.library.attention(ctypes.byref(call), VALUES_BACK)
+    def values_backward(self, value_grads: Tensor) -> None:
+        arguments, buffers = self.attention_arguments, self.buffers.attention
+        gradients = self.gradients.attention
+        assert buffers is not None and gradients is not None
+        starts = torch.tensor(self.buffers.starts)
+        sizes = torch.tensor(self.spec.sizes)
+        arguments.starts = starts.data_ptr()
+        arguments.sizes = sizes.data_ptr()
+        arguments.steps = len(sizes)
+        arguments.weights = _address(buffers.weights)
+        arguments.grad = _address(gradients.contexts)
+        arguments.by_values = _address(value_grads)
+        self.library.attention(ctypes.byref(arguments), VALUES_BACKWARD)

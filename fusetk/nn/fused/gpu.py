@@ -1,30 +1,36 @@
-"""The kernels of ``programs.py``."""
+"""The kernels for CUDA: launches of the Triton programs in ``programs.py``."""
 
 import importlib.util
 import os
 import shutil
 import warnings
-import weakref
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import EPS
-from fusetk.nn.fused import KINDS, wanted
+from fusetk.nn.fused import KINDS, enabled
+from fusetk.nn.fused.buffers import (
+    AttentionBuffers,
+    AttentionGradients,
+    BackwardBuffers,
+    ForwardBuffers,
+    LoopSpec,
+)
 
-if TYPE_CHECKING:
-    from fusetk.nn.fused.loop import Backward, Forward
-
-PARTS = 64  # programs of a direction that share the rows of a step in the backward pass
+PARTS = 64  # programs per direction that share the rows of a step in the backward pass
 
 
 @lru_cache(maxsize=1)
-def _there() -> bool:
-    """Whether there is Triton, which torch brings where it has CUDA, and the C compiler that it wants."""
-    if not wanted() or importlib.util.find_spec("triton") is None:
+def _triton_usable() -> bool:
+    """Return whether Triton and the C compiler that it needs are installed.
+
+    PyTorch builds for CUDA bring Triton with them.
+    """
+    if not enabled() or importlib.util.find_spec("triton") is None:
         return False
     if any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
         return True
@@ -33,195 +39,197 @@ def _there() -> bool:
 
 
 def usable(attention: AdditiveAttention | None) -> bool:
-    """Whether the kernels can do it: heads and their features are powers of two."""
-    if not _there():
+    """Return whether the kernels can run here with this attention.
+
+    The number of heads and the features of a head must be powers of two.
+    """
+    if not _triton_usable():
         return False
     if attention is None:
         return True
     heads, size = attention.heads, len(attention.vector)
-    if heads == _power_of_2(heads) and size == _power_of_2(size):
+    if heads == _next_power_of_2(heads) and size == _next_power_of_2(size):
         return True
-    _warn(f"{heads} heads of {size} features are no powers of two")
+    _warn(f"the attention has {heads} heads of {size} features, and both must be powers of two")
     return False
 
 
 @lru_cache
-def _warn(why: str) -> None:
-    """Say it once."""
+def _warn(reason: str) -> None:
     warnings.warn(
-        f"recurrent models run without fused kernels, which is slow on a GPU: {why}", stacklevel=2
+        f"recurrent models run without fused kernels, which is slow on a GPU: {reason}",
+        stacklevel=2,
     )
 
 
-def _power_of_2(size: int) -> int:
-    """The next one."""
+def _next_power_of_2(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-class Kernels:
-    """What stands between the products of a ``Forward`` and of its ``Backward``."""
+class GpuKernels:
+    """The computations between the products of a recurrence, by ``programs.py``."""
 
-    def __init__(self, made: "Forward"):
+    def __init__(self, buffers: ForwardBuffers):
         from fusetk.nn.fused import programs
 
         self.programs = programs
-        self.made, self.plan = (
-            weakref.proxy(made),
-            made.plan,
-        )  # buffers are to go as soon as the run is over
-        self.nothing = made.h.new_zeros(1)  # stands where a kernel reads nothing
-        if self.plan.attention is not None:
-            self.scores = made.h.new_empty(
-                self.plan.sizes[0], made.keys.shape[1], self.plan.attention.heads
+        self.buffers = buffers
+        self.spec: LoopSpec = buffers.spec
+        self.norm_parts = min(PARTS, self.spec.sizes[0])
+        self.vector_parts = 0
+        self.unused = buffers.h.new_zeros(1)  # argument for pointers that a program does not read
+        if self.spec.attention is not None:
+            keys = self._attention().keys
+            self.vector_parts = len(keys)
+            self.scores = buffers.h.new_empty(
+                self.spec.sizes[0], keys.shape[1], self.spec.attention.heads
             )
 
-    def _options(self, c: int) -> dict[str, Any]:
-        cell = self.plan.cells[c]
+    def _attention(self) -> AttentionBuffers:
+        assert self.buffers.attention is not None
+        return self.buffers.attention
+
+    def _attention_gradients(self) -> AttentionGradients:
+        assert self.gradients.attention is not None
+        return self.gradients.attention
+
+    def _pointer(self, tensor: Tensor | None) -> Tensor:
+        return self.unused if tensor is None else tensor
+
+    def _cell_options(self, c: int) -> dict[str, Any]:
+        cell = self.spec.cells[c]
         return {
             "KIND": KINDS[cell.kind],
             "NORM": cell.gain is not None,
-            "DROP": self.plan.words is not None,
+            "DROP": self.spec.random_bits is not None,
             "EPSILON": EPS,
-            "BLOCK": _power_of_2(cell.width),
+            "BLOCK": _next_power_of_2(cell.width),
         }
 
-    def _own(self, c: int) -> tuple[Tensor, ...]:
-        """Drawn numbers, biases, gain and shift of a cell."""
-        words = self.plan.words
-        found = (words[c] if words else None, *self.made.own[c])
-        return tuple(self.nothing if tensor is None else tensor for tensor in found)
-
-    def _or_nothing(self, tensor: Tensor | None) -> Tensor:
-        return self.nothing if tensor is None else tensor
+    def _cell_tensors(self, c: int) -> tuple[Tensor, ...]:
+        """Return the random bits, biases, gain and shift of a cell."""
+        random_bits = self.spec.random_bits[c] if self.spec.random_bits else None
+        return tuple(map(self._pointer, (random_bits, *self.buffers.vectors[c])))
 
     def cell(self, c: int, t: int) -> None:
-        made, rows = self.made, self.plan.sizes[t]
-        directions, positions, _ = made.x.shape
-        (before, slot), (after, place, after_rows) = made.before(c, t), made.after(c, t)
-        self.programs.cell[directions, rows](
-            self._or_nothing(made.input_of(c)),
-            made.mapped[c],
-            before,
-            made.states[c],
-            self._or_nothing(after),
-            *self._own(c),
-            made.starts[t],
+        buffers = self.buffers
+        directions, positions, width = buffers.states[c].shape
+        before = buffers.state_before(c, t)
+        copy = buffers.next_factor(c, t)
+        self.programs.cell[directions, before.rows](
+            self._pointer(buffers.input_of(c)),
+            buffers.projected[c],
+            before.buffer,
+            buffers.states[c],
+            copy.buffer if copy else self.unused,
+            *self._cell_tensors(c),
+            buffers.starts[t],
             positions,
-            slot,
-            before.shape[1],
-            place,
-            after_rows,
-            rows,
-            made.h.shape[-1],
-            self.plan.threshold,
-            self.plan.scale,
-            **self._options(c),
+            before.start,
+            before.buffer.shape[1],
+            copy.start if copy else 0,
+            copy.rows if copy else 0,
+            before.rows,
+            width,
+            self.spec.threshold,
+            self.spec.scale,
+            **self._cell_options(c),
         )
 
-    def _sizes(self) -> dict[str, int]:
-        attention, made = self.plan.attention, self.made
-        assert attention is not None
-        size = made.values.shape[-1] // attention.heads
-        return {"HEADS": attention.heads, "VALUE_SIZE": size, "VALUE_BLOCK": _power_of_2(size)}
+    def _head_sizes(self) -> dict[str, int]:
+        assert self.spec.attention is not None
+        heads = self.spec.attention.heads
+        size = self._attention().values.shape[-1] // heads
+        return {"HEADS": heads, "VALUE_SIZE": size, "VALUE_BLOCK": _next_power_of_2(size)}
 
-    def _read(self) -> tuple[Tensor, ...]:
-        made, plan = self.made, self.plan
-        assert plan.attention is not None and plan.mask is not None
+    def _attention_tensors(self) -> tuple[Tensor, ...]:
+        buffers = self._attention()
+        assert self.spec.mask is not None
         return (
-            made.queries,
-            made.keys,
-            made.values,
-            plan.mask.view(torch.uint8),
-            made.vector,
-            made.weights,
+            buffers.queries,
+            buffers.keys,
+            buffers.values,
+            self.spec.mask.view(torch.uint8),
+            buffers.vector,
+            buffers.weights,
         )
 
-    def attend(self, t: int) -> None:
-        made, plan = self.made, self.plan
-        assert plan.attention is not None and plan.mask is not None
-        self.programs.attend[plan.sizes[t],](
-            *self._read(),
+    def attention(self, t: int) -> None:
+        buffers, spec = self._attention(), self.spec
+        assert spec.attention is not None and spec.mask is not None
+        self.programs.attention[spec.sizes[t],](
+            *self._attention_tensors(),
             self.scores,
-            made.contexts,
-            made.starts[t],
-            made.weights_at(t),
-            plan.sizes[0] // len(made.keys),
-            plan.mask.shape[1],
-            SOURCES=plan.attention.sources,
-            SIZE=len(plan.attention.vector),
-            **self._sizes(),
+            buffers.contexts,
+            self.buffers.starts[t],
+            self.buffers.weights_start(t),
+            spec.sizes[0] // len(buffers.keys),
+            spec.mask.shape[1],
+            SOURCES=spec.attention.sources,
+            SIZE=len(spec.attention.vector),
+            **self._head_sizes(),
         )
 
-    def back(self, backward: "Backward") -> None:
-        """Get ready for the gradients."""
-        made, self.backward = self.made, weakref.proxy(backward)
-        self.parts = min(PARTS, self.plan.sizes[0])
-        for cell in self.plan.cells:
-            shape = (self.parts, made.x.shape[0], 2, cell.gates, cell.width)
-            backward.norms.append(None if cell.gain is None else made.h.new_zeros(shape))
-        if self.plan.attention is not None:
-            backward.vector = made.h.new_zeros(len(made.keys), len(self.plan.attention.vector))
+    def begin_backward(self, gradients: BackwardBuffers) -> None:
+        self.gradients = gradients
 
-    def cell_back(self, c: int, t: int) -> None:
-        made, back = self.made, self.backward
-        directions, positions, _ = made.x.shape
-        before, slot = made.before(c, t)
-        self.programs.cell_back[directions, self.parts](
-            self._or_nothing(made.input_of(c)),
-            made.mapped[c],
-            before,
-            *self._own(c),
-            back.state,
-            back.product,
-            self._or_nothing(back.extra[c]),
-            self._or_nothing(back.input_of(c)),
-            back.mapped[c],
-            self._or_nothing(back.norms[c]),
-            made.starts[t],
+    def cell_backward(self, c: int, t: int) -> None:
+        buffers, gradients = self.buffers, self.gradients
+        directions, positions, width = buffers.states[c].shape
+        before = buffers.state_before(c, t)
+        self.programs.cell_backward[directions, self.norm_parts](
+            self._pointer(buffers.input_of(c)),
+            buffers.projected[c],
+            before.buffer,
+            *self._cell_tensors(c),
+            gradients.state,
+            gradients.product,
+            self._pointer(gradients.output_grads[c]),
+            self._pointer(gradients.input_of(c)),
+            gradients.projected[c],
+            self._pointer(gradients.norms[c]),
+            buffers.starts[t],
             positions,
-            slot,
-            before.shape[1],
-            back.state.shape[1],
-            self.plan.sizes[t],
-            made.h.shape[-1],
-            self.plan.threshold,
-            self.plan.scale,
-            self.parts,
-            EXTRA=back.extra[c] is not None,
-            **self._options(c),
+            before.start,
+            before.buffer.shape[1],
+            gradients.state.shape[1],
+            before.rows,
+            width,
+            self.spec.threshold,
+            self.spec.scale,
+            self.norm_parts,
+            OUTPUT_GRAD=gradients.output_grads[c] is not None,
+            **self._cell_options(c),
         )
 
-    def attend_back(self, t: int) -> None:
-        made, back, plan = self.made, self.backward, self.plan
-        assert plan.attention is not None and plan.mask is not None
-        self.programs.attend_back[plan.sizes[t],](
-            *self._read(),
-            back.context_product,
-            self._or_nothing(back.extra_contexts),
-            back.contexts,
-            back.queries,
-            back.keys,
-            back.vector,
+    def attention_backward(self, t: int) -> None:
+        gradients, spec = self._attention_gradients(), self.spec
+        assert spec.attention is not None and spec.mask is not None
+        self.programs.attention_backward[spec.sizes[t],](
+            *self._attention_tensors(),
+            gradients.product,
+            self._pointer(gradients.output_grad),
+            gradients.contexts,
+            gradients.queries,
+            gradients.keys,
+            gradients.vector,
             self.scores,
-            made.starts[t],
-            plan.mask.shape[1],
-            SOURCES=plan.attention.sources,
-            SIZE=len(plan.attention.vector),
-            EXTRA=back.extra_contexts is not None,
-            **self._sizes(),
+            self.buffers.starts[t],
+            spec.mask.shape[1],
+            SOURCES=spec.attention.sources,
+            SIZE=len(spec.attention.vector),
+            OUTPUT_GRAD=gradients.output_grad is not None,
+            **self._head_sizes(),
         )
 
-    def values_back(self, values: Tensor) -> None:
-        made = self.made
-        starts, sizes = (
-            torch.tensor(found, device=values.device) for found in (made.starts, self.plan.sizes)
-        )
-        self.programs.values_back[len(values), values.shape[1]](
-            made.weights,
-            self.backward.contexts,
-            starts,
-            sizes,
-            values,
-            len(self.plan.sizes),
-            **self._sizes(),
+    def values_backward(self, value_grads: Tensor) -> None:
+        device = value_grads.device
+        self.programs.values_backward[len(value_grads), value_grads.shape[1]](
+            self._attention().weights,
+            self._attention_gradients().contexts,
+            torch.tensor(self.buffers.starts, device=device),
+            torch.tensor(self.spec.sizes, device=device),
+            value_grads,
+            len(self.spec.sizes),
+            **self._head_sizes(),
         )

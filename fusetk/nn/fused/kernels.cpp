@@ -1,6 +1,7 @@
-// What stands between the matrix products of a recurrent model, forward and backward: the cells of nn/cells.py and the additive
-// attention of nn/additive.py, in one pass over each row. The backward pass computes gates again from what the products gave, so that
-// nothing else is kept. Products come in T, float or bfloat16; states and gradients of states are float.
+// The computations between the matrix products of a recurrent model, forward and backward: the cells of
+// nn/cells.py and the additive attention of nn/additive.py, in one pass over each row. The backward pass
+// recomputes the gates from the results of the products, so that no other values are stored. T is the type
+// of the products, float or bfloat16; states and gradients of states are float.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,7 +15,8 @@ static int omp_get_thread_num() { return 0; }
 typedef int64_t Int;
 typedef uint16_t Bf16;
 
-struct Scratch {  // of one thread; on the heap, for sentences may be long and stacks short
+// Memory of one thread. It is on the heap, because long sentences would need a large stack.
+struct Scratch {
     float *at;
     explicit Scratch(Int size) : at((float *)malloc(size * sizeof(float))) {}
     ~Scratch() { free(at); }
@@ -29,14 +31,15 @@ static inline float get(const Bf16 *p, Int i) {
     return c.value;
 }
 
-static inline void put(Bf16 *p, Int i, float value) {  // to the nearest, to even between two
+static inline void put(Bf16 *p, Int i, float value) {  // round to nearest, ties to even
     union { uint32_t bits; float value; } c;
     c.value = value;
     uint32_t rounded = (c.bits + 0x7fff + ((c.bits >> 16) & 1)) >> 16;
     p[i] = value == value ? (Bf16)rounded : (Bf16)0x7fc0;
 }
 
-// A quotient of polynomials, within a few units in the last place, where |x| < 7.9; beyond that tanh is 1 in float.
+// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9; for larger
+// |x| tanh is 1 in float.
 static inline float tanh_(float x) {
     x = x > 7.9053111f ? 7.9053111f : x;
     x = x < -7.9053111f ? -7.9053111f : x;
@@ -73,30 +76,30 @@ static inline float exp_(float x) {
     return (p * r * r + r + 1.0f) * c.value;
 }
 
-// Cells ------------------------------------------------------------------------------------------------------------------------------
+// Cells -------------------------------------------------------------------------------------------
 
 enum { GRU, T_GRU, L_GRU, LAU };
 
 struct Cell {
     Int threads, kind, bf16, norm;
-    Int directions, rows, width;  // of this step
+    Int directions, rows, width;  // rows of this step
     Int positions;                // rows of a direction in the buffers of all steps
-    const void *x, *a;            // T: mapped input and mapped state of this step
-    const float *h;               // states before
+    const void *x, *a;            // T: projected input and projected state of this step
+    const float *h;               // states before the step
     Int h_positions;
-    float *out;                   // states after
-    void *next;                   // T: the same, for the next product; the first so many rows
+    float *out;                   // states after the step
+    void *next;                   // T: a copy of them for the next product, first next_rows rows only
     Int next_rows, next_positions;
-    const int16_t *words;         // of dropout; none: nothing is dropped
+    const int16_t *random_bits;   // of dropout; null: no dropout
     Int threshold;
     float scale;
     const float *bias, *linear_bias, *gain, *shift;
     // Backward
-    float *grad;                  // of the state after, then of the state before but for the product's part
+    float *grad;                  // in: of the state after; out: of the state before, without product
     Int grad_positions;
-    const void *product;          // T: the product's part of the gradient of the state after
+    const void *product;          // T: the part of the gradient that comes from the matrix product
     Int product_positions;
-    const float *extra;           // what readers of the state outside add
+    const float *output_grad;     // gradient of the states as outputs of the loop; null: none
     void *da, *dx;                // T
     float *partial;               // (threads, directions, 2, gates * width): gradients of gain and shift
 };
@@ -112,43 +115,44 @@ struct Row {
     const Int width;
     const T *x, *a;
     const float *h, *bias, *linear_bias, *gain, *shift;
-    const int16_t *words;
+    const int16_t *random_bits;
 
     Row(const Cell &c, Int r, Int i)
         : c(c), width(c.width), x(READS ? (const T *)c.x + (r * c.positions + i) * INPUTS * c.width : 0),
           a((const T *)c.a + (r * c.positions + i) * STATES * c.width), h(c.h + (r * c.h_positions + i) * c.width),
           bias(c.bias + r * c.width), linear_bias(LINEAR ? c.linear_bias + r * c.width : 0),
           gain(c.norm ? c.gain + r * GATES * c.width : 0), shift(c.norm ? c.shift + r * GATES * c.width : 0),
-          words(c.words ? c.words + (r * c.positions + i) * c.width : 0) {}
+          random_bits(c.random_bits ? c.random_bits + (r * c.positions + i) * c.width : 0) {}
 
-    // One gate; with normalisation, `normed` becomes what is scaled and shifted. Returns 1 / standard deviation.
-    inline float gate(int g, float *found, float *normed) const {
+    // Compute gate `g` into `result` and, with normalisation, its normalised argument into `normed`. Return
+    // 1 / standard deviation.
+    inline float gate(int g, float *result, float *normed) const {
         const Int at = g * width;
         float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
         for (Int d = 0; d < width; d++) {
             float value = get(a, at + d) + (READS ? get(x, at + d) : 0.0f);
-            found[d] = value;
+            result[d] = value;
             sum += value;
         }
         if (!c.norm) {
 #pragma omp simd
-            for (Int d = 0; d < width; d++) found[d] = sigmoid(found[d]);
+            for (Int d = 0; d < width; d++) result[d] = sigmoid(result[d]);
             return 1;
         }
         const float mean = sum / width;
 #pragma omp simd reduction(+ : squares)
-        for (Int d = 0; d < width; d++) squares += (found[d] - mean) * (found[d] - mean);
+        for (Int d = 0; d < width; d++) squares += (result[d] - mean) * (result[d] - mean);
         const float scale = 1 / __builtin_sqrtf(squares / width + EPS);
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
-            normed[d] = (found[d] - mean) * scale;
-            found[d] = sigmoid(normed[d] * gain[at + d] + shift[at + d]);
+            normed[d] = (result[d] - mean) * scale;
+            result[d] = sigmoid(normed[d] * gain[at + d] + shift[at + d]);
         }
         return scale;
     }
 
-    inline float kept(Int d) const { return !words ? 1.0f : words[d] >= c.threshold ? c.scale : 0.0f; }
+    inline float dropout_mask(Int d) const { return !random_bits ? 1.0f : random_bits[d] >= c.threshold ? c.scale : 0.0f; }
 
     inline void forward(Int r, Int i, float *s) const {
         float *reset = s, *update = s + width, *third = s + 2 * width, *normed = s + 3 * width;
@@ -156,7 +160,7 @@ struct Row {
         gate(1, update, normed);
         if (LINEAR) gate(2, third, normed);
         float *out = c.out + (r * c.positions + i) * width;
-        const bool keep = words != 0;
+        const bool drop = random_bits != 0;
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
             float recalled = get(a, GATES * width + d) + bias[d];
@@ -165,7 +169,7 @@ struct Row {
             float candidate = tanh_(sum), linear = 0;
             if (LINEAR) linear = get(x, (GATES + 1) * width + d) + linear_bias[d];
             if (KIND == L_GRU) candidate += third[d] * linear;
-            if (keep) candidate *= kept(d);
+            if (drop) candidate *= dropout_mask(d);
             float state = h[d] + update[d] * (candidate - h[d]);
             if (KIND == LAU) state += third[d] * (linear - state);
             out[d] = state;
@@ -183,19 +187,19 @@ struct Row {
         const float *reset = gates, *update = gates + width, *third = gates + 2 * width;
         float *grad = c.grad + (r * c.grad_positions + i) * width;
         const T *product = (const T *)c.product + (r * c.product_positions + i) * width;
-        const float *extra = c.extra ? c.extra + (r * c.positions + i) * width : 0;
+        const float *output_grad = c.output_grad ? c.output_grad + (r * c.positions + i) * width : 0;
         T *da = (T *)c.da + (r * c.positions + i) * STATES * width;
         T *dx = READS ? (T *)c.dx + (r * c.positions + i) * INPUTS * width : 0;
-        const bool keep = words != 0, outside = extra != 0;
+        const bool drop = random_bits != 0, has_output_grad = output_grad != 0;
 #pragma omp simd
-        for (Int d = 0; d < width; d++) grad[d] += get(product, d) + (outside ? extra[d] : 0.0f);
+        for (Int d = 0; d < width; d++) grad[d] += get(product, d) + (has_output_grad ? output_grad[d] : 0.0f);
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
             float recalled = get(a, GATES * width + d) + bias[d], read = READS ? get(x, GATES * width + d) : 0.0f;
             float nonlinear = tanh_(reset[d] * recalled + (KIND == LAU ? 1 - reset[d] : 1.0f) * read);
             float linear = LINEAR ? get(x, (GATES + 1) * width + d) + linear_bias[d] : 0.0f;
             float candidate = nonlinear + (KIND == L_GRU ? third[d] * linear : 0.0f);
-            float times = keep ? kept(d) : 1.0f;
+            float times = drop ? dropout_mask(d) : 1.0f;
             candidate *= times;
             float g = grad[d], by_third = 0, by_linear = 0;
             if (KIND == LAU) {
@@ -257,8 +261,8 @@ static void run_cell(const Cell &c, bool backward) {
 #pragma omp for schedule(static)
         for (Int row = 0; row < rows; row++) {
             Int r = row / c.rows, i = row % c.rows;
-            Row<T, KIND> one(c, r, i);
-            backward ? one.backward(r, i, scratch.at) : one.forward(r, i, scratch.at);
+            Row<T, KIND> current(c, r, i);
+            backward ? current.backward(r, i, scratch.at) : current.forward(r, i, scratch.at);
         }
     }
 }
@@ -275,32 +279,33 @@ static void run_cell(const Cell &c, bool backward) {
 
 extern "C" void cell(const Cell *c, int backward) { c->bf16 ? run_cell<Bf16>(*c, backward) : run_cell<float>(*c, backward); }
 
-// Attention --------------------------------------------------------------------------------------------------------------------------
+// Attention ---------------------------------------------------------------------------------------
 
 struct Attention {
-    Int threads, bf16, rows, hypotheses;           // rows of this step, hypotheses of a sentence
-    Int heads, width, value_width;        // of queries and keys, of values
-    Int sources, length;                  // each with a softmax of its own, and its positions
-    const void *queries, *keys, *values;  // T: (rows, width), (sentences, sources * length, width or value_width)
+    Int threads, bf16, rows, hypotheses;  // rows of this step, hypotheses per sentence
+    Int heads, width, value_width;        // features of queries and keys, and of values
+    Int sources, length;                  // sources (a softmax each), and positions of a source
+    const void *queries;                  // T: (rows, width)
+    const void *keys, *values;            // T: (sentences, sources * length, width or value_width)
     const uint8_t *mask;                  // (sentences, length)
     const float *vector;                  // (width / heads)
     float *weights;                       // (rows, sources * length, heads)
-    void *found;                          // T: (rows, value_width)
-    // Backward, of one hypothesis a sentence
-    const void *product;                  // T: (rows, value_width), one part of the gradient of what was found
-    const float *extra;                   // another
-    float *grad;                          // both
+    void *contexts;                       // T: (rows, value_width)
+    // Backward, with one hypothesis per sentence
+    const void *product;                  // T: (rows, value_width), gradient of the contexts from a product
+    const float *output_grad;             // their gradient as outputs of the loop; null: none
+    float *grad;                          // the sum of both
     void *by_queries;                     // T
     float *by_keys;                       // (sentences, sources * length, width), added to
     float *by_vector;                     // (threads, width / heads), added to
-    // Gradient of the values, of all steps at once
-    const Int *starts, *sizes;            // first row of each step in the buffers of all steps, and how many
+    // Gradient of the values, for all steps at once
+    const Int *starts, *sizes;            // first row in the buffers of all steps, and rows, of each step
     Int steps, sentences;
     void *by_values;                      // T
 };
 
 template <class T>
-static void attend(const Attention &c, Int row, float *scratch) {
+static void attention_forward(const Attention &c, Int row, float *scratch) {
     const Int sentence = row / c.hypotheses, slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
     const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + sentence * slots * c.width;
     const T *values = (const T *)c.values + sentence * slots * c.value_width;
@@ -312,20 +317,20 @@ static void attend(const Attention &c, Int row, float *scratch) {
         for (Int h = 0; h < c.heads; h++) {
             float score = 0;
             const T *key = keys + s * c.width + h * size;
-            const float *mine = query + h * size;
+            const float *head_query = query + h * size;
             if (mask[s % c.length])
 #pragma omp simd reduction(+ : score)
-                for (Int d = 0; d < size; d++) score += c.vector[d] * tanh_(mine[d] + get(key, d));
+                for (Int d = 0; d < size; d++) score += c.vector[d] * tanh_(head_query[d] + get(key, d));
             weights[s * c.heads + h] = score;
         }
     for (Int source = 0; source < c.sources; source++) {
         float *w = weights + source * c.length * c.heads;
         for (Int h = 0; h < c.heads; h++) {
-            float most = -3e38f, total = 0;
+            float highest = -3e38f, total = 0;
             for (Int s = 0; s < c.length; s++)
-                if (mask[s] && w[s * c.heads + h] > most) most = w[s * c.heads + h];
+                if (mask[s] && w[s * c.heads + h] > highest) highest = w[s * c.heads + h];
             for (Int s = 0; s < c.length; s++) {
-                float weight = mask[s] ? exp_(w[s * c.heads + h] - most) : 0.0f;
+                float weight = mask[s] ? exp_(w[s * c.heads + h] - highest) : 0.0f;
                 w[s * c.heads + h] = weight;
                 total += weight;
             }
@@ -337,16 +342,16 @@ static void attend(const Attention &c, Int row, float *scratch) {
             for (Int h = 0; h < c.heads; h++) {
                 const float weight = weights[s * c.heads + h];
                 const T *value = values + s * c.value_width + h * value_size;
-                float *mine = sum + h * value_size;
+                float *head_sum = sum + h * value_size;
 #pragma omp simd
-                for (Int d = 0; d < value_size; d++) mine[d] += weight * get(value, d);
+                for (Int d = 0; d < value_size; d++) head_sum[d] += weight * get(value, d);
             }
-    T *found = (T *)c.found + row * c.value_width;
-    for (Int d = 0; d < c.value_width; d++) put(found, d, sum[d]);
+    T *context = (T *)c.contexts + row * c.value_width;
+    for (Int d = 0; d < c.value_width; d++) put(context, d, sum[d]);
 }
 
 template <class T>
-static void attend_backward(const Attention &c, Int row, float *scratch) {
+static void attention_backward(const Attention &c, Int row, float *scratch) {
     const Int slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
     const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + row * slots * c.width;
     const T *values = (const T *)c.values + row * slots * c.value_width, *product = (const T *)c.product + row * c.value_width;
@@ -359,14 +364,14 @@ static void attend_backward(const Attention &c, Int row, float *scratch) {
         query[d] = get(q, d);
         by_query[d] = 0;
     }
-    for (Int d = 0; d < c.value_width; d++) grad[d] = get(product, d) + (c.extra ? c.extra[row * c.value_width + d] : 0.0f);
+    for (Int d = 0; d < c.value_width; d++) grad[d] = get(product, d) + (c.output_grad ? c.output_grad[row * c.value_width + d] : 0.0f);
     for (Int s = 0; s < slots; s++)
         for (Int h = 0; h < c.heads; h++) {
             float sum = 0;
             const T *value = values + s * c.value_width + h * value_size;
-            const float *mine = grad + h * value_size;
+            const float *head_grad = grad + h * value_size;
 #pragma omp simd reduction(+ : sum)
-            for (Int d = 0; d < value_size; d++) sum += mine[d] * get(value, d);
+            for (Int d = 0; d < value_size; d++) sum += head_grad[d] * get(value, d);
             scores[s * c.heads + h] = mask[s % c.length] ? sum : 0.0f;
         }
     for (Int source = 0; source < c.sources; source++)
@@ -380,25 +385,25 @@ static void attend_backward(const Attention &c, Int row, float *scratch) {
         if (mask[s % c.length])
             for (Int h = 0; h < c.heads; h++) {
                 const T *key = keys + s * c.width + h * size;
-                const float score = scores[s * c.heads + h], *mine = query + h * size;
+                const float score = scores[s * c.heads + h], *head_query = query + h * size;
                 float *to_query = by_query + h * size, *to_key = by_keys + s * c.width + h * size;
 #pragma omp simd
                 for (Int d = 0; d < size; d++) {
-                    float t = tanh_(mine[d] + get(key, d));
+                    float t = tanh_(head_query[d] + get(key, d));
                     float inner = score * c.vector[d] * (1 - t * t);
                     by_vector[d] += score * t;
                     to_query[d] += inner;
                     to_key[d] += inner;
                 }
             }
-    T *found = (T *)c.by_queries + row * c.width;
-    for (Int d = 0; d < c.width; d++) put(found, d, by_query[d]);
+    T *to_queries = (T *)c.by_queries + row * c.width;
+    for (Int d = 0; d < c.width; d++) put(to_queries, d, by_query[d]);
 }
 
 template <class T>
 static void values_backward(const Attention &c, Int row, float *sum) {
     const Int slots = c.sources * c.length, value_size = c.value_width / c.heads;
-    T *found = (T *)c.by_values + row * slots * c.value_width;
+    T *by_values = (T *)c.by_values + row * slots * c.value_width;
     for (Int s = 0; s < slots; s++) {
         for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
         for (Int t = 0; t < c.steps && row < c.sizes[t]; t++) {
@@ -408,24 +413,24 @@ static void values_backward(const Attention &c, Int row, float *sum) {
 #pragma omp simd
                 for (Int d = h * value_size; d < (h + 1) * value_size; d++) sum[d] += weights[h] * grad[d];
         }
-        for (Int d = 0; d < c.value_width; d++) put(found, s * c.value_width + d, sum[d]);
+        for (Int d = 0; d < c.value_width; d++) put(by_values, s * c.value_width + d, sum[d]);
     }
 }
 
 template <class T>
-static void run_attention(const Attention &c, int what) {
-    const Int rows = what == 2 ? c.sentences : c.rows;
+static void run_attention(const Attention &c, int mode) {
+    const Int rows = mode == 2 ? c.sentences : c.rows;
     const Int slots = c.sources * c.length;
 #pragma omp parallel num_threads(c.threads) if (rows * slots * c.width > 4096)
     {
         Scratch scratch(2 * c.width + c.value_width + slots * c.heads);
 #pragma omp for schedule(static)
         for (Int row = 0; row < rows; row++)
-            what == 0   ? attend<T>(c, row, scratch.at)
-            : what == 1 ? attend_backward<T>(c, row, scratch.at)
+            mode == 0   ? attention_forward<T>(c, row, scratch.at)
+            : mode == 1 ? attention_backward<T>(c, row, scratch.at)
                         : values_backward<T>(c, row, scratch.at);
     }
 }
 
-// what: 0 forward, 1 backward, 2 the gradient of the values
-extern "C" void attention(const Attention *c, int what) { c->bf16 ? run_attention<Bf16>(*c, what) : run_attention<float>(*c, what); }
+// mode: 0 forward, 1 backward, 2 gradient of the values
+extern "C" void attention(const Attention *c, int mode) { c->bf16 ? run_attention<Bf16>(*c, mode) : run_attention<float>(*c, mode); }

@@ -1,7 +1,8 @@
-"""What ``kernels.cpp`` does, for CUDA: a Triton program for each row.
+"""The computations of ``kernels.cpp`` for CUDA: one Triton program for each row.
 
-A row is held as a block of registers, the next power of two; of attention as (heads, features of a head). Sums over rows are made in
-a fixed order: each program adds up its own, and torch adds up the programs.
+A program holds a row in registers, as a block whose size is the next power of two; in the attention
+the block is (heads, features of a head). Sums over rows have a fixed order: each program adds its
+own rows, and PyTorch adds the sums of the programs.
 """
 
 import triton
@@ -21,26 +22,26 @@ def _gate(
     shift,
     g,
     d,
-    there,
+    valid,
     width,
     READS: tl.constexpr,
     NORM: tl.constexpr,
     EPSILON: tl.constexpr,
 ):
-    """A gate, what is scaled and shifted in it, and 1 / standard deviation."""
-    found = tl.load(a + g * width + d, there, 0).to(tl.float32)
+    """Return a gate, its normalised argument, and 1 / standard deviation."""
+    gate = tl.load(a + g * width + d, valid, 0).to(tl.float32)
     if READS:
-        found += tl.load(x + g * width + d, there, 0).to(tl.float32)
-    scale = found  # of no use then
-    normed = found
+        gate += tl.load(x + g * width + d, valid, 0).to(tl.float32)
+    scale = gate  # unused without NORM
+    normed = gate
     if NORM:
-        centred = tl.where(there, found - tl.sum(found) / width, 0)
+        centred = tl.where(valid, gate - tl.sum(gate) / width, 0)
         scale = 1 / tl.sqrt(tl.sum(centred * centred) / width + EPSILON)
         normed = centred * scale
-        found = normed * tl.load(gain + g * width + d, there, 0) + tl.load(
-            shift + g * width + d, there, 0
+        gate = normed * tl.load(gain + g * width + d, valid, 0) + tl.load(
+            shift + g * width + d, valid, 0
         )
-    return tl.sigmoid(found), normed, scale
+    return tl.sigmoid(gate), normed, scale
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def cell(
     h,
     out,
     after,
-    words,
+    random_bits,
     bias,
     linear_bias,
     gain,
@@ -71,48 +72,48 @@ def cell(
     EPSILON: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Row ``program 1`` of direction ``program 0`` of a step."""
+    """Compute row ``program 1`` of direction ``program 0`` of a step."""
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
     r, i = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)
-    there = d < width
+    valid = d < width
     row = (r * positions + start + i).to(tl.int64)
     x += row * (GATES + 1 + (KIND >= 2)) * width
     a += row * (GATES + 1) * width
     gain += r * GATES * width
     shift += r * GATES * width
-    reset, _, _ = _gate(x, a, gain, shift, 0, d, there, width, READS, NORM, EPSILON)
-    update, _, _ = _gate(x, a, gain, shift, 1, d, there, width, READS, NORM, EPSILON)
-    old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, there, 0)
-    recalled = tl.load(a + GATES * width + d, there, 0).to(tl.float32) + tl.load(
-        bias + r * width + d, there, 0
+    reset, _, _ = _gate(x, a, gain, shift, 0, d, valid, width, READS, NORM, EPSILON)
+    update, _, _ = _gate(x, a, gain, shift, 1, d, valid, width, READS, NORM, EPSILON)
+    old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, valid, 0)
+    recalled = tl.load(a + GATES * width + d, valid, 0).to(tl.float32) + tl.load(
+        bias + r * width + d, valid, 0
     )
     inner = reset * recalled
     if READS:
-        read = tl.load(x + GATES * width + d, there, 0).to(tl.float32)
+        read = tl.load(x + GATES * width + d, valid, 0).to(tl.float32)
         inner += (1 - reset) * read if KIND == 3 else read
     candidate = _tanh(inner)
     if KIND >= 2:
-        third, _, _ = _gate(x, a, gain, shift, 2, d, there, width, READS, NORM, EPSILON)
-        linear = tl.load(x + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(
-            linear_bias + r * width + d, there, 0
+        third, _, _ = _gate(x, a, gain, shift, 2, d, valid, width, READS, NORM, EPSILON)
+        linear = tl.load(x + (GATES + 1) * width + d, valid, 0).to(tl.float32) + tl.load(
+            linear_bias + r * width + d, valid, 0
         )
         if KIND == 2:
             candidate += third * linear
     if DROP:
         candidate *= tl.where(
-            tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0
+            tl.load(random_bits + row * width + d, valid, 0) >= threshold, keep_scale, 0.0
         )
     new = old + update * (candidate - old)
     if KIND == 3:
         new += third * (linear - new)
-    tl.store(out + row * width + d, new, there)
+    tl.store(out + row * width + d, new, valid)
     if i < after_rows:
         tl.store(
             after + (r * positions + place + i).to(tl.int64) * width + d,
             new.to(after.dtype.element_ty),
-            there,
+            valid,
         )
 
 
@@ -126,35 +127,35 @@ def _through(
     a_out,
     g,
     d,
-    there,
+    valid,
     width,
     READS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Store the gradient of what a gate's sigmoid was made of, from that of the sigmoid's argument ``y``."""
+    """Store the gradients of a gate's two projections, given the gradient ``y`` of its argument."""
     if NORM:
-        y *= tl.load(gain + g * width + d, there, 0)
+        y *= tl.load(gain + g * width + d, valid, 0)
         y = tl.where(
-            there, scale * (y - tl.sum(y) / width - normed * (tl.sum(y * normed) / width)), 0
+            valid, scale * (y - tl.sum(y) / width - normed * (tl.sum(y * normed) / width)), 0
         )
-    tl.store(a_out + g * width + d, y.to(a_out.dtype.element_ty), there)
+    tl.store(a_out + g * width + d, y.to(a_out.dtype.element_ty), valid)
     if READS:
-        tl.store(x_out + g * width + d, y.to(x_out.dtype.element_ty), there)
+        tl.store(x_out + g * width + d, y.to(x_out.dtype.element_ty), valid)
 
 
 @triton.jit
-def cell_back(
+def cell_backward(
     x,
     a,
     h,
-    words,
+    random_bits,
     bias,
     linear_bias,
     gain,
     shift,
     state,
     product,
-    extra,
+    output_grad,
     by_x,
     by_a,
     norms,
@@ -171,114 +172,114 @@ def cell_back(
     KIND: tl.constexpr,
     NORM: tl.constexpr,
     DROP: tl.constexpr,
-    EXTRA: tl.constexpr,
+    OUTPUT_GRAD: tl.constexpr,
     EPSILON: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows ``program 1``, that + ``parts``, ... of direction ``program 0`` of a step."""
+    """Compute the gradients of some rows of direction ``program 0`` of a step.
+
+    The rows are ``program 1``, ``program 1`` + ``parts``, ``program 1`` + 2 ``parts``, ...
+    """
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
     INPUTS: tl.constexpr = GATES + 1 + (KIND >= 2)
     r, part = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)
-    there = d < width
+    valid = d < width
     gain += r * GATES * width
     shift += r * GATES * width
     gain0 = tl.zeros((BLOCK,), tl.float32)
     gain1, gain2, shift0, shift1, shift2 = gain0, gain0, gain0, gain0, gain0
     for i in range(part, rows, parts):
         row = (r * positions + start + i).to(tl.int64)
-        xs, a_s, by_xs, by_as = (
-            x + row * INPUTS * width,
-            a + row * (GATES + 1) * width,
-            by_x + row * INPUTS * width,
-            by_a,
-        )
-        by_as += row * (GATES + 1) * width
+        xs = x + row * INPUTS * width
+        a_s = a + row * (GATES + 1) * width
+        by_xs = by_x + row * INPUTS * width
+        by_as = by_a + row * (GATES + 1) * width
         reset, normed0, scale0 = _gate(
-            xs, a_s, gain, shift, 0, d, there, width, READS, NORM, EPSILON
+            xs, a_s, gain, shift, 0, d, valid, width, READS, NORM, EPSILON
         )
         update, normed1, scale1 = _gate(
-            xs, a_s, gain, shift, 1, d, there, width, READS, NORM, EPSILON
+            xs, a_s, gain, shift, 1, d, valid, width, READS, NORM, EPSILON
         )
-        old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, there, 0)
-        recalled = tl.load(a_s + GATES * width + d, there, 0).to(tl.float32) + tl.load(
-            bias + r * width + d, there, 0
+        old = tl.load(h + (r * before_positions + before + i).to(tl.int64) * width + d, valid, 0)
+        recalled = tl.load(a_s + GATES * width + d, valid, 0).to(tl.float32) + tl.load(
+            bias + r * width + d, valid, 0
         )
         inner = reset * recalled
         if READS:
-            read = tl.load(xs + GATES * width + d, there, 0).to(tl.float32)
+            read = tl.load(xs + GATES * width + d, valid, 0).to(tl.float32)
             inner += (1 - reset) * read if KIND == 3 else read
         nonlinear = _tanh(inner)
         candidate = nonlinear
         if KIND >= 2:
             third, normed2, scale2 = _gate(
-                xs, a_s, gain, shift, 2, d, there, width, READS, NORM, EPSILON
+                xs, a_s, gain, shift, 2, d, valid, width, READS, NORM, EPSILON
             )
-            linear = tl.load(xs + (GATES + 1) * width + d, there, 0).to(tl.float32) + tl.load(
-                linear_bias + r * width + d, there, 0
+            linear = tl.load(xs + (GATES + 1) * width + d, valid, 0).to(tl.float32) + tl.load(
+                linear_bias + r * width + d, valid, 0
             )
             if KIND == 2:
                 candidate += third * linear
         times = tl.full((BLOCK,), 1.0, tl.float32)
         if DROP:
             times = tl.where(
-                tl.load(words + row * width + d, there, 0) >= threshold, keep_scale, 0.0
+                tl.load(random_bits + row * width + d, valid, 0) >= threshold, keep_scale, 0.0
             )
         candidate *= times
         at = (r * state_positions + i).to(tl.int64) * width + d
-        grad = tl.load(state + at, there, 0) + tl.load(product + at, there, 0).to(tl.float32)
-        if EXTRA:
-            grad += tl.load(extra + row * width + d, there, 0)
-        tl.debug_barrier()  # all have read the state's gradient before one writes it
+        grad = tl.load(state + at, valid, 0) + tl.load(product + at, valid, 0).to(tl.float32)
+        if OUTPUT_GRAD:
+            grad += tl.load(output_grad + row * width + d, valid, 0)
+        tl.debug_barrier()  # all warps read the state's gradient before one writes it
         if KIND == 3:
             by_third = grad * (linear - old - update * (candidate - old))
             by_linear = grad * third
             grad *= 1 - third
         by_update = grad * (candidate - old)
         by_candidate = grad * update * times
-        tl.store(state + at, grad * (1 - update), there)
+        tl.store(state + at, grad * (1 - update), valid)
         if KIND == 2:
             by_third = by_candidate * linear
             by_linear = by_candidate * third
         by_inner = by_candidate * (1 - nonlinear * nonlinear)
-        tl.store(by_as + GATES * width + d, (by_inner * reset).to(by_a.dtype.element_ty), there)
+        tl.store(by_as + GATES * width + d, (by_inner * reset).to(by_a.dtype.element_ty), valid)
         by_reset = by_inner * recalled
         if READS:
             by_read = by_inner
             if KIND == 3:
                 by_reset -= by_inner * read
                 by_read *= 1 - reset
-            tl.store(by_xs + GATES * width + d, by_read.to(by_x.dtype.element_ty), there)
+            tl.store(by_xs + GATES * width + d, by_read.to(by_x.dtype.element_ty), valid)
         y0 = by_reset * reset * (1 - reset)
         y1 = by_update * update * (1 - update)
         gain0 += y0 * normed0
         gain1 += y1 * normed1
         shift0 += y0
         shift1 += y1
-        _through(y0, normed0, scale0, gain, by_xs, by_as, 0, d, there, width, READS, NORM)
-        _through(y1, normed1, scale1, gain, by_xs, by_as, 1, d, there, width, READS, NORM)
+        _through(y0, normed0, scale0, gain, by_xs, by_as, 0, d, valid, width, READS, NORM)
+        _through(y1, normed1, scale1, gain, by_xs, by_as, 1, d, valid, width, READS, NORM)
         if KIND >= 2:
-            tl.store(by_xs + (GATES + 1) * width + d, by_linear.to(by_x.dtype.element_ty), there)
+            tl.store(by_xs + (GATES + 1) * width + d, by_linear.to(by_x.dtype.element_ty), valid)
             y2 = by_third * third * (1 - third)
             gain2 += y2 * normed2
             shift2 += y2
-            _through(y2, normed2, scale2, gain, by_xs, by_as, 2, d, there, width, READS, NORM)
+            _through(y2, normed2, scale2, gain, by_xs, by_as, 2, d, valid, width, READS, NORM)
     if NORM:
         to = norms + (part * tl.num_programs(0) + r) * 2 * GATES * width + d
-        tl.store(to, tl.load(to, there, 0) + gain0, there)
-        tl.store(to + width, tl.load(to + width, there, 0) + gain1, there)
-        tl.store(to + GATES * width, tl.load(to + GATES * width, there, 0) + shift0, there)
+        tl.store(to, tl.load(to, valid, 0) + gain0, valid)
+        tl.store(to + width, tl.load(to + width, valid, 0) + gain1, valid)
+        tl.store(to + GATES * width, tl.load(to + GATES * width, valid, 0) + shift0, valid)
         tl.store(
-            to + (GATES + 1) * width, tl.load(to + (GATES + 1) * width, there, 0) + shift1, there
+            to + (GATES + 1) * width, tl.load(to + (GATES + 1) * width, valid, 0) + shift1, valid
         )
         if KIND >= 2:
-            tl.store(to + 2 * width, tl.load(to + 2 * width, there, 0) + gain2, there)
-            tl.store(to + 5 * width, tl.load(to + 5 * width, there, 0) + shift2, there)
+            tl.store(to + 2 * width, tl.load(to + 2 * width, valid, 0) + gain2, valid)
+            tl.store(to + 5 * width, tl.load(to + 5 * width, valid, 0) + shift2, valid)
 
 
 @triton.jit
-def attend(
+def attention(
     queries,
     keys,
     values,
@@ -286,7 +287,7 @@ def attend(
     vector,
     weights,
     scores,
-    found,
+    contexts,
     start,
     weights_start,
     hypotheses,
@@ -297,48 +298,50 @@ def attend(
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Row ``program 0`` of a step: scores, a softmax for each source, the weighted sum."""
+    """Compute row ``program 0`` of a step: scores, softmax per source, weighted sum of values."""
     row = (start + tl.program_id(0)).to(tl.int64)
     sentence = (tl.program_id(0) // hypotheses).to(tl.int64)
     h, d, e = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, VALUE_BLOCK)
     by_key, by_value = h[:, None] * SIZE + d[None, :], h[:, None] * VALUE_SIZE + e[None, :]
-    there = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
+    valid = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
     query = tl.load(queries + row * HEADS * SIZE + by_key).to(tl.float32)
     along = tl.load(vector + d)[None, :]
-    total_found = tl.zeros((HEADS, VALUE_BLOCK), tl.float32)
+    context = tl.zeros((HEADS, VALUE_BLOCK), tl.float32)
     for source in range(SOURCES):
         most = tl.full((HEADS,), -3e38, tl.float32)
         first = source * length
-        mine = scores + (tl.program_id(0).to(tl.int64) * SOURCES * length + first) * HEADS + h
+        source_scores = (
+            scores + (tl.program_id(0).to(tl.int64) * SOURCES * length + first) * HEADS + h
+        )
         for s in range(length):
             if tl.load(mask + sentence * length + s) != 0:
                 key = tl.load(
                     keys + (sentence * SOURCES * length + first + s) * HEADS * SIZE + by_key
                 ).to(tl.float32)
                 score = tl.sum(along * _tanh(query + key), 1)
-                tl.store(mine + s * HEADS, score)
+                tl.store(source_scores + s * HEADS, score)
                 most = tl.maximum(most, score)
-        tl.debug_barrier()  # another warp may read what this one wrote
+        tl.debug_barrier()  # another warp may read the scores that this one wrote
         total = tl.zeros((HEADS,), tl.float32)
         for s in range(length):
             if tl.load(mask + sentence * length + s) != 0:
-                total += tl.exp(tl.load(mine + s * HEADS) - most)
+                total += tl.exp(tl.load(source_scores + s * HEADS) - most)
         for s in range(length):
             weight = tl.zeros((HEADS,), tl.float32)
             if tl.load(mask + sentence * length + s) != 0:
-                weight = tl.exp(tl.load(mine + s * HEADS) - most) / total
+                weight = tl.exp(tl.load(source_scores + s * HEADS) - most) / total
                 at = (sentence * SOURCES * length + first + s) * HEADS * VALUE_SIZE
-                total_found += weight[:, None] * tl.load(values + at + by_value, there, 0).to(
+                context += weight[:, None] * tl.load(values + at + by_value, valid, 0).to(
                     tl.float32
                 )
             tl.store(weights + (row * SOURCES * length + first + s) * HEADS + h, weight)
     tl.store(
-        found + row * HEADS * VALUE_SIZE + by_value, total_found.to(found.dtype.element_ty), there
+        contexts + row * HEADS * VALUE_SIZE + by_value, context.to(contexts.dtype.element_ty), valid
     )
 
 
 @triton.jit
-def attend_back(
+def attention_backward(
     queries,
     keys,
     values,
@@ -346,7 +349,7 @@ def attend_back(
     vector,
     weights,
     product,
-    extra,
+    output_grad,
     grads,
     by_queries,
     by_keys,
@@ -359,20 +362,20 @@ def attend_back(
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
-    EXTRA: tl.constexpr,
+    OUTPUT_GRAD: tl.constexpr,
 ):
-    """Row ``program 0`` of a step, which is a sentence."""
+    """Compute the gradients of row ``program 0`` of a step; a row is a sentence."""
     sentence = tl.program_id(0).to(tl.int64)
     row = start + sentence
     h, d, e = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, VALUE_BLOCK)
     by_key, by_value = h[:, None] * SIZE + d[None, :], h[:, None] * VALUE_SIZE + e[None, :]
-    there = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
+    valid = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
     query = tl.load(queries + row * HEADS * SIZE + by_key).to(tl.float32)
     along = tl.load(vector + d)[None, :]
-    grad = tl.load(product + sentence * HEADS * VALUE_SIZE + by_value, there, 0).to(tl.float32)
-    if EXTRA:
-        grad += tl.load(extra + row * HEADS * VALUE_SIZE + by_value, there, 0)
-    tl.store(grads + row * HEADS * VALUE_SIZE + by_value, grad, there)
+    grad = tl.load(product + sentence * HEADS * VALUE_SIZE + by_value, valid, 0).to(tl.float32)
+    if OUTPUT_GRAD:
+        grad += tl.load(output_grad + row * HEADS * VALUE_SIZE + by_value, valid, 0)
+    tl.store(grads + row * HEADS * VALUE_SIZE + by_value, grad, valid)
     by_query = tl.zeros((HEADS, SIZE), tl.float32)
     to_vector = tl.zeros((SIZE,), tl.float32)
     for source in range(SOURCES):
@@ -381,7 +384,7 @@ def attend_back(
             slot = source * length + s
             if tl.load(mask + sentence * length + s) != 0:
                 at = (sentence * SOURCES * length + slot) * HEADS * VALUE_SIZE
-                score = tl.sum(grad * tl.load(values + at + by_value, there, 0).to(tl.float32), 1)
+                score = tl.sum(grad * tl.load(values + at + by_value, valid, 0).to(tl.float32), 1)
                 tl.store(scores + (sentence * SOURCES * length + slot) * HEADS + h, score)
                 mean += score * tl.load(weights + (row * SOURCES * length + slot) * HEADS + h)
         tl.debug_barrier()
@@ -402,7 +405,7 @@ def attend_back(
 
 
 @triton.jit
-def values_back(
+def values_backward(
     weights,
     grads,
     starts,
@@ -413,22 +416,23 @@ def values_back(
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Sentence ``program 0``, slot ``program 1``: the sum over all steps."""
+    """Sum the gradient of the values over all steps, for slot ``program 1`` of a sentence.
+
+    The sentence is ``program 0``.
+    """
     sentence, slot = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slots = tl.num_programs(1)
     h, e = tl.arange(0, HEADS), tl.arange(0, VALUE_BLOCK)
     by_value = h[:, None] * VALUE_SIZE + e[None, :]
-    there = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
-    found = tl.zeros((HEADS, VALUE_BLOCK), tl.float32)
+    valid = (e < VALUE_SIZE)[None, :] & (h >= 0)[:, None]
+    grad = tl.zeros((HEADS, VALUE_BLOCK), tl.float32)
     for t in range(steps):
         if sentence < tl.load(sizes + t):
             row = tl.load(starts + t) + sentence
             weight = tl.load(weights + (row * slots + slot) * HEADS + h)
-            found += weight[:, None] * tl.load(
-                grads + row * HEADS * VALUE_SIZE + by_value, there, 0
-            )
+            grad += weight[:, None] * tl.load(grads + row * HEADS * VALUE_SIZE + by_value, valid, 0)
     tl.store(
         by_values + (sentence * slots + slot) * HEADS * VALUE_SIZE + by_value,
-        found.to(by_values.dtype.element_ty),
-        there,
+        grad.to(by_values.dtype.element_ty),
+        valid,
     )

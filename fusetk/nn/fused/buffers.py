@@ -1,0 +1,266 @@
+"""The tensors that the loop of a recurrence and its kernels share.
+
+Symbols: R directions, N slots of all steps, D state features, C context features, H heads, n
+sources of S positions each; d = D / H. Rows are sentences in training and hypotheses in search.
+"Products" are the matrix products between the kernels; their type is that of ``x``, float32 or
+bfloat16. States and gradients of states are float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusetk.nn.additive import AdditiveAttention
+from fusetk.nn.cells import Cell
+
+
+class LoopSpec(NamedTuple):
+    """The parts of a recurrence that receive no gradient as arguments of the loop."""
+
+    cells: Sequence[Cell]  # from the lowest
+    below_attention: int  # number of cells below the attention
+    sizes: Sequence[int]  # rows of each step
+    random_bits: (
+        Sequence[Tensor] | None
+    )  # of dropout, for each cell (R, N, D) int16; None: no dropout
+    threshold: int  # random bits below it drop an element
+    scale: float  # factor of the other elements
+    attention: AdditiveAttention | None
+    mask: Tensor | None  # (sentences, S), contiguous
+    keep_weights: bool  # keep the attention weights of all steps, not only of the current one
+
+
+class Place(NamedTuple):
+    """Consecutive rows of a buffer (R, positions, D), from row ``start`` of each direction."""
+
+    buffer: Tensor
+    start: int
+    rows: int
+
+
+@dataclass
+class AttentionBuffers:
+    """Tensors of the attention, in the forward pass."""
+
+    keys: Tensor  # (sentences, n * S, D)
+    values: Tensor  # (sentences, n * S, C)
+    input_weight: Tensor  # (C, columns), projects a context for the cell above the attention
+    query_weight: Tensor  # (D, D)
+    vector: Tensor  # (d,) float32
+    queries: Tensor  # (N, D)
+    contexts: Tensor  # (N, C)
+    weights: Tensor  # (N, n * S, H) float32; without ``keep_weights`` only one step's rows
+    inputs: Tensor  # (1, N, columns), the projected contexts
+
+
+@dataclass
+class ForwardBuffers:
+    """Tensors of the forward pass for all N slots. The backward pass reads them, too."""
+
+    spec: LoopSpec
+    starts: list[int]  # first slot of each step, and the number of slots
+    x: Tensor  # (R, N, columns), the projected inputs of the lowest cell
+    h: Tensor  # (R, rows, D), the states before the first step
+    state_weights: list[Tensor]  # of each cell (R, D, columns), in the type of the products
+    vectors: list[list[Tensor | None]]  # bias, linear_bias, gain, shift of each cell, float32
+    states: list[Tensor]  # of each cell (R, N, D)
+    projected: list[Tensor]  # of each cell (R, N, columns), the state before it, projected
+    # The factors of ``projected``: for the lowest cell the state of the highest cell one step
+    # before, for another cell the state of the cell below. In bfloat16 all factors are copies.
+    factors: list[Tensor]  # of each cell (R, N, D)
+    is_copy: list[bool]  # whether a cell's factor is a tensor of its own
+    attention: AttentionBuffers | None
+
+    def input_of(self, c: int) -> Tensor | None:
+        """Return the projected input of cell ``c``; None for a T-GRU."""
+        if c == 0:
+            return self.x
+        if self.attention is not None and c == self.spec.below_attention:
+            return self.attention.inputs
+        return None
+
+    def state_before(self, c: int, t: int) -> Place:
+        """Return the state that cell ``c`` reads at step ``t``."""
+        rows = self.spec.sizes[t]
+        if c:
+            return Place(self.states[c - 1], self.starts[t], rows)
+        if t:
+            return Place(self.states[-1], self.starts[t - 1], rows)
+        return Place(self.h, 0, rows)
+
+    def next_factor(self, c: int, t: int) -> Place | None:
+        """Return where to copy the new state of cell ``c`` for the next product.
+
+        None if the next product needs no copy.
+        """
+        sizes = self.spec.sizes
+        above = c + 1
+        if above < len(self.factors):
+            if not self.is_copy[above]:
+                return None
+            return Place(self.factors[above], self.starts[t], sizes[t])
+        if t + 1 == len(sizes):
+            return None
+        return Place(self.factors[0], self.starts[t + 1], sizes[t + 1])
+
+    def weights_start(self, t: int) -> int:
+        """Return the first row of step ``t`` in ``attention.weights``."""
+        return self.starts[t] if self.spec.keep_weights else 0
+
+
+@dataclass
+class AttentionGradients:
+    """Gradients of the attention's tensors."""
+
+    output_grad: Tensor | None  # (N, C) float32, of the contexts as an output of the loop
+    product: Tensor  # (rows, C), of a step's contexts, from the product with ``input_weight``
+    contexts: Tensor  # (N, C) float32, the sum of both
+    queries: Tensor  # (N, D)
+    inputs: Tensor  # (1, N, columns)
+    keys: Tensor  # (sentences, n * S, D) float32
+    vector: Tensor  # (parts, d), partial sums
+
+
+@dataclass
+class BackwardBuffers:
+    """Gradients. The gradient of the current state is ``state`` + ``product``."""
+
+    output_grads: list[
+        Tensor | None
+    ]  # of each cell (R, N, D), of its states as outputs of the loop
+    state: Tensor  # (R, rows, D) float32
+    product: Tensor  # (R, rows, D), from the product with a state weight
+    projected: list[Tensor]  # of each cell (R, N, columns)
+    x: Tensor  # (R, N, columns)
+    norms: list[Tensor | None]  # of each cell (parts, R, 2, gates, D): partial sums, gain and shift
+    attention: AttentionGradients | None
+    below_attention: int
+
+    def input_of(self, c: int) -> Tensor | None:
+        """Return the gradient of the projected input of cell ``c``; None for a T-GRU."""
+        if c == 0:
+            return self.x
+        if self.attention is not None and c == self.below_attention:
+            return self.attention.inputs
+        return None
+
+
+def allocate_forward(
+    spec: LoopSpec, x: Tensor, h: Tensor, attention_inputs: Sequence[Tensor]
+) -> ForwardBuffers:
+    """Allocate the buffers of a forward pass.
+
+    ``attention_inputs``: keys, values, input weight, query weight and vector; empty without
+    attention.
+    """
+    starts = [0]
+    for size in spec.sizes:
+        starts.append(starts[-1] + size)
+    shape = (*x.shape[:2], h.shape[-1])
+    mixed = x.dtype != h.dtype
+    state_weights = [cell.state.to(x.dtype) for cell in spec.cells]
+    states = [h.new_empty(shape) for _ in spec.cells]
+    is_copy = [mixed or not c for c in range(len(spec.cells))]
+    buffers = ForwardBuffers(
+        spec=spec,
+        starts=starts,
+        x=x.contiguous(),
+        h=h.contiguous(),
+        state_weights=state_weights,
+        vectors=[
+            [None if p is None else p.float().contiguous() for p in cell_vectors(cell)]
+            for cell in spec.cells
+        ],
+        states=states,
+        projected=[x.new_empty(*x.shape[:2], weight.shape[-1]) for weight in state_weights],
+        factors=[x.new_empty(shape) if copy else states[c - 1] for c, copy in enumerate(is_copy)],
+        is_copy=is_copy,
+        attention=_allocate_attention(spec, x, h, attention_inputs) if spec.attention else None,
+    )
+    buffers.factors[0][:, : spec.sizes[0]] = h[:, : spec.sizes[0]]
+    # Slots after the last step are not computed, but products over all slots read them.
+    for buffer in (*buffers.factors, *buffers.states):
+        buffer[:, starts[-1] :] = 0
+    if buffers.attention is not None:
+        buffers.attention.contexts[starts[-1] :] = 0
+        if spec.keep_weights:
+            buffers.attention.weights[starts[-1] :] = 0
+    return buffers
+
+
+def _allocate_attention(
+    spec: LoopSpec, x: Tensor, h: Tensor, attention_inputs: Sequence[Tensor]
+) -> AttentionBuffers:
+    assert spec.attention is not None
+    keys, values, input_weight, query_weight = (
+        tensor.to(x.dtype).contiguous() for tensor in attention_inputs[:4]
+    )
+    slots = x.shape[1]
+    weight_rows = slots if spec.keep_weights else spec.sizes[0]
+    return AttentionBuffers(
+        keys=keys,
+        values=values,
+        input_weight=input_weight,
+        query_weight=query_weight,
+        vector=attention_inputs[4].float().contiguous(),
+        queries=x.new_empty(slots, h.shape[-1]),
+        contexts=x.new_empty(slots, values.shape[-1]),
+        weights=h.new_empty(weight_rows, keys.shape[1], spec.attention.heads),
+        inputs=x.new_empty(1, slots, input_weight.shape[-1]),
+    )
+
+
+def allocate_backward(
+    forward: ForwardBuffers,
+    output_grads: Sequence[Tensor | None],
+    norm_parts: int,
+    vector_parts: int,
+) -> BackwardBuffers:
+    """Allocate the buffers of a backward pass.
+
+    ``output_grads`` are the gradients of the states of each cell and of the contexts.
+    ``norm_parts`` and ``vector_parts`` are the numbers of partial sums that the kernels write.
+    """
+    spec, x, h = forward.spec, forward.x, forward.h
+    count = len(spec.cells)
+    directions = len(x)
+    buffers = BackwardBuffers(
+        output_grads=[None if grad is None else grad.contiguous() for grad in output_grads[:count]],
+        state=h.new_zeros(h.shape),
+        product=x.new_zeros(h.shape),
+        projected=[torch.empty_like(projected) for projected in forward.projected],
+        x=torch.empty_like(x),
+        norms=[
+            None
+            if cell.gain is None
+            else h.new_zeros(norm_parts, directions, 2, cell.gates, cell.width)
+            for cell in spec.cells
+        ],
+        attention=None,
+        below_attention=spec.below_attention,
+    )
+    zero_after_end = [*buffers.projected, buffers.x]
+    if forward.attention is not None:
+        attention = forward.attention
+        context_grad = output_grads[count]
+        buffers.attention = AttentionGradients(
+            output_grad=None if context_grad is None else context_grad.float().contiguous(),
+            product=x.new_empty(spec.sizes[0], attention.contexts.shape[-1]),
+            contexts=h.new_empty(attention.contexts.shape),
+            queries=torch.empty_like(attention.queries),
+            inputs=torch.empty_like(attention.inputs),
+            keys=h.new_zeros(attention.keys.shape),
+            vector=h.new_zeros(vector_parts, len(attention.vector)),
+        )
+        zero_after_end += [buffers.attention.inputs, buffers.attention.queries[None]]
+    for buffer in zero_after_end:
+        buffer[:, forward.starts[-1] :] = 0
+    return buffers
+
+
+def cell_vectors(cell: Cell) -> tuple[Tensor | None, ...]:
+    """Return the bias, the bias of H, and the gain and shift of the normalisation."""
+    return cell.bias, cell.linear_bias, cell.gain, cell.shift
