@@ -1,42 +1,46 @@
-"""Errors that a user can cause. The command line prints each as one sentence, without a traceback."""
+"""Errors that a user can cause. The command line prints each as one sentence."""
+
+EX_IOERR = 74  # a batch system should not requeue the job: it would fail again
+EX_TEMPFAIL = 75  # a batch system may requeue the job
 
 
 class FusetkError(Exception):
-    """What is wrong, where, and what to do about it, in one sentence."""
+    """An error in one sentence: what is wrong, where, and what to do."""
 
     exit_code = 2
 
 
 class ConfigError(FusetkError):
-    """A config file that is missing, unreadable or invalid."""
+    """A config file is missing, unreadable or invalid."""
 
 
 class DataError(FusetkError):
-    """Text or prepared data that cannot be used as it is."""
+    """Text or prepared data cannot be used."""
 
 
 class CheckpointError(FusetkError):
-    """A run folder or checkpoint that is missing, damaged or does not fit."""
+    """A run folder or a checkpoint is missing or damaged, or does not match the model."""
 
 
 class Diverged(FusetkError):
-    """A model that returns NaN."""
+    """The model returned NaN."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the model gives no probabilities (NaN): its training has diverged, take an earlier checkpoint"
+            "the model returned NaN probabilities: training has diverged; use an earlier checkpoint"
         )
 
 
 class DiskFull(CheckpointError):
-    """There is no space for a checkpoint. The one before it is whole; with space, the same command goes on from there."""
+    """The disk has no space for a checkpoint. The previous checkpoint is complete.
 
-    exit_code = (
-        74  # EX_IOERR: a batch system should not requeue the job before somebody has made room
-    )
+    Free some space and run the same command again: it continues from the previous checkpoint.
+    """
+
+    exit_code = EX_IOERR
 
 
 class Interrupted(FusetkError):
-    """A signal ended the work; everything up to the last update is saved."""
+    """A signal stopped the command. Everything up to the last update is saved."""
 
-    exit_code = 75  # EX_TEMPFAIL: a batch system may requeue the job
+    exit_code = EX_TEMPFAIL

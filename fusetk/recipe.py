@@ -1,4 +1,4 @@
-"""The whole config of a run. The one file that sees all sections."""
+"""The complete config of a run. Only this module knows all sections."""
 
 import os
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
 from fusetk.config import Config, Document, component
-from fusetk.data.prepare import DataConfig
+from fusetk.data.config import DataConfig
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
 from fusetk.training.config import TrainingConfig
 
-# Patterns of keys that do not decide which model is trained: what training keeps and prints, and
-# how it computes. They may change when a run is resumed, and are not departures from a recipe.
+# Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
+# it prints and how it computes. A resumed run may change them, and `fusetk report` does not list
+# them as deviations from a recipe.
 NEUTRAL = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
@@ -25,84 +26,90 @@ NEUTRAL = (
 
 
 class PaperConfig(Config):
-    """What the paper says of this system: printed beside what is found, used for nothing else."""
+    """Published values of this system. Commands only print them beside the measured values."""
 
     table: str
     """The paper and its table."""
     row: str | None = None
-    """The system's name there; null in a config that only others extend."""
+    """Name of the system in the table; null in a config that only serves as a base for others."""
     line: int | None = None
-    """Its place among the rows of the table."""
+    """Position of the row in the table."""
     parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """Parameter count as printed, in millions, such as 10.97M."""
+    """Published number of parameters in millions, such as 10.97M."""
     counted: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """What the system that is described there counts, where that is not what is printed."""
+    """Number of parameters of the described system, if it differs from the published number."""
     vocabulary: tuple[PositiveInt, PositiveInt] | None = None
-    """Source and target entries, special ones included, with which the count comes out."""
+    """Source and target vocabulary sizes that give this number, special tokens included."""
     bleu: float | dict[str, float] | None = None
-    """BLEU as printed, of one test set or by name."""
+    """Published BLEU: one number, or a mapping of test set names to numbers."""
     note: str | None = None
-    """What the paper leaves open here, or what in it does not agree."""
+    """What the paper leaves open or states inconsistently."""
 
 
 class Recipe(Config):
-    """Everything that decides a run."""
+    """The complete config of a run."""
 
     data: DataConfig
-    """Text and its preparation. Paths are relative to the config file that names them, or to the current folder in `--set`; `~`
-    and environment variables (`$NAME` or `${NAME}`) in them are expanded."""
+    """Text and its preparation. Paths are relative to the config file that names them; paths in
+    `--set` are relative to the current folder. `~` and environment variables (`$NAME` or `${NAME}`)
+    are expanded."""
     model: Annotated[ModelConfig, component(MODELS, "a model", Seq2Seq)]
-    """The backbone and its wiring."""
+    """Backbone, layers and fusions."""
     training: TrainingConfig
-    """Stages, validation, checkpoints."""
+    """Stages, validation and checkpoints."""
     decoding: SearchConfig = SearchConfig()
-    """Beam search, in validation and in `fusetk decode`."""
+    """Search, in validation and in `fusetk decode`."""
     paper: PaperConfig | None = None
-    """The row of the paper's table that this config stands for."""
+    """Row of a paper's table that this config reproduces."""
 
     @model_validator(mode="after")
     def _tying_needs_one_vocabulary(self) -> "Recipe":
         if getattr(self.model, "tie", None) == "all" and not self.data.vocabulary.joint:
             raise ValueError(
-                "model.tie: all shares the embeddings of both sides, which needs data.vocabulary.joint: true"
+                "model.tie: all shares the embeddings of both sides; "
+                "it needs data.vocabulary.joint: true"
             )
         return self
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read and validate a config; relative paths in ``data`` become relative to the file (or command line) that names them.
+    """Read and validate a config.
 
-    Raises ConfigError with every error at once, but for paths that cannot be expanded, which come first.
+    Relative paths in ``data`` become absolute; they start from the folder of the file that names
+    them, or from the current folder in an override. Raises ConfigError that lists every error at
+    once. Paths that cannot be expanded are reported before all other errors.
     """
     document = config.load(path, overrides)
-    _resolve(document)
+    _resolve_paths(document)
     return config.parse(document, Recipe)
 
 
-def _resolve(document: Document) -> None:
-    """Make the paths in ``data`` absolute. Raises ConfigError for those that ``config.expand_path`` refuses."""
+def _resolve_paths(document: Document) -> None:
+    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
     data = document.values.get("data")
     if not isinstance(data, dict):
         return
-    wrong: list[str] = []
+    errors: list[str] = []
     for key in ("folder", "train", "valid", "test"):
         if key in data:
-            data[key] = _absolute(data[key], document, ("data", key), wrong)
-    if wrong:
-        raise config.error_of(wrong)
+            data[key] = _absolute(data[key], document, ("data", key), errors)
+    if errors:
+        raise config.config_error(errors)
 
 
-def _absolute(value: Any, document: Document, place: config.Place, wrong: list[str]) -> Any:
-    """The value with all paths in it absolute; ``wrong`` gets a sentence for each that cannot be expanded."""
+def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
+    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
     if isinstance(value, str):
         origin = document.where(place)
         try:
             return os.path.abspath(origin.folder / config.expand_path(value))
         except ValueError as error:
-            wrong.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
+            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
             return value
     if isinstance(value, list):
-        return [_absolute(item, document, (*place, i), wrong) for i, item in enumerate(value)]
+        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: _absolute(item, document, (*place, key), wrong) for key, item in value.items()}
+        return {
+            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
+        }
     return value

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fusetk import recipe
 from fusetk.data.pipeline import Pipeline
+from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.text import read_lines, writer
 from fusetk.errors import FusetkError
 from fusetk.recipe import Recipe
@@ -29,7 +30,7 @@ def facts(found: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]
     yield "target", data.target
     yield "seed", str(found.training.seed)
     yield "average", str(found.training.keep_last)
-    if any(step.step == "lowercase" and step.side != "source" for step in data.steps):
+    if any(isinstance(step, Lowercase) and step.works_on("target") for step in data.steps):
         yield "lowercase", "yes"
     yield from (("test", name) for name in data.test)
     yield "set", "data.folder=" + json.dumps(str(prepared))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import click
 
-from fusetk.config import elsewhere, plain
+from fusetk.config import fusetk_key, option_as_key
 
 # The options of fusetk by the name in another toolkit. The first one that the command has is used.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -90,12 +90,12 @@ COMMANDS: Mapping[str, str] = {
 def option_here(name: str, context: click.Context) -> str | None:
     """Return advice about an option of another toolkit; None if the option is unknown."""
     command = context.command
-    key = elsewhere(name)
+    key = fusetk_key(name)
     known = {option for parameter in command.params for option in parameter.opts}
-    for option in OPTIONS.get(plain(name), ()):
+    for option in OPTIONS.get(option_as_key(name), ()):
         if option.partition(" ")[0] in known:
             return f"use {option}"
-    commands, reason = NEEDLESS.get(plain(name), ((), ""))
+    commands, reason = NEEDLESS.get(option_as_key(name), ((), ""))
     if command.name in commands:
         return reason.format(command=command.name)
     if key is None:

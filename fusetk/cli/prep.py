@@ -1,4 +1,4 @@
-"""``fusetk prep``: raw parallel text to ids."""
+"""``fusetk prep``: convert raw parallel text to ids."""
 
 import json
 import time
@@ -6,7 +6,8 @@ import time
 import click
 
 from fusetk.cli.options import config_argument, set_option
-from fusetk.data.prepare import DataConfig, Manifest, prepare
+from fusetk.data.config import DataConfig
+from fusetk.data.prepare import Manifest, prepare
 
 
 @click.command("prep")
@@ -18,16 +19,16 @@ from fusetk.data.prepare import DataConfig, Manifest, prepare
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Processes to work in.",
+    help="Number of worker processes.",
 )
-@click.option("--force", is_flag=True, help="Make everything again, changed or not.")
+@click.option("--force", is_flag=True, help="Make all files again, even if nothing changed.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print what was counted as JSON on standard output."
+    "--json", "as_json", is_flag=True, help="Print the counts as JSON to standard output."
 )
 def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
     """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
 
-    Run again, it makes only what a changed input or setting asks for, and says what changed.
+    A second run makes only the files whose inputs or settings changed, and says what changed.
     """
     from fusetk import recipe
 
@@ -35,34 +36,32 @@ def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_
 
 
 def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None:
-    """Prepare and print: changes and the table to standard error, JSON to standard output."""
+    """Prepare the data; print changes and a table to standard error, JSON to standard output."""
     start = time.perf_counter()
     manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True))
     seconds = time.perf_counter() - start
     if not manifest.made:
         click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
-    show(manifest)
+    print_table(manifest)
     if manifest.made:
-        done = [
-            counts for name, counts in manifest.splits.items() if f"words.{name}" in manifest.made
-        ]
-        words = sum(counts[side]["words"] for counts in done for side in ("source", "target"))
+        words = sum(
+            counts[side]["words"]
+            for name, counts in manifest.splits.items()
+            if f"words.{name}" in manifest.made
+            for side in ("source", "target")
+        )
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
         click.echo(
             f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}",
             err=True,
         )
     if as_json:
-        click.echo(
-            json.dumps(
-                {key: manifest.data[key] for key in ("fingerprint", "splits", "vocabulary", "bpe")},
-                indent=2,
-            )
-        )
+        keys = ("fingerprint", "splits", "vocabulary", "bpe")
+        click.echo(json.dumps({key: manifest.data[key] for key in keys}, indent=2))
 
 
-def show(manifest: Manifest) -> None:
-    """Print a table of the splits and the sizes of the vocabularies."""
+def print_table(manifest: Manifest) -> None:
+    """Print a table of the splits, and the sizes of the vocabularies."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

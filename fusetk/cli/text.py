@@ -1,8 +1,8 @@
-"""``fusetk text``: the steps of preparation as pipes."""
+"""``fusetk text``: the prep steps as commands that read and write text."""
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -19,29 +19,31 @@ OptionalPath = Path | None
 def command() -> None:
     """Tokenise, normalise, segment and filter text, line by line.
 
-    Commands read UTF-8 from standard input and write to standard output unless files are given, a line for each line; `filter`
-    reads two files and drops pairs of lines, `learn-bpe` writes codes. Files named .gz are packed. A line ends at a line feed only.
+    Commands read UTF-8 from standard input and write to standard output unless options name files.
+    They write one line for each line that they read. Two commands differ: `filter` reads two files
+    and drops pairs of lines, and `learn-bpe` writes codes. Files named .gz are compressed. Only a
+    line feed ends a line.
     """
 
 
 def pipe(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options -i and -o."""
+    """Add the options -i and -o to a command."""
     function = click.option(
         "-o",
         "--output",
         type=click.Path(path_type=Path),
-        help="Write here instead of to standard output.",
+        help="Write to this file instead of standard output.",
     )(function)
     return click.option(
         "-i",
         "--input",
         type=click.Path(path_type=Path),
-        help="Read this instead of standard input.",
+        help="Read this file instead of standard input.",
     )(function)
 
 
 def language(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option -l."""
+    """Add the option -l to a command."""
     return click.option(
         "-l",
         "--language",
@@ -53,34 +55,34 @@ def language(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lines_of(path: OptionalPath) -> Iterator[str]:
-    """The lines of a file or of standard input."""
-    return read_lines(path) if path is not None and str(path) != "-" else standard_input()
+    """Return the lines of a file or of standard input."""
+    return read_lines(path) if path is not None and is_file(path) else standard_input()
 
 
 @contextmanager
 def output_to(path: OptionalPath, *inputs: OptionalPath) -> Iterator[IO[str]]:
-    """A file or standard output; a file is not touched before the inputs are seen to be there and others than it."""
-    if path is not None and str(path) != "-":
-        readable([given for given in inputs if given is not None and str(given) != "-"], path)
+    """Open a file or standard output for writing.
+
+    The file is opened only if all inputs can be read and none of them is the file itself.
+    """
+    if path is not None and is_file(path):
+        readable([file for file in inputs if file is not None and is_file(file)], path)
         with writer(path) as file:
             yield file
         return
     sys.stdout.flush()
-    if _is_real(sys.stdout):
-        with open(
-            sys.stdout.fileno(), "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False
-        ) as out:
-            yield out
-    else:
-        yield sys.stdout
-
-
-def _is_real(stream: Any) -> bool:
     try:
-        stream.fileno()
-    except (OSError, AttributeError, ValueError):
-        return False  # a test's stand-in
-    return True
+        descriptor = sys.stdout.fileno()
+    except (OSError, AttributeError, ValueError):  # tests replace standard output
+        yield sys.stdout
+        return
+    with open(descriptor, "w", 1 << 16, encoding="utf-8", newline="\n", closefd=False) as out:
+        yield out
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path names a file; `-` names standard input or output."""
+    return str(path) != "-"
 
 
 def each(
@@ -89,7 +91,7 @@ def each(
     output: OptionalPath,
     watch: Callable[[Iterator[str]], Iterator[str]] = iter,
 ) -> None:
-    """Write every line changed. ``watch`` hands on the lines of the input."""
+    """Apply ``change`` to every line; ``watch`` sees the input lines and returns them unchanged."""
     lines = watch(lines_of(input))
     with output_to(output, input) as out:
         for line in lines:
@@ -98,14 +100,14 @@ def each(
             out.write(changed + "\n")
 
 
-def warn(doubt: str | None, advice: str) -> None:
-    """Print a doubt, if there is one, and what to do."""
-    if doubt:
-        click.echo(f"warning: {doubt}; {advice}", err=True)
+def warn(warning: str | None, advice: str) -> None:
+    """Print a warning, unless it is None, and what to do."""
+    if warning:
+        click.echo(f"warning: {warning}; {advice}", err=True)
 
 
-def watched(lines: Iterator[str]) -> Iterator[str]:
-    """The same lines, with a warning when the first ones have no spaces between words."""
+def warn_without_spaces(lines: Iterator[str]) -> Iterator[str]:
+    """Return the lines unchanged; warn if the first lines have no spaces between words."""
     from fusetk.data.languages import SAMPLE, without_spaces
 
     def check() -> None:
@@ -128,10 +130,13 @@ def watched(lines: Iterator[str]) -> Iterator[str]:
 @click.option(
     "--no-escape",
     is_flag=True,
-    help="Leave & | < > ' \" [ ] as they are instead of writing entities.",
+    help="Do not write & | < > ' \" [ ] as Moses' entities.",
 )
 @click.option(
-    "-a", "--aggressive-hyphens", is_flag=True, help="Split words at hyphens, marked @-@."
+    "-a",
+    "--aggressive-hyphens",
+    is_flag=True,
+    help="Split words at hyphens; write @-@ for the hyphen.",
 )
 def tokenize(
     input: OptionalPath,
@@ -145,13 +150,15 @@ def tokenize(
     from fusetk.data.tokenize import Tokenizer
 
     warn(without_tokenizer_rules(language), "check -l, or use a tool for the language")
-    each(Tokenizer(language, not no_escape, aggressive_hyphens), input, output, watched)
+    each(Tokenizer(language, not no_escape, aggressive_hyphens), input, output, warn_without_spaces)
 
 
 @command.command()
 @pipe
 @language
-@click.option("--no-unescape", is_flag=True, help="Leave Moses' entities as they are.")
+@click.option(
+    "--no-unescape", is_flag=True, help="Do not replace Moses' entities by their characters."
+)
 def detokenize(input: OptionalPath, output: OptionalPath, language: str, no_unescape: bool) -> None:
     """Join punctuation to words as Moses' detokeniser does."""
     from fusetk.data.tokenize import Detokenizer
@@ -162,16 +169,16 @@ def detokenize(input: OptionalPath, output: OptionalPath, language: str, no_unes
 @command.command()
 @pipe
 @language
-@click.option("--nfc", is_flag=True, help="Put the text into Unicode normal form C first.")
+@click.option("--nfc", is_flag=True, help="Convert the text to Unicode normal form C first.")
 def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: bool) -> None:
     """Normalise punctuation as Moses' script does."""
     from fusetk.data.languages import without_normalizer_rules
     from fusetk.data.normalize import Normalizer
-    from fusetk.data.steps import nfc as normal_form
+    from fusetk.data.steps.nfc import to_nfc
 
     warn(without_normalizer_rules(language), "check -l, or use a tool for the language")
     change = Normalizer(language)
-    each((lambda line: change(normal_form(line))) if nfc else change, input, output)
+    each((lambda line: change(to_nfc(line))) if nfc else change, input, output)
 
 
 @command.command("learn-bpe")
@@ -181,13 +188,13 @@ def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: boo
     "inputs",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Read this; several files count together.",
+    help="Read this file; repeat the option to count several files together.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Write the codes here instead of to standard output.",
+    help="Write the codes to this file instead of standard output.",
 )
 @click.option(
     "-s",
@@ -195,14 +202,14 @@ def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: boo
     default=10000,
     show_default=True,
     type=click.IntRange(1),
-    help="How many merges to learn.",
+    help="Number of merges to learn.",
 )
 @click.option(
     "--min-frequency",
     default=2,
     show_default=True,
     type=click.IntRange(1),
-    help="Stop when no pair stands so often.",
+    help="Stop when no pair occurs this often.",
 )
 def learn_bpe(
     inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_frequency: int
@@ -216,11 +223,12 @@ def learn_bpe(
             counts.update(line.split(" "))
     counts.pop("", None)
     if not counts:
-        raise DataError(f"{inputs[0] if inputs else 'standard input'} has no words to learn from")
+        source = inputs[0] if inputs else "standard input"
+        raise DataError(f"{source} has no words to learn from; give text with words")
     codes = learn(counts, merges, min_frequency)
     if len(codes) - 1 < merges:
         click.echo(
-            f"no pair stands {min_frequency} times any more after {len(codes) - 1} of {merges} merges",
+            f"after {len(codes) - 1} of {merges} merges, no pair occurs {min_frequency} times any more",
             err=True,
         )
     with output_to(output, *inputs) as out:
@@ -234,24 +242,24 @@ def learn_bpe(
     "--codes",
     required=True,
     type=click.Path(path_type=Path),
-    help="Codes that learn-bpe wrote.",
+    help="File of codes that learn-bpe wrote.",
 )
 @click.option(
     "--vocabulary",
     type=click.Path(path_type=Path),
-    help="Subwords and counts; split those that are not in it.",
+    help="File of subwords and counts; split subwords that are not in it.",
 )
 @click.option(
     "--threshold",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Fewest times that one stands in the vocabulary.",
+    help="Smallest count of a subword of the vocabulary.",
 )
 def apply_bpe(
     input: OptionalPath, output: OptionalPath, codes: Path, vocabulary: OptionalPath, threshold: int
 ) -> None:
-    """Split words into subwords, joined by `@@ `."""
+    """Split words into subwords; every subword except the last of a word ends with `@@`."""
     from fusetk.data.bpe import BPE, read_vocabulary
 
     bpe = BPE.load(codes, read_vocabulary(vocabulary, threshold) if vocabulary else None)
@@ -283,20 +291,24 @@ def remove_bpe(input: OptionalPath, output: OptionalPath) -> None:
     "--output",
     required=True,
     metavar="PREFIX",
-    help="Write PREFIX and the endings of SOURCE and TARGET.",
+    help="Write files named PREFIX and the suffixes of SOURCE and TARGET.",
 )
 @click.option(
     "--min-length",
     default=1,
     show_default=True,
     type=click.IntRange(0),
-    help="Fewest tokens on either side.",
+    help="Smallest number of tokens on either side.",
 )
-@click.option("--max-length", type=click.IntRange(1), help="Most tokens on either side.")
 @click.option(
-    "--max-ratio", type=click.FloatRange(1), help="Greatest ratio of the lengths, either way."
+    "--max-length", type=click.IntRange(1), help="Largest number of tokens on either side."
 )
-@click.option("--deduplicate", is_flag=True, help="Drop pairs that stood before.")
+@click.option(
+    "--max-ratio",
+    type=click.FloatRange(1),
+    help="Largest ratio of the longer side's length to the shorter side's.",
+)
+@click.option("--deduplicate", is_flag=True, help="Drop pairs that occurred before.")
 def filter_pairs(
     source: Path,
     target: Path,
@@ -306,41 +318,41 @@ def filter_pairs(
     max_ratio: float | None,
     deduplicate: bool,
 ) -> None:
-    """Drop pairs of lines of SOURCE and TARGET by length; what was dropped and why goes to standard error."""
-    from fusetk.data.config import Filter
-    from fusetk.data.filter import DUPLICATE, digest, drop_reason, length
+    """Drop pairs of lines of SOURCE and TARGET by length; print the dropped pairs by reason."""
+    from fusetk.data.filter import Deduplicator, Outcome
+    from fusetk.data.steps.deduplicate import Deduplicate
+    from fusetk.data.steps.filter import Filter
 
     step = Filter(step="filter", min_length=min_length, max_length=max_length, max_ratio=max_ratio)
-    outputs = [
-        Path(output + path.with_suffix("").suffix if path.suffix == ".gz" else output + path.suffix)
-        for path in (source, target)
-    ]
+    unique = [Deduplicate(step="deduplicate")] if deduplicate else []
+    deduplicator = Deduplicator(unique)
+    outputs = [_output_path(output, path) for path in (source, target)]
     if outputs[0] == outputs[1] or {*outputs} & {source, target}:
         raise DataError(
-            f"-o {output} would write {outputs[0]} and {outputs[1]}, made from the endings of the inputs; give another prefix"
+            f"-o {output} and the suffixes of the inputs give {outputs[0]} and {outputs[1]}; "
+            "the outputs must differ from each other and from the inputs: give another prefix"
         )
     for path in outputs:
         readable((source, target), path)
     dropped: Counter[str] = Counter()
-    seen: set[bytes] = set()
-    kept = 0
+    num_kept = 0
     with writer(outputs[0]) as first, writer(outputs[1]) as second:
         for left, right in read_pairs(Pair(source, target)):
-            reason = drop_reason(step, length(left), length(right))
-            if not reason and deduplicate:
-                mark = digest(left, right)
-                reason = DUPLICATE if mark in seen else ""
-                seen.add(mark)
+            reason = step.drop_reason(left, right)
+            if not reason:
+                keys = tuple(unique_step.key(left, right) for unique_step in unique)
+                reason = deduplicator.reason(Outcome(left, right, "", keys))
             if reason:
                 dropped[reason] += 1
             else:
-                kept += 1
+                num_kept += 1
                 first.write(left + "\n")
                 second.write(right + "\n")
-    click.echo(
-        f"{kept + sum(dropped.values())} pairs in, {kept} out{_reasons(dropped.items())}", err=True
-    )
+    total = num_kept + sum(dropped.values())
+    reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
+    click.echo(f"{total} pairs in, {num_kept} out{reasons}", err=True)
 
 
-def _reasons(dropped: Iterable[tuple[str, int]]) -> str:
-    return "".join(f", {count} {reason}" for reason, count in sorted(dropped))
+def _output_path(prefix: str, path: Path) -> Path:
+    """Return the prefix with the suffix of an input, without .gz."""
+    return Path(prefix + (path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix))

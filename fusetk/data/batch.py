@@ -9,25 +9,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusetk.data.corpus import Corpus, Sentences
-from fusetk.data.vocab import BOS, PAD
 from fusetk.errors import DataError
+from fusetk.special_tokens import BOS, PAD
 
 
 class Batch(NamedTuple):
-    """B pairs, padded at the right; the mask is True at real tokens."""
+    """B pairs of sentences, padded at the right."""
 
-    src: Tensor  # (B, S), the end mark last
-    src_mask: Tensor  # (B, S)
-    tgt_in: Tensor  # (B, T), the start mark first
-    tgt_out: Tensor  # (B, T), the end mark last
-    real: Tensor  # (N,), where the N real target tokens stand in a (B, T) tensor that is read row by row
+    src: Tensor  # (B, S), each row ends with EOS
+    src_mask: Tensor  # (B, S), False at padding
+    tgt_in: Tensor  # (B, T), each row begins with BOS
+    tgt_out: Tensor  # (B, T), each row ends with EOS
+    target_index: Tensor  # (N,), indices of the N target tokens without padding in (B * T,)
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Rows of ids as one tensor (B, longest) and its mask."""
+    """Pad rows of ids at the right; return ids (B, longest) and mask (B, longest)."""
     lengths = torch.tensor([len(row) for row in rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.full(mask.shape, PAD, dtype=torch.int64)
@@ -38,10 +38,10 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def gather(
     sentences: Sentences, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sentences of a corpus as one tensor (B, longest) and its mask, read in one go.
+    """Return sentences of a corpus as padded ids (B, longest) and their mask (B, longest).
 
-    The longest is padded to a multiple of so many tokens, where that does not pass ``limit``. Raises DataError for an id that the
-    vocabulary has not.
+    ``longest`` is rounded up to ``multiple`` tokens unless this exceeds ``limit``. Raises DataError
+    for an id that is not in the vocabulary.
     """
     starts = np.asarray(sentences.offsets[indices])
     lengths = np.asarray(sentences.offsets[indices + 1]) - starts
@@ -50,22 +50,22 @@ def gather(
     columns = np.arange(padded if limit is None or padded <= limit else longest)
     mask = columns < lengths[:, None]
     ids = np.full(mask.shape, PAD, dtype=np.int64)
-    found = sentences.ids[(starts[:, None] + columns)[mask]]
-    if sentences.entries is not None and (largest := int(found.max())) >= sentences.entries:
+    tokens = sentences.ids[(starts[:, None] + columns)[mask]]
+    if sentences.entries is not None and (largest := int(tokens.max())) >= sentences.entries:
         raise DataError(
-            f"{sentences.name} has the id {largest} and the vocabulary {sentences.entries} entries; run fusetk prep again"
+            f"{sentences.name} has the id {largest}, but the vocabulary has {sentences.entries} "
+            "entries; run fusetk prep again"
         )
-    ids[mask] = found
+    ids[mask] = tokens
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 def collate(
     corpus: Corpus, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
 ) -> Batch:
-    """The pairs ``indices`` of a corpus as a batch; ``multiple`` and ``limit`` as in ``gather``."""
+    """Return the pairs ``indices`` of a corpus as a batch; ``multiple`` and ``limit`` as in ``gather``."""
     src, src_mask = gather(corpus.source, indices, multiple, limit)
     tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
-    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1).masked_fill_(
-        ~tgt_mask, PAD
-    )
+    tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)
+    tgt_in.masked_fill_(~tgt_mask, PAD)
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])

@@ -16,13 +16,13 @@ from fusetk.data.corpus import SentenceWriter, flat, write_sentences
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
-from fusetk.data.preprocess import Lines, languages, load_truecasers, size_of
+from fusetk.data.preprocess import Lines, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
 
-# BPE and vocabularies ------------------------------------------------------------------------------------------------
+# BPE and vocabularies ----------------------------------------------------------------------------
 
 
 def train_counts(
@@ -31,21 +31,17 @@ def train_counts(
     longest: int | None = None,
     codes: dict[str, BPE] | None = None,
 ) -> list[Counter[str]]:
-    """Counts of words on both sides of the training text, of pairs with at most `longest` subwords a side."""
-    if "counts" in build.shared and longest is None:
+    """Return the counts of words on both sides of the training text.
+
+    With ``longest``, pairs with more subwords than this on either side are not counted.
+    """
+    if longest is None and "counts" in build.shared:
         shared: list[Counter[str]] = build.shared["counts"]
         return shared
     counts: list[Counter[str]] = [Counter(), Counter()]
-    for pair in read_pairs(
-        Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
-    ):
-        if (
-            longest is not None
-            and codes
-            and any(
-                len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True)
-            )
-        ):
+    files = Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
+    for pair in read_pairs(files):
+        if longest is not None and codes and _too_long(pair, codes, longest):
             continue
         for side in (0, 1):
             counts[side].update(pair[side].split(" "))
@@ -56,8 +52,13 @@ def train_counts(
     return counts
 
 
+def _too_long(pair: Lines, codes: dict[str, BPE], longest: int) -> bool:
+    """Whether either line of a pair has more than ``longest`` subwords."""
+    return any(len(codes[side](line)) > longest for side, line in zip(SIDES, pair, strict=True))
+
+
 def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
-    """Codes, and with a threshold the counts of subwords that they make."""
+    """Write the codes and, with a threshold, the counts of the subwords that they produce."""
     counts = train_counts(build, config)
     if options.joint:
         joint = bpe.learn(counts[0] + counts[1], options.merges, options.min_frequency)
@@ -65,25 +66,20 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
     else:
         codes = [bpe.learn(count, options.merges, options.min_frequency) for count in counts]
     for language, lines in zip(languages(config), codes, strict=True):
-        with writer(
-            build.new("words/bpe.codes" if options.joint else f"words/bpe.codes.{language}")
-        ) as file:
+        name = "words/bpe.codes" if options.joint else f"words/bpe.codes.{language}"
+        with writer(build.new(name)) as file:
             file.writelines(f"{line}\n" for line in lines)
     for language, lines, count in zip(languages(config), codes, counts, strict=True):
         if options.threshold:
             subwords = bpe.count_subwords(count, BPE(lines))
+            most_frequent = sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0]))
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
-                file.writelines(
-                    f"{token} {n}\n"
-                    for token, n in sorted(
-                        subwords.items(), key=lambda entry: (-entry[1], entry[0])
-                    )
-                )
+                file.writelines(f"{token} {n}\n" for token, n in most_frequent)
     return {"merges": len(codes[0]) - 1 if options.joint else [len(lines) - 1 for lines in codes]}
 
 
 def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
-    """BPE of both sides; nothing when words are the tokens."""
+    """Return the BPE of both sides; empty if words are the tokens."""
     if config.bpe is None:
         return {}
     names = dict(zip(SIDES, languages(config), strict=True))
@@ -93,8 +89,9 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
 
 
 def make_vocabularies(build: Build, config: DataConfig) -> Results:
-    """Vocabularies of the tokens of the training text; writes the folder `text/`."""
-    codes, options = load_codes(build, config), config.vocabulary
+    """Make the vocabularies of the training text and write the folder `text/`."""
+    codes = load_codes(build, config)
+    options = config.vocabulary
     counts = train_counts(build, config, config.bpe.max_subwords if config.bpe else None, codes)
     tokens: list[dict[str, int]] = [dict(count) for count in counts]
     if codes:
@@ -112,7 +109,7 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens
         )
         vocabularies = source, target
-    text = Text(config.steps, *languages(config), load_truecasers(build, config))
+    text = Text(config.steps, *languages(config), prepared_models(build, config))
     Pipeline(text, codes, vocabularies).save(build.new("text/pipeline.json").parent)
     return {
         "source": len(vocabularies[0]),
@@ -123,17 +120,18 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     }
 
 
-# Ids -----------------------------------------------------------------------------------------------------------------
+# Ids ---------------------------------------------------------------------------------------------
 
 
 class Ids(dict[str, tuple[int, ...]]):
-    """The ids of words, made when first asked for."""
+    """Cache of the ids of each word of a side; a missing word is encoded on access."""
 
-    LIMIT = 1_000_000  # entries; emptied when full
+    LIMIT = 1_000_000  # entries; a full cache is emptied
 
     def __init__(self, pipeline: Pipeline, side: str):
         super().__init__()
-        self.side, self.pipeline = side, pipeline
+        self.side = side
+        self.pipeline = pipeline
         self.vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
 
     def __missing__(self, word: str) -> tuple[int, ...]:
@@ -145,77 +143,79 @@ class Ids(dict[str, tuple[int, ...]]):
         return ids
 
 
-Chunk = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
+EncodedChunk = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
 
 
 class Encoder:
-    """Pairs of lines of words to ids, without those of too many subwords."""
+    """Pairs of lines of words to ids, without the pairs that have too many subwords."""
 
     def __init__(self, text: Path, longest: int | None):
         pipeline = Pipeline.load(text)
         self.sides = [Ids(pipeline, side) for side in SIDES]
         self.longest = longest
 
-    def __call__(self, chunk: list[Lines]) -> tuple[Chunk, list[int]]:
-        """For each side ids, lengths and the number of words; and which pairs of the chunk went."""
+    def __call__(self, chunk: list[Lines]) -> tuple[EncodedChunk, list[int]]:
+        """Return ids, lengths and number of words for each side, and the indices of dropped pairs."""
         rows: tuple[list[list[int]], list[list[int]]] = ([], [])
-        words, gone = [0, 0], []
-        for place, pair in enumerate(chunk):
+        words = [0, 0]
+        dropped = []
+        for index, pair in enumerate(chunk):
             split = [line.split(" ") if line else [] for line in pair]
             ids = [
-                [i for word in line for i in known[word]]
-                for line, known in zip(split, self.sides, strict=True)
+                [i for word in line for i in ids_of[word]]
+                for line, ids_of in zip(split, self.sides, strict=True)
             ]
             if self.longest is not None and max(map(len, ids)) > self.longest:
-                gone.append(place)
+                dropped.append(index)
                 continue
             for side in (0, 1):
                 rows[side].append(ids[side])
                 words[side] += len(split[side])
-        return [(*flat(row), count) for row, count in zip(rows, words, strict=True)], gone
+        return [(*flat(row), count) for row, count in zip(rows, words, strict=True)], dropped
 
 
 def write_ids(build: Build, config: DataConfig, split: str) -> Results:
-    """The words of a split as ids; only training pairs are ever dropped here."""
+    """Write the words of a split as ids. Only training pairs are dropped for too many subwords."""
     text = build.find("text/pipeline.json").parent
-    sizes = build.stages["vocabulary"]["results"]
     train = split == "train"
     names = [
         f"words/train.{language}" if train else f"{split}.{language}.txt"
         for language in languages(config)
     ]
-    longest = config.bpe.max_subwords if config.bpe and train else None
     pairs = read_words(Pair(*(build.find(name) for name in names)))
-    corpora = (
-        build.stages["words.train"]["results"].get("corpora") if train else None
-    )  # not noted by earlier versions
-    left, ends = np.array(corpora or [], np.int64), np.cumsum(corpora or [])
+    longest = config.bpe.max_subwords if config.bpe and train else None
+    # Number of pairs from each corpus; earlier versions did not record it.
+    corpora = build.stages["words.train"]["results"].get("corpora") if train else None
+    remaining = np.array(corpora or [], np.int64)
+    ends = np.cumsum(corpora or [])
+    sizes = build.stages["vocabulary"]["results"]
     dropped = read = 0
     build.new(f"{split}.ids")
     with ExitStack() as stack:
         writers: list[SentenceWriter] = write_sentences(
             build.aside, split, languages(config), (sizes["source"], sizes["target"]), stack
         )
-        for sides, gone in ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs):
-            if len(left) and gone:
-                left -= np.bincount(
-                    np.searchsorted(ends, read + np.array(gone), side="right"), minlength=len(left)
-                )
-            dropped += len(gone)
-            read += len(gone) + len(sides[0][1])
+        encoded = ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs)
+        for sides, dropped_indices in encoded:
+            if len(remaining) and dropped_indices:
+                corpus = np.searchsorted(ends, read + np.array(dropped_indices), side="right")
+                remaining -= np.bincount(corpus, minlength=len(remaining))
+            dropped += len(dropped_indices)
+            read += len(dropped_indices) + len(sides[0][1])
             for out, (ids, lengths, words) in zip(writers, sides, strict=True):
                 out.write(ids, lengths, words)
     if not writers[0].sentences:
         raise DataError(
-            f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; raise it"
+            f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; "
+            "raise bpe.max_subwords"
         )
     return {
         "dropped": {SUBWORDS: dropped} if dropped else {},
-        **({"corpora": left.tolist()} if corpora else {}),
+        **({"corpora": remaining.tolist()} if corpora else {}),
         **{side: out.summary() for side, out in zip(SIDES, writers, strict=True)},
     }
 
 
 def read_words(pair: Pair) -> Iterator[Lines]:
-    """Pairs of lines that prep wrote itself."""
+    """Yield the pairs of lines of files that prep wrote."""
     return zip(read_lines(pair.source, bom=False), read_lines(pair.target, bom=False), strict=True)

@@ -1,4 +1,7 @@
-"""Byte pair encoding: learned by subword-nmt, applied as subword-nmt applies it, with a cache of words (Sennrich et al. 2016)."""
+"""Byte pair encoding (Sennrich et al. 2016).
+
+subword-nmt learns the merges. This module applies them with the same result, and caches words.
+"""
 
 import io
 import re
@@ -14,23 +17,26 @@ from fusetk.errors import DataError
 
 JOINER = "@@"
 JOINTS = re.compile(r"(@@ )|(@@ ?$)")
-CACHED_WORDS = 1_000_000  # the cache is emptied when it holds so many
-CACHED_LENGTH = 100  # longer words are handled and forgotten
-SHORT = 40  # longer words are merged with a heap, which takes longer to begin and no time quadratic in the length
-NEVER = sys.maxsize
+CACHED_WORDS = 1_000_000  # entries; a full cache is emptied
+CACHED_LENGTH = 100  # longer words are not cached
+SHORT = 40  # longer words use the algorithm with a heap, whose time is not quadratic in the length
+NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
 
 
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
-    """The lines of a file of codes, learned by subword-nmt from words and their counts; fewer when pairs run out."""
-    entries = [
-        f"{word} {count}" for word, count in counts.items() if word and "\r" not in word
-    ]  # its file format has no CR
-    from subword_nmt.learn_bpe import learn_bpe  # applying needs none of it
+    """Learn merges from words and their counts with subword-nmt; return the lines of a file of codes.
+
+    There are fewer merges than ``merges`` if no pair reaches ``min_frequency`` any more.
+    """
+    from subword_nmt.learn_bpe import learn_bpe  # only learning needs the package
+
+    # The file format of subword-nmt cannot hold a carriage return.
+    entries = [f"{word} {count}" for word, count in counts.items() if word and "\r" not in word]
 
     codes = io.StringIO()
     if any(len(word) > 1 for word in counts if "\r" not in word):
-        with redirect_stderr(io.StringIO()):  # a progress bar
+        with redirect_stderr(io.StringIO()):  # hides a progress bar
             learn_bpe(entries, codes, merges, min_frequency, is_dict=True)
     else:
         codes.write("#version: 0.2\n")
@@ -38,25 +44,26 @@ def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> lis
 
 
 class Subwords(dict[str, str]):
-    """Words split into subwords, made when first asked for."""
+    """Cache of the subwords of each word; a missing word is split on access."""
 
     def __init__(self, split: Callable[[str], str]):
         super().__init__()
         self.split = split
 
     def __missing__(self, word: str) -> str:
-        made = self.split(word)
+        subwords = self.split(word)
         if len(word) <= CACHED_LENGTH:
             if len(self) >= CACHED_WORDS:
                 self.clear()
-            self[word] = made
-        return made
+            self[word] = subwords
+        return subwords
 
 
 class BPE:
-    """Words to subwords by codes; those in no `vocabulary`, if there is one, are split further.
+    """Splits words into subwords by ``codes``, the lines of a file of merges.
 
-    Raises DataError for codes that are none.
+    Subwords that are not in ``vocabulary``, if it is given, are split further. ``name`` names the
+    codes in errors. Raises DataError for malformed codes.
     """
 
     def __init__(
@@ -76,12 +83,15 @@ class BPE:
         return cls(list(read_lines(codes)), vocabulary, str(codes))
 
     def line(self, line: str) -> str:
-        """A line of words to subwords separated by spaces, `@@` at the end of each that goes on."""
+        """Return a line of words as subwords separated by spaces.
+
+        Every subword except the last of its word ends with `@@`.
+        """
         cache = self.cache
         return " ".join([cache[word] for word in line.split(" ") if word])
 
     def __call__(self, line: str) -> list[str]:
-        """The subwords of a line of words."""
+        """Return the subwords of a line of words."""
         text = self.line(line)
         return text.split(" ") if text else []
 
@@ -89,24 +99,23 @@ class BPE:
         if len(word) == 1:
             return word
         symbols = [*word[:-1], word[-1] + "</w>"] if self.version == "0.2" else [*word, "</w>"]
-        symbols = (
-            merge_short(symbols, self.merges)
-            if len(symbols) <= SHORT
-            else merge_long(symbols, self.merges)
-        )
+        merge = merge_short if len(symbols) <= SHORT else merge_long
+        symbols = merge(symbols, self.merges)
         if symbols[-1] == "</w>":
             symbols.pop()
         else:
             symbols[-1] = symbols[-1].removesuffix("</w>")
         if self.vocabulary is not None:
-            last = symbols.pop()
-            symbols = [
-                part for symbol in symbols for part in self._known(symbol, False)
-            ] + self._known(last, True)
+            *start, last = symbols
+            symbols = [part for symbol in start for part in self._known(symbol, final=False)]
+            symbols += self._known(last, final=True)
         return (JOINER + " ").join(symbols)
 
     def _known(self, symbol: str, final: bool) -> list[str]:
-        """Undo merges until every part is in the vocabulary or a single character."""
+        """Undo merges until every part is in the vocabulary or has no merge.
+
+        ``final`` marks the last symbol of a word.
+        """
         assert self.vocabulary is not None
         if (symbol if final else symbol + JOINER) in self.vocabulary:
             return [symbol]
@@ -114,9 +123,9 @@ class BPE:
         if parts is None:
             return [symbol]
         left, right = parts
-        return self._known(left, False) + self._known(
-            right.removesuffix("</w>") if final else right, final
-        )
+        if final:
+            right = right.removesuffix("</w>")
+        return self._known(left, final=False) + self._known(right, final)
 
 
 def join(line: str) -> str:
@@ -125,27 +134,28 @@ def join(line: str) -> str:
 
 
 def merge_short(symbols: list[str], merges: Merges) -> list[str]:
-    """Apply the earliest merge that is possible at all its places, from the left, until none is."""
+    """Apply the merge with the lowest rank at all its positions, from the left, until none applies."""
     get = merges.get
-    ranks = [get(pair, NEVER) for pair in pairwise(symbols)]
-    while ranks and (best := min(ranks)) != NEVER:
+    ranks = [get(pair, NO_MERGE) for pair in pairwise(symbols)]
+    while ranks and (best := min(ranks)) != NO_MERGE:
         if ranks.count(best) == 1:
             i = ranks.index(best)
             symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
             del ranks[i]
             if i:
-                ranks[i - 1] = get((symbols[i - 1], symbols[i]), NEVER)
+                ranks[i - 1] = get((symbols[i - 1], symbols[i]), NO_MERGE)
             if i < len(ranks):
-                ranks[i] = get((symbols[i], symbols[i + 1]), NEVER)
+                ranks[i] = get((symbols[i], symbols[i + 1]), NO_MERGE)
         else:
             symbols = _merge_all(symbols, ranks, best)
-            ranks = [get(pair, NEVER) for pair in pairwise(symbols)]
+            ranks = [get(pair, NO_MERGE) for pair in pairwise(symbols)]
     return symbols
 
 
 def _merge_all(symbols: list[str], ranks: list[int], best: int) -> list[str]:
-    """Merge all pairs of a rank from the left."""
-    merged, i = [], 0
+    """Merge all pairs with the rank ``best``, from the left."""
+    merged = []
+    i = 0
     while i < len(symbols):
         if i < len(ranks) and ranks[i] == best:
             merged.append(symbols[i] + symbols[i + 1])
@@ -157,33 +167,35 @@ def _merge_all(symbols: list[str], ranks: list[int], best: int) -> list[str]:
 
 
 def merge_long(symbols: list[str], merges: Merges) -> list[str]:
-    """`merge_short` in n log n: a heap of (rank, place) over symbols that point to their neighbours.
+    """Do the same as ``merge_short`` in n log n, with a heap of (rank, position) and linked symbols.
 
-    All places of a merge are taken before the pairs that it makes are looked at.
+    All positions of a merge are processed before the pairs that it creates.
     """
     symbols = list(symbols)
     n = len(symbols)
-    before, after = list(range(-1, n - 1)), list(range(1, n + 1))
+    before = list(range(-1, n - 1))
+    after = list(range(1, n + 1))
     pairs = {rank: pair for pair, rank in merges.items()}
     heap = [(merges[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in merges]
     heapify(heap)
     while heap:
         rank = heap[0][0]
         left, right = pairs[rank]
-        made: list[int] = []
+        merged: list[int] = []
         while heap and heap[0][0] == rank:
-            place = heappop(heap)[1]
-            following = after[place]
-            if symbols[place] != left or following >= n or symbols[following] != right:
-                continue  # one of them has been merged since
-            symbols[place], symbols[following] = left + right, ""
-            after[place] = after[following]
-            if after[place] < n:
-                before[after[place]] = place
-            made.append(place)
-        for place in made:
-            _push(heap, merges, symbols, before[place], place)
-            _push(heap, merges, symbols, place, after[place])
+            position = heappop(heap)[1]
+            following = after[position]
+            if symbols[position] != left or following >= n or symbols[following] != right:
+                continue  # another merge has changed one of the two symbols
+            symbols[position] = left + right
+            symbols[following] = ""
+            after[position] = after[following]
+            if after[position] < n:
+                before[after[position]] = position
+            merged.append(position)
+        for position in merged:
+            _push(heap, merges, symbols, before[position], position)
+            _push(heap, merges, symbols, position, after[position])
     return [symbol for symbol in symbols if symbol]
 
 
@@ -197,7 +209,10 @@ def _push(
 
 
 def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
-    """The tokens and counts of a subword-nmt vocabulary file (`token count`), those that stand at least `threshold` times."""
+    """Return the tokens of a subword-nmt vocabulary file (`token count`) with their counts.
+
+    Tokens with a count below ``threshold`` are left out. Raises DataError with the malformed line.
+    """
     tokens = {}
     for number, line in enumerate(read_lines(path, bom=False), 1):
         token, _, count = line.rpartition("\t" if "\t" in line else " ")
@@ -213,7 +228,7 @@ def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
 def count_subwords(
     counts: Mapping[str, int], split: Callable[[str], Iterable[str]]
 ) -> dict[str, int]:
-    """Counts of subwords from counts of words."""
+    """Return the counts of subwords, given the counts of words."""
     total: dict[str, int] = {}
     for word, count in counts.items():
         for subword in split(word):
@@ -222,20 +237,23 @@ def count_subwords(
 
 
 def _parse(codes: Sequence[str], name: str) -> tuple[str, list[tuple[str, str]]]:
-    """The version and the pairs of a file of codes."""
-    version, first = "0.1", 0
+    """Return the version and the pairs of a file of codes."""
+    version = "0.1"
+    first = 0
     if codes and codes[0].startswith("#version:"):
-        version, first = re.sub(r"(\.0+)*$", "", codes[0].split()[-1]), 1
+        version = re.sub(r"(\.0+)*$", "", codes[0].split()[-1])
+        first = 1
     if version not in ("0.1", "0.2"):
         raise DataError(
-            f"{name}, line 1: BPE codes of version {version} are not known; 0.1 and 0.2 are"
+            f"{name}, line 1: BPE codes have version {version}; fusetk reads versions 0.1 and 0.2"
         )
     pairs = []
     for number, line in enumerate(codes[first:], first + 1):
         parts = line.strip("\r\n ").split(" ")
         if len(parts) != 2:
             raise DataError(
-                f"{name}, line {number}: {line[:40]!r} is not a merge of two symbols; give a file that learn-bpe wrote"
+                f"{name}, line {number}: {line[:40]!r} is not a merge of two symbols; "
+                "give a file that learn-bpe wrote"
             )
         pairs.append((parts[0], parts[1]))
     return version, pairs

@@ -1,149 +1,72 @@
-"""What the config says about data: where text comes from and what is done with it."""
-
-from typing import Annotated, Literal
+"""The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
 from pydantic import Field
 
 from fusetk.config import Config
-
-Side = Literal["both", "source", "target"]
-
-
-class NFC(Config):
-    """Unicode normal form C."""
-
-    step: Literal["nfc"]
-    side: Side = "both"
-    """Which side's text."""
-
-
-class NormalizePunctuation(Config):
-    """Punctuation as Moses' normalize-punctuation does it (sacremoses). `prep` warns of a language that Moses does not know."""
-
-    step: Literal["normalize-punctuation"]
-    side: Side = "both"
-    """Which side's text."""
-
-
-class Tokenize(Config):
-    """Moses tokenisation of the side's language (sacremoses).
-
-    A language without rules gets the abbreviations of English, and `prep` warns. The step cannot find words in Chinese, Japanese, Thai,
-    Lao, Khmer or Burmese text without spaces: segment such text before `prep`, and leave it out of this step by `side`.
-    """
-
-    step: Literal["tokenize"]
-    side: Side = "both"
-    """Which side's text."""
-    escape: bool = True
-    """Write & | < > ' " [ ] as Moses' entities."""
-    aggressive_hyphens: bool = False
-    """Split words at hyphens, marked `@-@`."""
-
-
-class Lowercase(Config):
-    """Lower case."""
-
-    step: Literal["lowercase"]
-    side: Side = "both"
-    """Which side's text."""
-
-
-class Truecase(Config):
-    """The most frequent case of each sentence's first word, learned on the training text (Moses' truecaser)."""
-
-    step: Literal["truecase"]
-    side: Side = "both"
-    """Which side's text."""
-
-
-class Filter(Config):
-    """Drop training pairs by length, counted in tokens as they are at this step; never drops from other splits.
-
-    Training pairs with an empty side go in any case, unless a filter has `min_length: 0`.
-    """
-
-    step: Literal["filter"]
-    min_length: int = Field(default=1, ge=0)
-    """Fewest tokens on either side; 1 drops pairs with an empty side."""
-    max_length: int | None = Field(default=None, ge=1)
-    """Most tokens on either side."""
-    max_ratio: float | None = Field(default=None, ge=1)
-    """Greatest length ratio, either way."""
-
-
-class Deduplicate(Config):
-    """Drop training pairs that stood before."""
-
-    step: Literal["deduplicate"]
-
-
-Step = Annotated[
-    NFC | NormalizePunctuation | Tokenize | Lowercase | Truecase | Filter | Deduplicate,
-    Field(discriminator="step"),
-]
+from fusetk.data.steps import Step
 
 
 class Every(Config):
-    """Every n-th line of the training pairs that are left after all steps becomes validation."""
+    """Use every n-th training pair for validation, counted after all steps."""
 
     every: int = Field(ge=2)
     """n."""
 
 
 class Sample(Config):
-    """A random sample of the training pairs that are left after all steps becomes validation."""
+    """Use a random sample of the training pairs for validation, drawn after all steps."""
 
     sample: int = Field(ge=1)
-    """How many pairs."""
+    """Number of pairs."""
     seed: int = 1
-    """Decides which."""
+    """Seed of the sample."""
 
 
 class BPE(Config):
-    """Byte pair encoding, learned on the training text only (subword-nmt)."""
+    """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
     merges: int = Field(ge=1)
-    """Merge operations, for each side when learned separately."""
+    """Number of merge operations; for each side if `joint` is false."""
     joint: bool = True
-    """Learn one set of merges on both sides together."""
+    """Learn one list of merges on both sides together."""
     min_frequency: int = Field(default=2, ge=1)
-    """Stop merging below this pair frequency."""
+    """Do not merge pairs with a lower frequency."""
     threshold: int = Field(default=0, ge=0)
-    """Undo merges into subwords that stand fewer times in a side's training text (subword-nmt's vocabulary threshold)."""
+    """Undo merges into subwords that occur fewer times in a side's training text (the vocabulary threshold of
+    subword-nmt)."""
     max_subwords: int | None = Field(default=None, ge=1)
-    """Drop training pairs with more subwords than this on a side."""
+    """Drop training pairs with more subwords than this on either side."""
 
 
 class VocabularyConfig(Config):
-    """Which tokens get ids of their own; the others are `<unk>`."""
+    """Tokens with an id of their own; all other tokens become `<unk>`."""
 
     joint: bool = False
-    """One vocabulary for both sides; needed to tie source and target embeddings."""
+    """Use one vocabulary for both sides; required for tying source and target embeddings."""
     threshold: int = Field(default=1, ge=1)
-    """Fewest times that a token stands in the training text."""
+    """Smallest number of occurrences of a token in the training text."""
     size: int | None = Field(default=None, ge=5)
-    """Most entries, the four special ones included: the most frequent win."""
+    """Largest number of entries, the four special tokens included; the most frequent tokens are kept."""
 
 
 class DataConfig(Config):
-    """Where text comes from and what is done with it. Paths are relative to the config file that names them."""
+    """Text files and their preparation. Paths are relative to the config file that names them."""
 
     source: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """Source language, the suffix of its files: `de` reads `train.de` or `train.de.gz`."""
+    """Source language and suffix of its files: `de` reads `train.de` or `train.de.gz`."""
     target: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
-    """Target language."""
+    """Target language and suffix of its files."""
     folder: str
-    """Where `fusetk prep` writes and `fusetk train` reads."""
+    """Folder that `fusetk prep` writes and `fusetk train` reads."""
     train: list[str] = Field(min_length=1)
-    """Training text: one or more file prefixes, read one after the other."""
+    """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
-    """Validation text: file prefixes, or what to take from the training pairs."""
+    """Validation text: file prefixes, or the part of the training pairs to use."""
     test: dict[str, list[str]] = {}
     """Test sets: a name and its file prefixes."""
     steps: list[Step] = []
-    """What is done with each line, in this order."""
+    """Prep steps, applied to each line in this order."""
     bpe: BPE | None = None
-    """Subwords; without it, words."""
+    """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
-    """Which tokens get ids."""
+    """Selection of the tokens that get ids."""

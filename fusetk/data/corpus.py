@@ -1,4 +1,4 @@
-"""Prepared text as ids in files that are mapped into memory."""
+"""Prepared text as ids, in files that are mapped into memory."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,19 +8,19 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusetk.data.corpus_weights import Part
-from fusetk.data.vocab import EOS
+from fusetk.data.corpus_weights import CorpusPart
 from fusetk.errors import DataError
+from fusetk.special_tokens import EOS, UNK
 
 OFFSETS = np.dtype("<i8")
-BLOCK = 1 << 20  # sentences whose lengths are found at once
+BLOCK = 1 << 20  # sentences whose lengths are computed at once
 
 
 class Sentences:
-    """One side of a corpus: all ids in one array, every sentence with `EOS` at its end.
+    """One side of a corpus: the ids of all sentences in one array; every sentence ends with EOS.
 
-    `ids` is (tokens,), `offsets` (n + 1,), `lengths` (n,) with the end mark counted. `entries` are those of the vocabulary, where
-    known, and `name` is the file's.
+    `ids` is (tokens,), `offsets` (n + 1,) and `lengths` (n,), EOS included. `entries` is the size
+    of the vocabulary if known, `name` the name of the file for errors.
     """
 
     def __init__(
@@ -49,9 +49,12 @@ class Sentences:
 
 
 class Corpus:
-    """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder. `parts` are the corpora that `train` was made of."""
+    """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder.
 
-    def __init__(self, source: Sentences, target: Sentences, parts: Sequence[Part] = ()):
+    `parts` lists the corpora of `train` in their order.
+    """
+
+    def __init__(self, source: Sentences, target: Sentences, parts: Sequence[CorpusPart] = ()):
         assert len(source) == len(target)
         self.source = source
         self.target = target
@@ -62,28 +65,33 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path | str, split: str) -> "Corpus":
-        """Map a split; raises DataError when the folder is not prepared, has no such split, or when its files are not whole."""
+        """Map the files of a split into memory.
+
+        Raises DataError if the folder is not prepared, does not have the split, or has incomplete
+        files.
+        """
         from fusetk.data.manifest import read
 
         folder = Path(folder)
         manifest = read(folder)
         if split not in manifest["splits"]:
             raise DataError(
-                f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}"
+                f"{folder} does not have the split {split!r}; it has {', '.join(manifest['splits'])}"
             )
-        found = manifest["splits"][split]
+        counts = manifest["splits"][split]
         source, target = (
-            _open(folder, split, found[side], manifest["vocabulary"][side])
+            _open(folder, split, counts[side], manifest["vocabulary"][side])
             for side in ("source", "target")
         )
         if len(source) != len(target):
             raise DataError(
-                f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; run fusetk prep again"
+                f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; "
+                "run fusetk prep again"
             )
         return cls(
             source,
             target,
-            [Part(part["prefix"], part["pairs"]) for part in found.get("corpora", [])],
+            [CorpusPart(part["prefix"], part["pairs"]) for part in counts.get("corpora", [])],
         )
 
 
@@ -91,35 +99,37 @@ def _open(folder: Path, split: str, side: dict[str, Any], entries: int) -> Sente
     name = folder / f"{split}.{side['language']}"
     ids = _map(Path(f"{name}.ids"), np.dtype(side["dtype"]), side["tokens_with_end"])
     offsets = _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1)
-    found = Sentences(ids, offsets, entries, f"{name}.ids")
-    shortest = int(found.lengths.min(initial=1))
+    sentences = Sentences(ids, offsets, entries, f"{name}.ids")
+    shortest = int(sentences.lengths.min(initial=1))
     if offsets[0] != 0 or offsets[-1] != len(ids) or shortest < 1:
         raise DataError(
-            f"{name}.offsets does not fit {name}.ids: it goes from {offsets[0]} to {offsets[-1]} with a sentence of {shortest} tokens, "
-            f"and there are {len(ids)} ids; run fusetk prep again"
+            f"{name}.offsets does not match {name}.ids: its offsets go from {offsets[0]} to "
+            f"{offsets[-1]} with a sentence of {shortest} tokens, and the file has {len(ids)} ids; "
+            "run fusetk prep again"
         )
-    return found
+    return sentences
 
 
 def _map(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
     try:
-        found = path.stat().st_size
+        found_bytes = path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; run fusetk prep again") from None
-    if found != size * dtype.itemsize:
+    expected_bytes = size * dtype.itemsize
+    if found_bytes != expected_bytes:
         raise DataError(
-            f"{path} has {found} bytes instead of {size * dtype.itemsize}; run fusetk prep again"
+            f"{path} has {found_bytes} bytes instead of {expected_bytes}; run fusetk prep again"
         )
     return np.memmap(path, dtype, "r", shape=(size,)) if size else np.zeros(0, dtype)
 
 
 def id_type(size: int) -> np.dtype[Any]:
-    """The smallest type that holds the ids of a vocabulary of this size."""
+    """Return the smallest type for the ids of a vocabulary of this size."""
     return np.dtype("<u2") if size <= 1 << 16 else np.dtype("<u4")
 
 
 class SentenceWriter:
-    """Writes one side of a split, chunk by chunk, and counts what it writes."""
+    """Writes one side of a split in chunks, and counts sentences, words and tokens."""
 
     def __init__(self, ids: IO[bytes], offsets: IO[bytes], language: str, size: int):
         self.files = ids, offsets
@@ -132,7 +142,7 @@ class SentenceWriter:
         offsets.write(np.zeros(1, OFFSETS).tobytes())
 
     def write(self, ids: NDArray[Any], lengths: NDArray[np.int64], words: int) -> None:
-        """Add sentences that end with `EOS`: their ids in a row and the length of each."""
+        """Add sentences that end with EOS: ``ids`` of all (tokens,), and the length of each (n,)."""
         self.files[0].write(ids.astype(self.dtype, copy=False).tobytes())
         self.files[1].write((np.cumsum(lengths) + self.position).astype(OFFSETS).tobytes())
         self.position += len(ids)
@@ -141,12 +151,13 @@ class SentenceWriter:
         self.counts += np.bincount(ids, minlength=len(self.counts))
 
     def summary(self) -> dict[str, Any]:
-        """What was written, for the manifest.
+        """Return the counts for the manifest.
 
-        `types` are known tokens; the rate of unknown ones is of all but end marks; `largest` is the largest id.
+        `types` counts the distinct tokens without EOS and unknown tokens, `unknown_rate` is the
+        fraction of unknown tokens, EOS excluded, and `largest` is the largest id.
         """
         tokens = self.position - self.sentences
-        unknown = int(self.counts[1])
+        unknown = int(self.counts[UNK])
         return {
             "language": self.language,
             "dtype": self.dtype.str,
@@ -162,7 +173,7 @@ class SentenceWriter:
 
 
 def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Sentences of ids in a row, `EOS` after each, and their lengths with it."""
+    """Concatenate sentences of ids, each followed by EOS; return the ids and the lengths with EOS."""
     ids: list[int] = []
     ends = np.zeros(len(sentences) + 1, np.int64)
     for i, sentence in enumerate(sentences, 1):

@@ -1,4 +1,4 @@
-"""How often an epoch has the pairs of each training corpus."""
+"""Sampling weights of training corpora."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -7,75 +7,81 @@ from typing import NamedTuple
 from fusetk.errors import ConfigError
 
 
-class Part(NamedTuple):
-    """A corpus of which the training text was made."""
+class CorpusPart(NamedTuple):
+    """One of the corpora that form the training text."""
 
-    prefix: str  # as data.train names it
-    pairs: int  # that preparation left of it
+    prefix: str  # as in data.train
+    pairs: int  # number of pairs after preparation
 
 
-class Share(NamedTuple):
-    """Pairs that stand together in the training text, and how often an epoch has each."""
+class WeightedSpan(NamedTuple):
+    """Consecutive training pairs with one sampling weight: the number of uses of a pair an epoch."""
 
     start: int
     end: int
     weight: float
 
 
-def shares(parts: Sequence[Part], weights: Mapping[str, float] | None) -> list[Share]:
-    """What the weights of some corpora make of the training text; nothing where all weigh 1.
+def sampling_spans(
+    parts: Sequence[CorpusPart], weights: Mapping[str, float] | None
+) -> list[WeightedSpan]:
+    """Return the spans of the training text with their weights; empty if all weights are 1.
 
-    Raises ConfigError for a name of no corpus or of several, and for weights that leave no pair.
+    A corpus that ``weights`` does not name has the weight 1; a corpus with the weight 0 has no
+    span. Raises ConfigError if a name matches no corpus or several, or if no pair remains.
     """
     if not weights:
         return []
     if not parts:
         raise ConfigError(
-            "training.stages.N.weights: it is not known which training pairs came from which corpus, for they were prepared by a version "
-            "that did not note it; run fusetk prep --force (the same pairs come out)"
+            "training.stages.N.weights: the folder was prepared by a version that did not record "
+            "which corpus each training pair came from; run fusetk prep --force (it makes the same "
+            "pairs)"
         )
-    found = [1.0] * len(parts)
+    part_weights = [1.0] * len(parts)
     for name, weight in weights.items():
         prefix = find(name, [part.prefix for part in parts])
         for i, part in enumerate(parts):
             if part.prefix == prefix:
-                found[i] = weight
-    if not any(weight and part.pairs for part, weight in zip(parts, found, strict=True)):
+                part_weights[i] = weight
+    weighted = list(zip(parts, part_weights, strict=True))
+    if not any(weight and part.pairs for part, weight in weighted):
         counts = ", ".join(
-            f"{part.prefix}: {weight:g} x {part.pairs:,} pairs"
-            for part, weight in zip(parts, found, strict=True)
+            f"{part.prefix}: {weight:g} x {part.pairs:,} pairs" for part, weight in weighted
         )
         raise ConfigError(
-            f"training.stages.N.weights leave no pair to train on ({counts}): give one a weight above 0"
+            f"training.stages.N.weights leave no pair to train on ({counts}); "
+            "give one corpus a weight above 0"
         )
-    if all(weight == 1 for weight in found):
+    if all(weight == 1 for weight in part_weights):
         return []
     starts = [sum(part.pairs for part in parts[:i]) for i in range(len(parts))]
     return [
-        Share(start, start + part.pairs, weight)
-        for start, part, weight in zip(starts, parts, found, strict=True)
+        WeightedSpan(start, start + part.pairs, weight)
+        for start, (part, weight) in zip(starts, weighted, strict=True)
         if weight
     ]
 
 
 def find(name: str, prefixes: Sequence[str]) -> str:
-    """The prefix that a name stands for: the prefix itself, or the only one that ends with the parts of this path.
+    """Return the prefix that equals ``name``, or else the only prefix whose path ends with ``name``.
 
-    Raises ConfigError when there is none, or more than one.
+    Raises ConfigError if none or more than one matches.
     """
     if name in prefixes:
         return name
     parts = tuple(part for part in PurePath(name).parts if part != "..")
-    near = [
+    matches = [
         prefix
         for prefix in dict.fromkeys(prefixes)
         if parts and PurePath(prefix).parts[-len(parts) :] == parts
     ]
-    if len(near) == 1:
-        return near[0]
-    if near:
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise ConfigError(
-            f"training.stages.N.weights: {name!r} may be {' or '.join(near)}: write more of its path"
+            f"training.stages.N.weights: {name!r} may be {' or '.join(matches)}; "
+            "write more of its path"
         )
     known = ", ".join(dict.fromkeys(prefixes))
     raise ConfigError(

@@ -1,124 +1,92 @@
-"""Which training pairs stay: by length and ratio, and without those that stood before."""
+"""Steps over training pairs: which pairs are kept, and why the others are dropped."""
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
-from fusetk.data.config import Deduplicate, Filter, Step
-from fusetk.data.steps import Change, change_of, concerns, one_space
-
-EMPTY, SHORT, LONG, RATIO, DUPLICATE, SUBWORDS = (
-    "empty",
-    "too short",
-    "too long",
-    "length ratio",
-    "duplicate",
-    "too many subwords",
+from fusetk.data.steps.base import (
+    LineFunction,
+    PairStep,
+    PrepStep,
+    StepModels,
+    UniquePairStep,
+    line_function,
 )
+from fusetk.data.steps.filter import EMPTY
+from fusetk.data.text import single_spaces
+
+SUBWORDS = "too many subwords"  # the reason of a limit that is checked after BPE
 
 
 class Outcome(NamedTuple):
-    """What became of a pair: its words, or why it was dropped."""
+    """The result of all steps on one pair."""
 
-    source: str
+    source: str  # words; empty if the pair is dropped
     target: str
-    reason: str  # empty when the pair stays
-    digests: tuple[bytes, ...]  # of each deduplication that it came to
+    reason: str  # reason for dropping the pair; empty if it is kept
+    keys: tuple[bytes, ...]  # one key for each UniquePairStep that the pair reached
 
 
-class Recipe(NamedTuple):
-    """The steps of a pass over training pairs, and all that they need."""
+class PassSpec(NamedTuple):
+    """The steps of one pass over the training pairs, and what they need."""
 
-    steps: Sequence[Step]
-    source: str
+    steps: Sequence[PrepStep]
+    source: str  # languages
     target: str
-    truecasers: tuple[Change | None, Change | None]
-    drop_empty: bool  # drop what has an empty side at the end
+    models: StepModels
+    drop_empty: bool  # drop pairs with an empty side after all steps
 
 
 class PairSteps:
-    """All steps on pairs, except what only the whole corpus can tell: whether a pair stood before."""
+    """All steps on a pair, except the comparison with earlier pairs (see ``Deduplicator``)."""
 
-    def __init__(self, recipe: Recipe):
-        self.steps: list[tuple[Step, Change | None, Change | None]] = []
-        for step in recipe.steps:
-            source = (
-                change_of(step, recipe.source, recipe.truecasers[0])
-                if concerns(step, "source")
-                else None
+    def __init__(self, spec: PassSpec):
+        self.steps: list[tuple[PrepStep, LineFunction | None, LineFunction | None]] = [
+            (
+                step,
+                line_function(step, "source", spec.source, spec.models),
+                line_function(step, "target", spec.target, spec.models),
             )
-            target = (
-                change_of(step, recipe.target, recipe.truecasers[1])
-                if concerns(step, "target")
-                else None
-            )
-            self.steps.append((step, source, target))
-        self.drop_empty = recipe.drop_empty
+            for step in spec.steps
+        ]
+        self.drop_empty = spec.drop_empty
 
     def __call__(self, chunk: list[tuple[str, str]]) -> list[Outcome]:
         return [self.pair(source, target) for source, target in chunk]
 
     def pair(self, source: str, target: str) -> Outcome:
-        """One pair through all steps, up to the one that drops it."""
-        digests: tuple[bytes, ...] = ()
+        """Apply the steps to one pair until a step drops it."""
+        keys: tuple[bytes, ...] = ()
         for step, on_source, on_target in self.steps:
-            if isinstance(step, Filter):
-                reason = drop_reason(step, length(source), length(target))
+            if isinstance(step, PairStep):
+                reason = step.drop_reason(source, target)
                 if reason:
-                    return Outcome("", "", reason, digests)
-            elif isinstance(step, Deduplicate):
-                digests += (digest(source, target),)
+                    return Outcome("", "", reason, keys)
+            elif isinstance(step, UniquePairStep):
+                keys += (step.key(source, target),)
             if on_source:
                 source = on_source(source)
             if on_target:
                 target = on_target(target)
-        source, target = one_space(source), one_space(target)
+        source, target = single_spaces(source), single_spaces(target)
         if self.drop_empty and not (source and target):
-            return Outcome("", "", EMPTY, digests)
-        return Outcome(source, target, "", digests)
+            return Outcome("", "", EMPTY, keys)
+        return Outcome(source, target, "", keys)
 
 
-def drop_reason(step: Filter, source: int, target: int) -> str:
-    """Why a filter drops a pair of these lengths in tokens; empty when it stays."""
-    short, long = min(source, target), max(source, target)
-    if short < step.min_length:
-        return SHORT if short else EMPTY
-    if step.max_length is not None and long > step.max_length:
-        return LONG
-    if step.max_ratio is not None and long > step.max_ratio * short:
-        return RATIO
-    return ""
+class Deduplicator:
+    """Drops pairs with a repeated key. The pairs must come in the order of the corpus."""
 
-
-def length(line: str) -> int:
-    """Tokens of a line: what stands between ASCII spaces."""
-    return (
-        len(line.split(" "))
-        if line and "  " not in line and line[0] != " " != line[-1]
-        else sum(map(bool, line.split(" ")))
-    )
-
-
-def digest(source: str, target: str) -> bytes:
-    """16 bytes that stand for a pair."""
-    return blake2b(f"{source}\n{target}".encode(), digest_size=16).digest()
-
-
-class Seen:
-    """The deduplications of a pass; the pairs must come in the order of the corpus."""
-
-    def __init__(self, steps: Sequence[Step]):
-        self.sets: list[set[bytes]] = [set() for step in steps if isinstance(step, Deduplicate)]
+    def __init__(self, steps: Sequence[PrepStep]):
+        self.steps = [step for step in steps if isinstance(step, UniquePairStep)]
+        self.seen: list[set[bytes]] = [set() for _ in self.steps]
 
     def reason(self, outcome: Outcome) -> str:
-        """Why the pair is dropped after all; a pair that stood before counts as that, whatever later steps said."""
-        for seen, mark in zip(self.sets, outcome.digests, strict=False):
-            if mark in seen:
-                return DUPLICATE
-            seen.add(mark)
+        """Return the reason for dropping the pair, or an empty string.
+
+        A repeated key takes precedence over the reasons of later steps.
+        """
+        for step, seen, key in zip(self.steps, self.seen, outcome.keys, strict=False):
+            if key in seen:
+                return step.reason
+            seen.add(key)
         return outcome.reason
-
-
-def make_pair_steps(recipe: Recipe) -> PairSteps:
-    """For worker processes."""
-    return PairSteps(recipe)

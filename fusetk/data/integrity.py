@@ -1,4 +1,4 @@
-"""What is looked at before training: that the prepared files are those that prep wrote, and that ids and vocabularies fit."""
+"""Checks before training: the prepared files are unchanged, and ids and vocabularies match."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +13,20 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.prepare import text_files
 from fusetk.errors import DataError
 
-STRETCHES, STRETCH = 256, 1 << 15  # of ids that are looked at where prep did not note the largest
-AGAIN = "put it back as it was, or run fusetk prep --force"
-
-
+# Stretches of ids that are checked if prep did not record the largest id, and ids of a stretch.
+STRETCHES = 256
+STRETCH = 1 << 15
+RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
 PREPARE = "run fusetk prep with the same config and --set options, or train with --prep"
 
 
-def check_settings(config: DataConfig, noted: Mapping[str, Any]) -> None:
-    """Raise DataError where the config asks for other training or validation data than the folder was prepared with.
+def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
+    """Raise DataError if the folder was prepared with other training or validation settings.
 
-    Paths and test sets are not compared: folders may be moved, and training reads no test set.
+    Paths are not compared because folders may be moved; test sets are not compared because training
+    does not read them.
     """
-    before = DataConfig.model_validate({**noted["settings"], "folder": config.folder})
+    before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
     changes = list(manifest.differences(_settings(before), _settings(config), "data"))
     if changes:
         raise DataError(
@@ -34,7 +35,7 @@ def check_settings(config: DataConfig, noted: Mapping[str, Any]) -> None:
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """The settings that decide what training reads, with the number of files instead of their paths."""
+    """Return the settings that decide what training reads, with numbers of files for their paths."""
     settings = config.model_dump(mode="json", exclude={"folder", "test"})
     settings["train"] = f"{len(config.train)} file prefixes"
     if isinstance(config.valid, list):
@@ -42,14 +43,14 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return settings
 
 
-def changed_text(config: DataConfig, noted: Mapping[str, Any]) -> list[Path]:
-    """The training and validation text files that are not as they were when the folder was prepared.
+def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:
+    """Return the training and validation text files that changed after the folder was prepared.
 
     A file that is not on this machine is not compared.
     """
     changed = []
     for split in ("train", "valid"):
-        stage = noted["stages"].get(f"words.{split}", {})
+        stage = recorded["stages"].get(f"words.{split}", {})
         paths = list(dict.fromkeys(path for pair in text_files(config, split) for path in pair))
         records = list(stage.get("inputs", {}).values())
         if len(paths) != len(records):
@@ -63,12 +64,13 @@ def changed_text(config: DataConfig, noted: Mapping[str, Any]) -> list[Path]:
     return changed
 
 
-def check_files(folder: Path, noted: Mapping[str, Any]) -> None:
-    """Raise DataError where a file that training reads is not the one that prep wrote.
+def check_files(folder: Path, recorded: Mapping[str, Any]) -> None:
+    """Raise DataError if a file that training reads is not the file that prep wrote.
 
-    Compared with the manifest are sizes and checksums: of small files whole, of large ones of pieces that are spread over the file.
+    Sizes and checksums are compared with the manifest; the checksum of a large file covers pieces
+    spread over the file.
     """
-    for stage in noted["stages"].values():
+    for stage in recorded["stages"].values():
         for name, record in stage["outputs"].items():
             if name.startswith(manifest.READ):
                 _check_file(folder / name, record)
@@ -79,46 +81,54 @@ def _check_file(path: Path, record: Mapping[str, Any]) -> None:
         stat = path.stat()
         if stat.st_size != record["size"]:
             raise DataError(
-                f"{path} has {stat.st_size} bytes and fusetk prep wrote {record['size']}; {AGAIN}"
+                f"{path} has {stat.st_size} bytes and fusetk prep wrote {record['size']}; {RESTORE}"
             )
         if "sample" in record:
-            found, wanted = manifest.sample(path), record["sample"]
+            checksum = manifest.sample(path)
+            expected = record["sample"]
         elif stat.st_size <= manifest.SMALL or stat.st_mtime_ns != record["mtime_ns"]:
-            found, wanted = manifest.checksum(path), record["sha256"]
-        else:  # an earlier version took no sample
+            checksum = manifest.checksum(path)
+            expected = record["sha256"]
+        else:  # an earlier version recorded no sample
             return
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; {AGAIN}") from None
-    if found != wanted:
+        raise DataError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
+    if checksum != expected:
         raise DataError(
-            f"{path} is not what fusetk prep wrote (checksum {found[:12]} instead of {wanted[:12]}): it was changed, or comes from another "
-            f"prepared folder; {AGAIN}"
+            f"{path} is not what fusetk prep wrote (checksum {checksum[:12]} instead of "
+            f"{expected[:12]}): it was changed, or comes from another prepared folder; {RESTORE}"
         )
 
 
 def check_ids(
-    folder: Path, noted: Mapping[str, Any], sizes: tuple[int, int], corpora: Mapping[str, Corpus]
+    folder: Path, recorded: Mapping[str, Any], sizes: tuple[int, int], corpora: Mapping[str, Corpus]
 ) -> None:
-    """Raise DataError where the vocabularies, of so many entries, are not those of the ids in the corpora of these splits."""
+    """Raise DataError if the vocabularies do not match the ids.
+
+    ``sizes`` are the numbers of entries of the source and target vocabularies; ``corpora`` is keyed
+    by split.
+    """
     for side, size in zip(SIDES, sizes, strict=True):
-        wanted = noted["vocabulary"][side]
-        if size != wanted:
+        expected = recorded["vocabulary"][side]
+        if size != expected:
             raise DataError(
-                f"the {side} vocabulary in {folder / 'text'} has {size} entries and the ids are of one with {wanted}; {AGAIN}"
+                f"the {side} vocabulary in {folder / 'text'} has {size} entries, but the ids belong "
+                f"to a vocabulary with {expected} entries; {RESTORE}"
             )
         for split, corpus in corpora.items():
             sentences: Sentences = getattr(corpus, side)
-            largest = noted["splits"][split][side].get("largest")
-            if largest is None:  # in folders of earlier versions
+            largest = recorded["splits"][split][side].get("largest")
+            if largest is None:  # earlier versions did not record it
                 largest = largest_id(sentences)
             if largest >= size:
                 raise DataError(
-                    f"{sentences.name} has the id {largest} and the vocabulary {size} entries; {AGAIN}"
+                    f"{sentences.name} has the id {largest}, but the vocabulary has {size} entries; "
+                    f"{RESTORE}"
                 )
 
 
 def largest_id(sentences: Sentences) -> int:
-    """The largest id in stretches that are spread over the corpus, which is all of a small one."""
+    """Return the largest id in stretches spread over the corpus; they cover a small corpus fully."""
     last = max(len(sentences.ids) - STRETCH, 0)
     starts = sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)})
     return max(int(np.max(sentences.ids[start : start + STRETCH], initial=0)) for start in starts)

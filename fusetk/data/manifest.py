@@ -1,10 +1,10 @@
-"""What a prepared folder was made from: `manifest.json`, and what of it is out of date."""
+"""`manifest.json`: the inputs, settings and outputs of a prepared folder."""
 
 import codecs
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,18 @@ from fusetk.files import BLOCK, checksum, digest, replace_file
 
 NAME = "manifest.json"
 FORMAT = 1
-SMALL, PIECES, PIECE = 1 << 24, 256, 1 << 16  # larger files have a checksum of pieces, too
-READ = ("train.", "valid.", "text/")  # what training reads of a folder
-Record = dict[str, Any]  # size, mtime_ns, sha256, for inputs lines, and for large outputs sample
+SMALL = 1 << 24  # bytes; larger files also have a checksum of some pieces
+PIECES = 256  # number of these pieces
+PIECE = 1 << 16  # bytes of a piece
+READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training reads
+Record = dict[str, Any]  # size, mtime_ns, sha256; inputs also have lines, large outputs sample
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a complete folder; raises DataError when there is none or it cannot be read."""
+    """Return the manifest of a complete folder; raises DataError if it is missing or unreadable."""
     path = folder / NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no {NAME}: it is not prepared, or prep was interrupted; run fusetk prep"
@@ -33,18 +35,18 @@ def read(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise DataError(f"{path} is damaged; run fusetk prep again") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DataError(f"{path} was written by another version of fusetk; run fusetk prep again")
-    return found
+    return data
 
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest; a complete one is there at any time, or none."""
+    """Replace the manifest; the file is complete at any time."""
     replace_file(folder / NAME, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 
 def sample(path: Path) -> str:
-    """The SHA-256 of pieces that are spread over a file, its first and its last among them."""
+    """Return the SHA-256 of pieces spread evenly over a file, from its first to its last bytes."""
     total = hashlib.sha256()
     last = max(path.stat().st_size - PIECE, 0)
     with open(path, "rb") as file:
@@ -55,21 +57,28 @@ def sample(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the output depends on beside settings and inputs."""
-    found = {"python": platform.python_version()}
-    for package in ("fusetk", "sacremoses", "subword-nmt", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    """Return the versions of Python and of the packages that prepare data."""
+    packages = package_versions(["fusetk", "sacremoses", "subword-nmt", "numpy"])
+    return {"python": platform.python_version(), **packages}
 
 
-# Inputs --------------------------------------------------------------------------------------------------------------
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package."""
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+# Inputs ------------------------------------------------------------------------------------------
 
 
 def same(path: Path, record: Record | None) -> bool:
-    """Whether a file is as recorded: by size and time, and by checksum when only the time differs."""
+    """Whether a file is unchanged: same size and time, or same size and checksum."""
     if record is None:
         return False
     try:
@@ -82,33 +91,37 @@ def same(path: Path, record: Record | None) -> bool:
 
 
 def record(path: Path) -> Record:
-    """What is recorded of a file."""
+    """Return the record of a file: size, time and checksum."""
     stat = path.stat()
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": checksum(path)}
 
 
 def written(path: Path) -> Record:
-    """What is recorded of an output."""
-    found = record(path)
-    return {**found, "sample": sample(path)} if found["size"] > SMALL else found
+    """Return the record of an output; large files have a checksum of some pieces as well."""
+    entry = record(path)
+    if entry["size"] > SMALL:
+        entry["sample"] = sample(path)
+    return entry
 
 
 def inspect(path: Path, known: Record | None) -> Record:
-    """Record an input and count its lines, which is skipped when it is as known.
+    """Return the record of an input with its number of lines.
 
-    Raises DataError for a file that is empty, damaged or not UTF-8.
+    An input that is unchanged since its ``known`` record is not read. Raises DataError if the file
+    is empty, damaged or not UTF-8.
     """
     if known and "lines" in known and same(path, known):
         return {**known, "mtime_ns": path.stat().st_mtime_ns}
     lines = count_lines(path)
     if not lines:
-        raise DataError(f"{path} is empty; give a file with text in it")
+        raise DataError(f"{path} is empty; give a file that holds text")
     return {**record(path), "lines": lines}
 
 
 def count_lines(path: Path) -> int:
-    """The lines of a text file; raises DataError for bytes that are not UTF-8."""
-    lines, ends = 0, True
+    """Return the number of lines of a text file; raises DataError if it is not UTF-8."""
+    lines = 0
+    complete = True  # whether the last line ends with a line feed
     decoder = codecs.getincrementaldecoder("utf-8")()
     with open_bytes(path) as file:
         try:
@@ -117,50 +130,50 @@ def count_lines(path: Path) -> int:
             while block:
                 decoder.decode(block)
                 lines += block.count(b"\n")
-                ends = block.endswith(b"\n")
+                complete = block.endswith(b"\n")
                 block = file.read(BLOCK)
             decoder.decode(b"", True)
         except (OSError, EOFError, UnicodeDecodeError, ValueError) as error:
-            for _ in read_lines(path):  # finds the line, and raises
+            for _ in read_lines(path):  # raises an error that names the line
                 pass
             raise DataError(f"{path} cannot be read: {error}") from None
-        except Exception as error:  # zlib.error is no OSError
+        except Exception as error:  # zlib.error is not an OSError
             for _ in read_lines(path):
                 pass
-            raise DataError(f"{path} cannot be unpacked: {error}") from None
-    return lines + (not ends)
+            raise DataError(f"{path} cannot be decompressed: {error}") from None
+    return lines + (not complete)
 
 
 def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
-    """Raise DataError for files of a pair with unequal numbers of lines."""
+    """Raise DataError if the two files of a pair have unequal numbers of lines."""
     for pair in pairs:
-        source, target = inputs[str(pair.source)]["lines"], inputs[str(pair.target)]["lines"]
+        source = inputs[str(pair.source)]["lines"]
+        target = inputs[str(pair.target)]["lines"]
         if source != target:
             raise unequal(pair, source, target)
 
 
-# What changed --------------------------------------------------------------------------------------------------------
+# Changes -----------------------------------------------------------------------------------------
 
 
 def training_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """A checksum of all that training reads: ids and vocabularies, but no test set and no path."""
+    """Return a checksum of the outputs that training reads; test sets and paths do not change it."""
     outputs = {
         name: record["sha256"]
         for stage in manifest["stages"].values()
         for name, record in stage["outputs"].items()
     }
-    return digest({name: found for name, found in outputs.items() if name.startswith(READ)})
+    return digest({name: sha256 for name, sha256 in outputs.items() if name.startswith(READ)})
 
 
 def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """Each setting that changed: `bpe.merges: 8000 -> 10000`."""
+    """Yield a line for each setting that changed: `bpe.merges: 8000 -> 10000`."""
     if old == new:
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
-            yield from differences(
-                old.get(key), new.get(key), f"{place}.{key}" if place else str(key)
-            )
+            inner = f"{place}.{key}" if place else str(key)
+            yield from differences(old.get(key), new.get(key), inner)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for i, (first, second) in enumerate(zip(old, new, strict=True)):
             yield from differences(first, second, f"{place}.{i}")

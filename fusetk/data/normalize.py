@@ -1,19 +1,22 @@
-"""Punctuation normalisation as sacremoses does it, skipping the substitutions that cannot apply to a line."""
+"""Punctuation normalisation with the rules of sacremoses; rules that cannot apply to a line are skipped."""
 
 import re
 from collections.abc import Callable
 
 from sacremoses import MosesPunctNormalizer
 
-# What needs no literal character of the text: classes, escaped kinds and repeated characters, and the marks of groups.
+# Parts of a pattern that require no particular character of the text: character classes, escapes
+# for classes, optional or repeated characters, and the parentheses of groups.
 OPTIONAL = re.compile(r"\[[^\]]*\][+*?]?|\\[sd][+*?]?|\\?.[+*?]|(?<!\\)[()]")
-# Quotation marks change places with the periods before them; tried at each period, it takes time quadratic in a run of periods.
+# This rule moves a quotation mark before the periods that precede it. The regular expression is
+# tried at each period, so its time is quadratic in the length of a run of periods.
 PERIODS_QUOTE = r'(\.+)"(\s*[^<])'
-ANY_PERIODS = r'(\.+)(?:"(\s*[^<]))?'  # takes every run whole, quoted or not
+# Matches each run of periods once, with or without a quotation mark after it.
+ANY_PERIODS = r'(\.+)(?:"(\s*[^<]))?'
 
 
 class Normalizer:
-    """sacremoses' punctuation normaliser for one language, with the same output."""
+    """A faster version of sacremoses' punctuation normaliser for one language; same output."""
 
     def __init__(self, language: str):
         rules = MosesPunctNormalizer(lang=language).substitutions
@@ -29,25 +32,28 @@ class Normalizer:
 
 
 def has_rules(language: str) -> bool:
-    """Whether sacremoses does more for the language than for an unknown one."""
-    rules, general = (MosesPunctNormalizer(lang=name).substitutions for name in (language, ""))
-    return bool(rules != general)
+    """Whether sacremoses has rules for the language besides the rules for all languages."""
+    rules = MosesPunctNormalizer(lang=language).substitutions
+    general_rules = MosesPunctNormalizer(lang="").substitutions
+    return bool(rules != general_rules)
 
 
 def compiled(
     pattern: str, replacement: str
 ) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
-    """A substitution that takes time linear in the line."""
+    """Return a compiled substitution whose time is linear in the length of the line."""
     if pattern == PERIODS_QUOTE:
-        return re.compile(
-            ANY_PERIODS
-        ), lambda match: match[0] if match[2] is None else f'"{match[1]}{match[2]}'
+        return re.compile(ANY_PERIODS), _quote_before_periods
     return re.compile(pattern), replacement
 
 
+def _quote_before_periods(match: re.Match[str]) -> str:
+    return match[0] if match[2] is None else f'"{match[1]}{match[2]}'
+
+
 def needed(pattern: str) -> str:
-    """A string that stands in every text that the pattern changes; empty when none is found."""
-    if pattern == " +":  # replaced by one space
+    """Return a string that every changed text contains; empty if the pattern requires none."""
+    if pattern == " +":  # the replacement is one space
         return "  "
     literals = OPTIONAL.sub("", pattern.replace("\\r", "\r")).replace("\\", "")
     return max(literals, default="")

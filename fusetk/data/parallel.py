@@ -1,4 +1,7 @@
-"""A function over many items in several processes: in order, with few items in flight, and without hanging when one dies."""
+"""Apply a function to many items in several processes.
+
+Results keep the order of the items, few items are in flight, and a dead process is an error.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +15,16 @@ from fusetk.errors import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 
-_function: Callable[[Any], Any] | None = None  # of a worker process
+_function: Callable[[Any], Any] | None = None  # set in each worker process
 
 
 def ordered(
     make: Callable[..., Callable[[T], R]], arguments: tuple[Any, ...], items: Iterable[T], jobs: int
 ) -> Iterator[R]:
-    """``make(*arguments)`` applied to each item, results in the order of the items.
+    """Apply the function ``make(*arguments)`` to each item; yield the results in the same order.
 
-    With more than one job each process makes the function once; `make` must stand at the top of a module.
-    Raises what the function raises, and DataError when a process dies.
+    With more than one job, each process calls ``make`` once; ``make`` must be defined at the top
+    level of a module. Raises the errors of the function, and DataError if a process dies.
     """
     if jobs <= 1:
         yield from map(make(*arguments), items)
@@ -37,7 +40,8 @@ def ordered(
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            f"one of the {jobs} worker processes died (killed, perhaps for want of memory); run again with fewer --jobs"
+            f"one of the {jobs} worker processes died (perhaps it was killed because memory ran out); "
+            "run again with fewer --jobs"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -54,7 +58,7 @@ def _work(item: Any) -> Any:
 
 
 def chunks(items: Iterable[T], size: Callable[[T], int], limit: int = 1 << 19) -> Iterator[list[T]]:
-    """Lists of consecutive items of about `limit` size together, at least one item each."""
+    """Yield lists of consecutive items with a total size of about ``limit``, at least one item each."""
     chunk: list[T] = []
     total = 0
     for item in items:

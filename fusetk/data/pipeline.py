@@ -10,180 +10,212 @@ from pydantic import TypeAdapter
 
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
-from fusetk.data.config import Deduplicate, Filter, Step, Tokenize, Truecase
-from fusetk.data.steps import Change, changes, concerns, one_space, settings
-from fusetk.data.text import read_lines, writer
-from fusetk.data.truecase import Truecaser, detruecase
+from fusetk.data.steps import Step
+from fusetk.data.steps.base import (
+    LearnedStep,
+    LineFunction,
+    LineStep,
+    PrepStep,
+    StepModel,
+    StepModels,
+    line_function,
+)
+from fusetk.data.text import read_lines, single_spaces, writer
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
 from fusetk.files import checksum
 
 SIDES = ("source", "target")
 FILE = "pipeline.json"
+COPY_AGAIN = "copy the folder again from where it was made"
 
 
 class Text:
-    """Raw lines to words: the steps before subwords, without vocabularies."""
+    """Raw lines to words and back: the line steps, without BPE and vocabularies."""
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[PrepStep],
         source: str,
         target: str,
-        truecasers: dict[str, Truecaser] | None = None,
+        models: StepModels | None = None,
     ):
-        self.steps = [step for step in steps if not isinstance(step, Filter | Deduplicate)]
-        self.source_language, self.target_language = source, target
-        self.truecasers = truecasers or {}
-        self._changes: dict[str, list[Change]] = {}
+        self.steps = [step for step in steps if isinstance(step, LineStep)]
+        self.source_language = source
+        self.target_language = target
+        self.models = models or {}
+        self._functions: dict[str, list[LineFunction]] = {}
 
     def language(self, side: str) -> str:
         return self.source_language if side == "source" else self.target_language
 
     def words(self, side: str, line: str) -> str:
-        """A raw line to words separated by one space."""
-        if side not in self._changes:
-            self._changes[side] = changes(
-                self.steps, side, self.language(side), self.truecasers.get(side)
-            )
-        for change in self._changes[side]:
-            line = change(line)
-        return one_space(line)
+        """Return a raw line as words separated by one space."""
+        if side not in self._functions:
+            language = self.language(side)
+            functions = [line_function(step, side, language, self.models) for step in self.steps]
+            self._functions[side] = [function for function in functions if function is not None]
+        for function in self._functions[side]:
+            line = function(line)
+        return single_spaces(line)
 
     @cached_property
-    def _detokenize(self) -> Callable[[str], str] | None:
-        for step in self.steps:
-            if isinstance(step, Tokenize) and concerns(step, "target"):
-                from fusetk.data.tokenize import Detokenizer  # sacremoses takes a while to import
-
-                return Detokenizer(self.target_language, unescape=step.escape)
-        return None
+    def _undo_functions(self) -> list[LineFunction]:
+        """The undo functions of the target's steps, the last step first."""
+        steps = [step for step in reversed(self.steps) if step.works_on("target")]
+        functions = [step.undo_function(self.target_language) for step in steps]
+        return [function for function in functions if function is not None]
 
     def raw(self, words: str) -> str:
-        """A target line of words to raw text: capitals where sentences begin, if truecased; detokenised, if tokenised."""
-        if any(isinstance(step, Truecase) and concerns(step, "target") for step in self.steps):
-            words = detruecase(words)
-        return self._detokenize(words) if self._detokenize and words else words
+        """Return a target line of words as raw text: undo the steps that can be undone."""
+        if words:
+            for undo in self._undo_functions:
+                words = undo(words)
+        return words
 
 
 class Pipeline(Text):
-    """Raw text to tokens and back: steps, BPE and vocabularies of both sides."""
+    """Raw text to tokens and back: steps, BPE and vocabularies of both sides.
+
+    ``codes`` is keyed by side, and empty if words are the tokens.
+    """
 
     def __init__(
         self, text: Text, codes: dict[str, BPE], vocabularies: tuple[Vocabulary, Vocabulary]
     ):
-        super().__init__(text.steps, text.source_language, text.target_language, text.truecasers)
-        self.bpe = codes  # by side; none when words are the tokens
+        super().__init__(text.steps, text.source_language, text.target_language, text.models)
+        self.bpe = codes
         self.source_vocab, self.target_vocab = vocabularies
 
     def subwords(self, side: str, line: str) -> list[str]:
-        """A line of words to tokens."""
+        """Return the tokens of a line of words."""
         if self.bpe:
             return self.bpe[side](line)
         return [word for word in line.split(" ") if word]
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Tokens to a line of words, BPE undone."""
+        """Return tokens as a line of words, with BPE undone."""
         line = " ".join(tokens)
         return bpe.join(line) if self.bpe else line
 
     def save(self, folder: Path) -> None:
-        """Write all that `load` reads, with the checksums of its files."""
+        """Write the files that ``load`` reads, and their checksums."""
         folder.mkdir(parents=True, exist_ok=True)
+        joint_vocabulary = self.source_vocab is self.target_vocab
         joint_bpe = bool(self.bpe) and self.bpe["source"].codes is self.bpe["target"].codes
-        joint = self.source_vocab is self.target_vocab
+        has_threshold = any(codes.vocabulary is not None for codes in self.bpe.values())
         description = {
             "source": self.source_language,
             "target": self.target_language,
-            "steps": [settings(step) for step in self.steps],
-            "bpe": {
-                "joint": joint_bpe,
-                "vocabulary": any(one.vocabulary is not None for one in self.bpe.values()),
-            }
-            if self.bpe
-            else None,
-            "vocabulary": {"joint": joint},
+            "steps": [step.model_dump(mode="json") for step in self.steps],
+            "bpe": {"joint": joint_bpe, "vocabulary": has_threshold} if self.bpe else None,
+            "vocabulary": {"joint": joint_vocabulary},
         }
         written: list[Path] = []
         for side in SIDES:
             language = self.language(side)
             if self.bpe:
-                written += self._save_bpe(folder, side, joint_bpe)
+                written += self._save_bpe(folder, side, joint_bpe, has_threshold)
             vocabulary = self.source_vocab if side == "source" else self.target_vocab
-            if not (joint and side == "target"):
-                written.append(folder / ("vocab" if joint else f"vocab.{language}"))
-                vocabulary.save(written[-1])
-            if side in self.truecasers:
-                written.append(folder / f"truecase.{language}")
-                self.truecasers[side].save(written[-1])
+            if not (joint_vocabulary and side == "target"):
+                path = folder / ("vocab" if joint_vocabulary else f"vocab.{language}")
+                vocabulary.save(path)
+                written.append(path)
+            for step in learned_steps(self.steps, side):
+                path = folder / f"{step.model_file}.{language}"
+                self.models[side, step.step].save(path)
+                written.append(path)
         with writer(folder / FILE) as file:
             sums = {path.name: checksum(path) for path in written}
             file.write(json.dumps({**description, "sha256": sums}, indent=2) + "\n")
 
-    def _save_bpe(self, folder: Path, side: str, joint: bool) -> list[Path]:
-        language, codes = self.language(side), self.bpe[side]
+    def _save_bpe(self, folder: Path, side: str, joint: bool, has_threshold: bool) -> list[Path]:
+        """Write one side's codes and, with a vocabulary threshold, its counts of subwords."""
+        language = self.language(side)
+        codes = self.bpe[side]
         written = [folder / ("bpe.codes" if joint else f"bpe.codes.{language}")]
         with writer(written[0]) as file:
             file.writelines(f"{line}\n" for line in codes.codes)
-        if any(one.vocabulary is not None for one in self.bpe.values()):
+        if has_threshold:
             written.append(folder / f"bpe.vocab.{language}")
-            with writer(written[1]) as file:  # may be empty, which is none
-                file.writelines(
-                    f"{token} {count}\n" for token, count in (codes.vocabulary or {}).items()
-                )
+            counts = codes.vocabulary or {}  # a side without a vocabulary gets an empty file
+            with writer(written[1]) as file:
+                file.writelines(f"{token} {count}\n" for token, count in counts.items())
         return written
 
     @classmethod
     def load(cls, folder: Path) -> "Pipeline":
-        """Read a folder `text/`; raises DataError for files that are missing, malformed or not as they were written."""
+        """Read a folder `text/`.
+
+        Raises DataError if a file is missing, malformed or not as it was written.
+        """
         folder = Path(folder)
         path = folder / FILE
         try:
-            known: dict[str, Any] = json.loads("\n".join(read_lines(path)))
-            steps = TypeAdapter(list[Step]).validate_python(known["steps"])
-            source, target = (known[side] + "" for side in SIDES)
-            joint = bool(known["vocabulary"]["joint"])
-            sums = dict(known.get("sha256", {}))  # older folders have none
-            segmented = known["bpe"] and (
-                bool(known["bpe"]["joint"]),
-                int(known["bpe"]["vocabulary"]),
+            description: dict[str, Any] = json.loads("\n".join(read_lines(path)))
+            steps = TypeAdapter(list[Step]).validate_python(description["steps"])
+            source, target = (description[side] + "" for side in SIDES)
+            joint = bool(description["vocabulary"]["joint"])
+            sums = dict(description.get("sha256", {}))  # missing in older folders
+            bpe_description = description["bpe"] and (
+                bool(description["bpe"]["joint"]),
+                int(description["bpe"]["vocabulary"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}".replace("\n", " ")
             raise DataError(
-                f"{path} does not describe a text pipeline ({reason}); copy it again from where it was made"
+                f"{path} does not describe a text pipeline ({reason}); {COPY_AGAIN}"
             ) from None
         languages = {"source": source, "target": target}
-        cased = {
-            side: Truecaser.load(folder / f"truecase.{languages[side]}")
-            for side in SIDES
-            if any(isinstance(step, Truecase) and concerns(step, side) for step in steps)
-        }
-        codes = load_bpe(lambda name: folder / name, languages, *segmented) if segmented else {}
-        first = Vocabulary.load(folder / ("vocab" if joint else f"vocab.{source}"))
-        second = first if joint else Vocabulary.load(folder / f"vocab.{target}")
-        for name, wanted in sums.items():
-            if checksum(folder / name) != wanted:
+        models = load_models(lambda name: folder / name, steps, languages)
+        codes: dict[str, BPE] = {}
+        if bpe_description:
+            codes = load_bpe(lambda name: folder / name, languages, *bpe_description)
+        source_vocab = Vocabulary.load(folder / ("vocab" if joint else f"vocab.{source}"))
+        target_vocab = source_vocab if joint else Vocabulary.load(folder / f"vocab.{target}")
+        for name, expected in sums.items():
+            if checksum(folder / name) != expected:
                 raise DataError(
-                    f"{folder / name} is damaged, it is not as it was written; copy it again from where it was made"
+                    f"{folder / name} is damaged: its checksum has changed; {COPY_AGAIN}"
                 )
-        return cls(Text(steps, source, target, cased), codes, (first, second))
+        return cls(Text(steps, source, target, models), codes, (source_vocab, target_vocab))
+
+
+def learned_steps(steps: Sequence[PrepStep], side: str) -> list[LearnedStep]:
+    """Return the steps of a side that have a model."""
+    return [step for step in steps if isinstance(step, LearnedStep) and step.works_on(side)]
+
+
+def load_models(
+    find: Callable[[str], Path], steps: Sequence[PrepStep], languages: Mapping[str, str]
+) -> dict[tuple[str, str], StepModel]:
+    """Return the models of all learned steps, by side and name of the step.
+
+    ``find`` returns the path of a file by its name; ``languages`` is keyed by side.
+    """
+    return {
+        (side, step.step): step.load(find(f"{step.model_file}.{language}"))
+        for side, language in languages.items()
+        for step in learned_steps(steps, side)
+    }
 
 
 def load_bpe(
     find: Callable[[str], Path], languages: Mapping[str, str], joint: bool, threshold: int
 ) -> dict[str, BPE]:
-    """BPE of both sides, one list of codes when joint; a threshold above 0 reads the counts of subwords."""
+    """Return the BPE of both sides, with one list of codes if ``joint``.
+
+    A ``threshold`` above 0 reads the counts of subwords. ``find`` returns the path of a file by its
+    name; ``languages`` is keyed by side.
+    """
     loaded: dict[str, BPE] = {}
     lines: list[str] = []
-    for side in SIDES:
-        path = find("bpe.codes" if joint else f"bpe.codes.{languages[side]}")
+    for side, language in languages.items():
+        path = find("bpe.codes" if joint else f"bpe.codes.{language}")
         if not (joint and lines):
             lines = list(read_lines(path, bom=False))
-        known = (
-            bpe.read_vocabulary(find(f"bpe.vocab.{languages[side]}"), threshold)
-            if threshold
-            else None
-        )
-        loaded[side] = BPE(lines, known, str(path))
+        counts = None
+        if threshold:
+            counts = bpe.read_vocabulary(find(f"bpe.vocab.{language}"), threshold)
+        loaded[side] = BPE(lines, counts, str(path))
     return loaded

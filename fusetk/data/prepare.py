@@ -1,54 +1,20 @@
-"""Raw parallel text to memory-mapped ids: what ``fusetk prep`` does."""
+"""Raw parallel text to memory-mapped ids: the work of ``fusetk prep``."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data import binarize, languages, manifest, preprocess
-from fusetk.data.config import (
-    BPE,
-    NFC,
-    DataConfig,
-    Deduplicate,
-    Every,
-    Filter,
-    Lowercase,
-    NormalizePunctuation,
-    Sample,
-    Side,
-    Step,
-    Tokenize,
-    Truecase,
-    VocabularyConfig,
-)
-from fusetk.data.stages import Build, Results, Stage, opened
+from fusetk.data import binarize, language_warnings, manifest, preprocess
+from fusetk.data.config import BPE, DataConfig
+from fusetk.data.stages import Build, Stage, opened
+from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import Pair, locate
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import digest
 
-__all__ = [
-    "BPE",
-    "NFC",
-    "DataConfig",
-    "Deduplicate",
-    "Every",
-    "Filter",
-    "Lowercase",
-    "Manifest",
-    "NormalizePunctuation",
-    "Sample",
-    "Side",
-    "Step",
-    "Tokenize",
-    "Truecase",
-    "VocabularyConfig",
-    "prepare",
-]
-
 
 class Manifest(NamedTuple):
-    """What a prepared folder holds, as `manifest.json` says it, and which stages were made just now."""
+    """A prepared folder, the contents of its `manifest.json`, and the stages that this call made."""
 
     folder: Path
     data: Mapping[str, Any]
@@ -56,7 +22,7 @@ class Manifest(NamedTuple):
 
     @property
     def splits(self) -> Mapping[str, Any]:
-        """By split: pairs in and out, dropped by reason, and per side what was counted."""
+        """For each split: pairs in and out, dropped pairs by reason, and counts for each side."""
         splits: Mapping[str, Any] = self.data["splits"]
         return splits
 
@@ -67,57 +33,58 @@ def prepare(
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
-    """Make `config.folder`, or what of it is out of date; with `force` all of it.
+    """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
-    `report` is given one line for each change that was found, for each stage that is made, and for
-    each doubt whether the steps are made for the language of the text. The folder is complete when and
-    only when it has a manifest. Raises DataError for input that cannot be used.
+    Calls `report` with one line for each change, each stage that is made, and each warning about a
+    language or a text that the steps do not support. The folder is complete if and only if it has a
+    manifest. Raises ConfigError or DataError for a config or input that cannot be used.
     """
     folder = Path(config.folder)
     if config.source == config.target:
         raise ConfigError(
-            f"data.source and data.target are both {config.source!r}: the files of the two sides would have one name"
+            f"data.source and data.target are both {config.source!r}, "
+            "so the files of both sides would have the same names; give each side its own suffix"
         )
     texts = {
         name: [_pair(config, prefix) for prefix in prefixes]
         for name, prefixes in _prefixes(config).items()
     }
     with opened(folder):
-        old = _known(folder, report)
+        old = _read_manifest(folder, report)
         inputs = _inspect(texts, old.get("inputs", {}))
-        for doubt in languages.doubts(
+        for warning in language_warnings.warnings(
             {"source": config.source, "target": config.target},
             config.steps,
             [pair for pairs in texts.values() for pair in pairs],
         ):
-            report(f"warning: {doubt}")
+            report(f"warning: {warning}")
         build = Build(folder, jobs, report)
-        stages_before = old.get("stages", {})
+        old_stages = old.get("stages", {})
         for stage in plan(config, texts):
-            build.run(stage, inputs, None if force else stages_before.get(stage.name))
-        for name in stages_before:
+            build.run(stage, inputs, None if force else old_stages.get(stage.name))
+        for name in old_stages:
             if name not in build.stages:
-                report(f"{name}: no longer asked for, its files go")
+                report(f"{name}: no longer needed, its files are deleted")
         data = describe(config, inputs, build)
         if data != old:
-            build.finish(data, stages_before)
+            build.finish(data, old_stages)
         return Manifest(folder, data, build.made)
 
 
-def _known(folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """The manifest of an earlier run, empty when there is none to be used."""
+def _read_manifest(folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return the manifest of an earlier run; empty if it is missing or cannot be used."""
     try:
         return manifest.read(folder)
     except DataError as error:
         if (folder / manifest.NAME).exists():
-            report(f"{error} (everything is made again now)")
+            report(f"{error} (all stages are made again now)")
         return {}
 
 
 def _inspect(
     texts: Mapping[str, list[Pair]], known: Mapping[str, manifest.Record]
 ) -> dict[str, manifest.Record]:
-    """Look at all inputs before any work: readable, UTF-8, equally many lines on both sides."""
+    """Check all inputs before any work: readable, UTF-8, equal numbers of lines on both sides."""
     inputs: dict[str, manifest.Record] = {}
     for pairs in texts.values():
         for path in dict.fromkeys(path for pair in pairs for path in pair):
@@ -127,25 +94,26 @@ def _inspect(
 
 
 def _prefixes(config: DataConfig) -> dict[str, list[str]]:
-    """The file prefixes of each split that is read from files."""
-    found = {"train": config.train}
+    """Return the file prefixes of each split that is read from files."""
+    prefixes_of = {"train": config.train}
     if isinstance(config.valid, list):
         if not config.valid:
             raise ConfigError(
                 "data.valid is an empty list; give file prefixes, `every: 23`, or `sample: 2000`"
             )
-        found["valid"] = config.valid
+        prefixes_of["valid"] = config.valid
     for name, prefixes in config.test.items():
         if not prefixes or not name or any(character in "/\\\0\n" for character in name):
             raise ConfigError(
-                f"data.test.{name}: a test set has a plain name and a list of at least one file prefix"
+                f"data.test.{name}: a test set needs a name without slashes "
+                "and a list of at least one file prefix"
             )
-        found[f"test.{name}"] = prefixes
-    return found
+        prefixes_of[f"test.{name}"] = prefixes
+    return prefixes_of
 
 
 def text_files(config: DataConfig, split: str) -> list[Pair]:
-    """The files of a split; none where it is taken from the training text or a file is missing."""
+    """Return the files of a split; none if it is taken from the training text or a file is missing."""
     try:
         return [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
     except DataError:
@@ -157,123 +125,116 @@ def _pair(config: DataConfig, prefix: str) -> Pair:
 
 
 def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
-    """The stages in an order in which each comes after what it needs."""
-    versions = manifest.versions()
-    steps = [step.model_dump(mode="json") for step in config.steps]
-    sides = {"source": config.source, "target": config.target}
-    with_moses = any(isinstance(step, Tokenize | NormalizePunctuation) for step in config.steps)
-    tools = {"sacremoses": versions["sacremoses"]} if with_moses else {}
-    split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
-    settings = {**sides, "steps": steps, "valid": split, **tools}
-    found = [
-        Stage(
-            "words.train",
-            settings,
-            texts["train"],
-            [],
-            lambda build: preprocess.train_words(build, config, texts["train"]),
-        )
-    ]
-    options = config.bpe
-    if options:
-        learned = {
-            **options.model_dump(mode="json", exclude={"max_subwords"}),
-            "subword-nmt": versions["subword-nmt"],
-        }
-        found.append(
-            Stage(
-                "bpe",
-                {"bpe": learned},
-                [],
-                ["words.train"],
-                lambda build: binarize.learn_bpe(build, config, options),
-            )
-        )
-    limit = {"bpe": {"max_subwords": options.max_subwords}} if options else {}
-    chosen = {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")}
-    found.append(
-        Stage(
-            "vocabulary",
-            chosen,
-            [],
-            ["bpe" if options else "words.train"],
-            lambda build: binarize.make_vocabularies(build, config),
-        )
-    )
-    found.append(
-        Stage("ids.train", {}, [], ["vocabulary"], partial(_ids, config=config, split="train"))
-    )
-    cased = ["words.train"] if any(isinstance(step, Truecase) for step in config.steps) else []
-    inference = [step for step in steps if step["step"] not in ("filter", "deduplicate")]
+    """Return the stages; each stage follows the stages that it needs."""
+    stages = [_train_words(config, texts["train"])]
+    if config.bpe:
+        stages.append(_bpe(config, config.bpe))
+    stages.append(_vocabulary(config))
+    stages.append(_ids(config, "train", ["vocabulary"]))
     for name, pairs in texts.items():
         if name != "train":
-            run = partial(_held_out, config=config, split=name, pairs=pairs)
-            found.append(
-                Stage(f"words.{name}", {**sides, "steps": inference, **tools}, pairs, cased, run)
-            )
-            found.append(
-                Stage(
-                    f"ids.{name}",
-                    {},
-                    [],
-                    [f"words.{name}", "vocabulary"],
-                    partial(_ids, config=config, split=name),
-                )
-            )
+            stages.append(_held_out_words(config, name, pairs))
+            stages.append(_ids(config, name, [f"words.{name}", "vocabulary"]))
     if "valid" not in texts:
-        found.append(
-            Stage("ids.valid", {}, [], ["vocabulary"], partial(_ids, config=config, split="valid"))
-        )
-    return found
+        stages.append(_ids(config, "valid", ["vocabulary"]))
+    return stages
 
 
-def _ids(build: Build, config: DataConfig, split: str) -> Results:
-    return binarize.write_ids(build, config, split)
+def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
+    split = None if isinstance(config.valid, list) else config.valid.model_dump(mode="json")
+    settings = {
+        **_step_settings(config, config.steps),
+        "valid": split,
+        **_package_versions(config.steps),
+    }
+    return Stage(
+        "words.train",
+        settings,
+        pairs,
+        [],
+        lambda build: preprocess.train_words(build, config, pairs),
+    )
 
 
-def _held_out(build: Build, config: DataConfig, split: str, pairs: list[Pair]) -> Results:
-    return preprocess.held_out_words(build, config, split, pairs)
+def _held_out_words(config: DataConfig, split: str, pairs: list[Pair]) -> Stage:
+    steps = [step for step in config.steps if isinstance(step, LineStep)]
+    has_model = any(isinstance(step, LearnedStep) for step in steps)
+    return Stage(
+        f"words.{split}",
+        {**_step_settings(config, steps), **_package_versions(steps)},
+        pairs,
+        ["words.train"] if has_model else [],
+        lambda build: preprocess.held_out_words(build, config, split, pairs),
+    )
+
+
+def _bpe(config: DataConfig, options: BPE) -> Stage:
+    settings = {
+        **options.model_dump(mode="json", exclude={"max_subwords"}),
+        **manifest.package_versions(["subword-nmt"]),
+    }
+    return Stage(
+        "bpe",
+        {"bpe": settings},
+        [],
+        ["words.train"],
+        lambda build: binarize.learn_bpe(build, config, options),
+    )
+
+
+def _vocabulary(config: DataConfig) -> Stage:
+    limit = {"bpe": {"max_subwords": config.bpe.max_subwords}} if config.bpe else {}
+    return Stage(
+        "vocabulary",
+        {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")},
+        [],
+        ["bpe" if config.bpe else "words.train"],
+        lambda build: binarize.make_vocabularies(build, config),
+    )
+
+
+def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:
+    return Stage(
+        f"ids.{split}",
+        {},
+        [],
+        needs,
+        lambda build: binarize.write_ids(build, config, split),
+    )
+
+
+def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, Any]:
+    """Return the languages and steps that decide the words."""
+    return {
+        "source": config.source,
+        "target": config.target,
+        "steps": [step.model_dump(mode="json") for step in steps],
+    }
+
+
+def _package_versions(steps: Sequence[PrepStep]) -> dict[str, str]:
+    """Return the versions of the packages that the steps use."""
+    return manifest.package_versions(
+        dict.fromkeys(package for step in steps for package in step.packages)
+    )
 
 
 def describe(
     config: DataConfig, inputs: Mapping[str, manifest.Record], build: Build
 ) -> dict[str, Any]:
-    """The contents of `manifest.json`."""
+    """Return the contents of `manifest.json`."""
     results = {name: stage["results"] for name, stage in build.stages.items()}
-    splits = {}
-    order = [
-        "train",
-        "valid",
-        *(name.removeprefix("ids.") for name in results if name.startswith("ids.test.")),
-    ]
-    for split in order:
-        ids = results[f"ids.{split}"]
-        read = results.get(f"words.{split}", {"dropped": {}})
-        pairs_out = ids["source"]["sentences"]
-        splits[split] = {
-            "pairs_in": read.get("pairs_in", pairs_out),
-            "pairs_out": pairs_out,
-            "dropped": {**read["dropped"], **ids["dropped"]},
-            **({"to_valid": read["to_valid"]} if read.get("to_valid") else {}),
-            **({"corpora": _corpora(config, ids)} if split == "train" else {}),
-            "source": ids["source"],
-            "target": ids["target"],
-        }
-    for split, counts in splits.items():
-        assert counts["pairs_in"] == counts["pairs_out"] + sum(
-            counts["dropped"].values()
-        ) + counts.get("to_valid", 0), split
-    assert sum(part["pairs"] for part in splits["train"]["corpora"]) in (
-        0,
-        splits["train"]["pairs_out"],
-    )
-    made = [
+    tests = [name.removeprefix("ids.") for name in results if name.startswith("ids.test.")]
+    splits = {
+        split: _describe_split(config, results, split) for split in ["train", "valid", *tests]
+    }
+    outputs = [
         [name, stage["key"], {file: out["sha256"] for file, out in stage["outputs"].items()}]
         for name, stage in build.stages.items()
     ]
     return {
         "format": manifest.FORMAT,
-        "fingerprint": digest(made),
+        "fingerprint": digest(outputs),
         "languages": {"source": config.source, "target": config.target},
         "versions": manifest.versions(),
         "settings": config.model_dump(mode="json", exclude={"folder"}),
@@ -285,8 +246,33 @@ def describe(
     }
 
 
+def _describe_split(
+    config: DataConfig, results: Mapping[str, Mapping[str, Any]], split: str
+) -> dict[str, Any]:
+    """Return what the stages of a split counted."""
+    ids = results[f"ids.{split}"]
+    words = results.get(f"words.{split}", {"dropped": {}})
+    pairs_out = ids["source"]["sentences"]
+    counts: dict[str, Any] = {
+        "pairs_in": words.get("pairs_in", pairs_out),
+        "pairs_out": pairs_out,
+        "dropped": {**words["dropped"], **ids["dropped"]},
+    }
+    to_valid = words.get("to_valid", 0)
+    if to_valid:
+        counts["to_valid"] = to_valid
+    if split == "train":
+        counts["corpora"] = _corpora(config, ids)
+        assert sum(part["pairs"] for part in counts["corpora"]) in (0, pairs_out)
+    assert counts["pairs_in"] == pairs_out + sum(counts["dropped"].values()) + to_valid, split
+    return {**counts, "source": ids["source"], "target": ids["target"]}
+
+
 def _corpora(config: DataConfig, ids: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How many training pairs came from each prefix, in the order in which they stand; nothing where an earlier version did not note it."""
+    """Return the number of training pairs from each file prefix, in the order of the config.
+
+    Empty if an earlier version, which did not count them, wrote the ids.
+    """
     counts = ids.get("corpora") or ([ids["source"]["sentences"]] if len(config.train) == 1 else [])
     if not counts:
         return []

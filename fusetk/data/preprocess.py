@@ -1,27 +1,31 @@
-"""The first stages of preparation: raw text to words, for training with filters and a split, for other text line by line."""
+"""The first stages of preparation: raw text to words.
+
+Training text is filtered and may give up pairs for validation. Other text is converted line by
+line.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusetk.data.config import DataConfig, Every, Filter, Step, Truecase
-from fusetk.data.filter import Recipe, Seen, make_pair_steps
+from fusetk.data.config import DataConfig, Every, Sample
+from fusetk.data.filter import Deduplicator, PairSteps, PassSpec
 from fusetk.data.parallel import chunks, ordered
-from fusetk.data.pipeline import SIDES, Text
+from fusetk.data.pipeline import SIDES, Text, load_models
 from fusetk.data.stages import Build, Results
-from fusetk.data.steps import concerns
+from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
-from fusetk.data.truecase import Truecaser
 from fusetk.errors import ConfigError, DataError
 
-Lines = tuple[str, str]
-LINE = np.dtype("<i8")
+Lines = tuple[str, str]  # a source line and a target line
+LINE_NUMBER = np.dtype("<i8")
 
 
 def languages(config: DataConfig) -> tuple[str, str]:
@@ -33,134 +37,176 @@ def size_of(pair: Lines) -> int:
 
 
 def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[Lines]:
-    """The lines of several parallel files, one after the other; ``ends`` is told at the end of each how many there were so far."""
-    read = 0
+    """Yield the pairs of lines of several parallel texts, one text after the other.
+
+    Append the number of pairs so far to ``ends`` at the end of each text.
+    """
+    count = 0
     for pair in pairs:
         for lines in read_pairs(pair):
-            read += 1
+            count += 1
             yield lines
         if ends is not None:
-            ends.append(read)
+            ends.append(count)
 
 
-# Words of the training text ------------------------------------------------------------------------------------------
+# Words of the training text ----------------------------------------------------------------------
 
 
 def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Results:
-    """All steps over the training pairs, and the split; a truecaser is learned between two passes."""
-    counts: Counter[str] = Counter()
-    truecasers: dict[str, Truecaser] = {}
+    """Apply all steps to the training pairs, then move some of them to validation if asked.
+
+    A learned step starts a new pass: its model is learned on the output of the pass before it.
+    """
+    dropped: Counter[str] = Counter()
+    models: dict[tuple[str, str], StepModel] = {}
     ends: list[int] = []
-    lines: Callable[[], Iterator[Lines]] = lambda: all_pairs(pairs, ends)  # noqa: E731
-    numbers: Path | None = None
-    keeps_empty = any(isinstance(step, Filter) and step.min_length == 0 for step in config.steps)
     passes = _passes(config.steps)
-    total = 0
+    read: Callable[[], Iterator[Lines]] = partial(all_pairs, pairs, ends)
+    numbers: Path | None = None
+    total = kept = 0
     for i, steps in enumerate(passes):
         if i:
-            truecasers |= _learn_cases(build, config, steps[0], i - 1)
-        last = i + 1 == len(passes)
-        recipe = Recipe(
-            steps,
-            *languages(config),
-            (truecasers.get("source"), truecasers.get("target")),
-            last and not keeps_empty,
+            models |= _learn(build, config, steps[0], i - 1)
+        spec = PassSpec(
+            steps, *languages(config), models, drop_empty=_drops_empty(config, passes, i)
         )
-        kept, dropped = _run_pass(build, recipe, lines(), numbers, i)
+        kept, dropped_now = _run_pass(build, spec, read(), numbers, i)
         if not i:
-            total = kept + sum(dropped.values())
-        counts.update(dropped)
-        previous = Pair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
-        lines, numbers = (lambda pair=previous: read_pairs(pair)), build.aside / f"pass{i}.lines"  # type: ignore[misc]
+            total = kept + sum(dropped_now.values())
+        dropped.update(dropped_now)
+        output = Pair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
+        read = partial(read_pairs, output)
+        numbers = build.aside / f"pass{i}.lines"
     if not kept:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in counts.most_common())
+        reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())
         raise DataError(
-            f"all {total} training pairs were dropped ({reasons}); loosen the filter, or check that the files belong together"
+            f"all {total} training pairs were dropped ({reasons}); "
+            "loosen the filter, or check that the files belong together"
         )
-    for side, truecaser in truecasers.items():
-        truecaser.save(
-            build.new(f"words/truecase.{config.source if side == 'source' else config.target}")
-        )
-    chosen = _split(build, config, pairs, kept, len(passes) - 1)
-    origin = _lines_of(build.aside / f"pass{len(passes) - 1}.lines")
-    corpora = np.diff(np.searchsorted(origin, [0, *ends])) - np.diff(
-        np.searchsorted(origin[chosen], [0, *ends])
-    )
-    valid = len(chosen)
+    _save_models(build, config, models)
+    last = len(passes) - 1
+    to_valid = _split(build, config, pairs, kept, last)
+    corpora = _pairs_by_corpus(_line_numbers(build.aside / f"pass{last}.lines"), to_valid, ends)
     for i in range(len(passes)):
         for suffix in (*languages(config), "lines"):
             (build.aside / f"pass{i}.{suffix}").unlink(missing_ok=True)
-    dropped_by_reason = dict(sorted(counts.items()))
     return {
         "pairs_in": total,
-        "pairs_out": kept - valid,
-        "to_valid": valid,
-        "dropped": dropped_by_reason,
-        "corpora": corpora.tolist(),
+        "pairs_out": kept - len(to_valid),
+        "to_valid": len(to_valid),
+        "dropped": dict(sorted(dropped.items())),
+        "corpora": corpora,
     }
 
 
-def _passes(steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps cut before each truecaser, which is learned on the text as it stands there."""
-    passes: list[list[Step]] = [[]]
-    seen: set[str] = set()
+def _drops_empty(config: DataConfig, passes: Sequence[Sequence[PrepStep]], i: int) -> bool:
+    """Whether pass ``i`` drops pairs with an empty side: the last pass, unless a step allows them."""
+    if i + 1 < len(passes):
+        return False
+    return not any(isinstance(step, PairStep) and step.allows_empty() for step in config.steps)
+
+
+def _pairs_by_corpus(
+    origin: NDArray[np.int64], to_valid: NDArray[np.int64], ends: Sequence[int]
+) -> list[int]:
+    """Return the number of training pairs of each corpus.
+
+    ``origin`` holds the line number in the concatenated corpora of each pair that the steps kept,
+    ``to_valid`` the indices in ``origin`` of pairs moved to validation, and ``ends`` the end of
+    each corpus.
+    """
+    bounds = [0, *ends]
+    kept = np.diff(np.searchsorted(origin, bounds))
+    moved = np.diff(np.searchsorted(origin[to_valid], bounds))
+    counts: list[int] = (kept - moved).tolist()
+    return counts
+
+
+def _passes(steps: Sequence[PrepStep]) -> list[list[PrepStep]]:
+    """Split the steps before each learned step; its model is learned on the text at this point."""
+    passes: list[list[PrepStep]] = [[]]
+    seen: set[tuple[str, str]] = set()
     for step in steps:
-        if isinstance(step, Truecase):
-            sides = {side for side in SIDES if concerns(step, side)}
-            if sides & seen:
-                raise ConfigError("data.steps: truecase stands twice for one side; once is enough")
-            seen |= sides
+        if isinstance(step, LearnedStep):
+            keys = {(side, step.step) for side in SIDES if step.works_on(side)}
+            if keys & seen:
+                raise ConfigError(
+                    f"data.steps: {step.step} occurs twice for one side; remove one of the two"
+                )
+            seen |= keys
             passes.append([])
         passes[-1].append(step)
     return passes
 
 
-def _learn_cases(build: Build, config: DataConfig, step: Step, done: int) -> dict[str, Truecaser]:
+def _learn(
+    build: Build, config: DataConfig, step: PrepStep, previous: int
+) -> dict[tuple[str, str], StepModel]:
+    """Learn the models of a step on the output of the pass ``previous``."""
+    assert isinstance(step, LearnedStep)
     return {
-        side: Truecaser.learn(read_lines(build.aside / f"pass{done}.{language}", bom=False))
+        (side, step.step): step.learn(
+            read_lines(build.aside / f"pass{previous}.{language}", bom=False)
+        )
         for side, language in zip(SIDES, languages(config), strict=True)
-        if concerns(step, side)
+        if step.works_on(side)
     }
 
 
+def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
+    files = {step.step: step.model_file for step in config.steps if isinstance(step, LearnedStep)}
+    names = dict(zip(SIDES, languages(config), strict=True))
+    for (side, name), model in models.items():
+        model.save(build.new(f"words/{files[name]}.{names[side]}"))
+
+
 def _run_pass(
-    build: Build, recipe: Recipe, lines: Iterator[Lines], numbers: Path | None, i: int
+    build: Build, spec: PassSpec, lines: Iterator[Lines], numbers: Path | None, i: int
 ) -> tuple[int, Counter[str]]:
-    """Write the pairs that stay, and the number (from 0) that each had in the corpus; returns how many, and why others went."""
-    seen = Seen(recipe.steps)
+    """Write the pairs that the steps keep, and the line number (from 0) of each in the corpus.
+
+    ``numbers`` is the file of line numbers of the pass before, None in the first pass. Returns the
+    number of pairs that were kept, and the numbers of dropped pairs by reason.
+    """
+    deduplicator = Deduplicator(spec.steps)
     dropped: Counter[str] = Counter()
-    origin = None if numbers is None else _lines_of(numbers)
+    origin = None if numbers is None else _line_numbers(numbers)
     read = kept = 0
     with (
-        writer(build.aside / f"pass{i}.{recipe.source}") as source,
-        writer(build.aside / f"pass{i}.{recipe.target}") as target,
+        writer(build.aside / f"pass{i}.{spec.source}") as source,
+        writer(build.aside / f"pass{i}.{spec.target}") as target,
         open(build.aside / f"pass{i}.lines", "wb", 1 << 20) as positions,
     ):
-        for outcomes in ordered(make_pair_steps, (recipe,), chunks(lines, size_of), build.jobs):
+        for outcomes in ordered(PairSteps, (spec,), chunks(lines, size_of), build.jobs):
             for outcome in outcomes:
-                reason = seen.reason(outcome)
+                reason = deduplicator.reason(outcome)
                 if reason:
                     dropped[reason] += 1
                 else:
+                    number = read if origin is None else int(origin[read])
                     source.write(outcome.source + "\n")
                     target.write(outcome.target + "\n")
-                    positions.write(
-                        (read if origin is None else int(origin[read])).to_bytes(8, "little")
-                    )
+                    positions.write(number.to_bytes(8, "little"))
                     kept += 1
                 read += 1
     assert read == kept + sum(dropped.values())
     return kept, dropped
 
 
-def _lines_of(path: Path) -> NDArray[np.int64]:
-    return np.memmap(path, LINE, "r") if path.stat().st_size else np.zeros(0, LINE)
+def _line_numbers(path: Path) -> NDArray[np.int64]:
+    if not path.stat().st_size:
+        return np.zeros(0, LINE_NUMBER)
+    return np.memmap(path, LINE_NUMBER, "r")
 
 
 def _split(
     build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int
 ) -> NDArray[np.int64]:
-    """Part validation from training pairs if the config says so; returns which of those that are left went to validation."""
+    """Write the training words, without the pairs that the config moves to validation.
+
+    Returns the indices of the moved pairs among the ``kept`` pairs of the pass ``last``.
+    """
     names = [build.aside / f"pass{last}.{language}" for language in languages(config)]
     if isinstance(config.valid, list):
         for language, name in zip(languages(config), names, strict=True):
@@ -169,26 +215,25 @@ def _split(
     chosen = _choose(config.valid, kept)
     if not len(chosen) or len(chosen) >= kept:
         raise DataError(
-            f"the {kept} training pairs that are left cannot give {config.valid.model_dump()} for validation; "
-            "give more text or a smaller number"
+            f"data.valid asks for {config.valid.model_dump()}, which {kept} training pairs cannot "
+            "give; add training text, or use a smaller number"
         )
     for language, name in zip(languages(config), names, strict=True):
         with (
             writer(build.new(f"words/train.{language}")) as train,
             writer(build.new(f"valid.{language}.txt")) as valid,
         ):
-            _deal(read_lines(name, bom=False), chosen, valid.write, train.write)
-    raw = np.asarray(_lines_of(build.aside / f"pass{last}.lines")[chosen])
+            _divide(read_lines(name, bom=False), chosen, valid, train)
+    raw_numbers = np.asarray(_line_numbers(build.aside / f"pass{last}.lines")[chosen])
     for side, language in enumerate(languages(config)):
+        raw_lines = (line for pair in pairs for line in read_lines(pair[side]))
         with writer(build.new(f"valid.{language}.raw")) as valid:
-            _deal(
-                (line for pair in pairs for line in read_lines(pair[side])), raw, valid.write, None
-            )
+            _divide(raw_lines, raw_numbers, valid, None)
     return chosen
 
 
-def _choose(split: Any, kept: int) -> NDArray[np.int64]:
-    """Which of the pairs that are left, counted from 0, go to validation."""
+def _choose(split: Every | Sample, kept: int) -> NDArray[np.int64]:
+    """Return the indices of the pairs that go to validation, in ascending order."""
     if isinstance(split, Every):
         return np.arange(split.every - 1, kept, split.every)
     if split.sample >= kept:
@@ -196,36 +241,35 @@ def _choose(split: Any, kept: int) -> NDArray[np.int64]:
     return np.array(sorted(Random(split.seed).sample(range(kept), split.sample)))
 
 
-def _deal(
+def _divide(
     lines: Iterator[str],
     chosen: NDArray[np.int64],
-    yes: Callable[[str], Any],
-    no: Callable[[str], Any] | None,
+    chosen_file: IO[str],
+    other_file: IO[str] | None,
 ) -> None:
-    """Hand the lines whose numbers were chosen to one, all others to the other."""
+    """Write the lines with the chosen numbers into one file and all others into the other."""
     following = iter(chosen.tolist())
-    wanted = next(following, -1)
+    next_chosen = next(following, -1)
     for number, line in enumerate(lines):
-        if number == wanted:
-            yes(line + "\n")
-            wanted = next(following, -1)
-        elif no:
-            no(line + "\n")
-    assert wanted == -1
+        if number == next_chosen:
+            chosen_file.write(line + "\n")
+            next_chosen = next(following, -1)
+        elif other_file:
+            other_file.write(line + "\n")
+    assert next_chosen == -1
 
 
-# Words of other text -------------------------------------------------------------------------------------------------
+# Words of other text -----------------------------------------------------------------------------
 
 
 class BothSides:
-    """All steps on pairs that are never dropped."""
+    """The line steps of both sides, on chunks of pairs of lines."""
 
-    def __init__(
-        self, steps: Sequence[Step], source: str, target: str, truecasers: dict[str, Truecaser]
-    ):
-        self.text = Text(steps, source, target, truecasers)
+    def __init__(self, steps: Sequence[PrepStep], source: str, target: str, models: StepModels):
+        self.text = Text(steps, source, target, models)
 
     def __call__(self, chunk: list[Lines]) -> list[tuple[Lines, Lines]]:
+        """Return each raw pair and its words."""
         words = self.text.words
         return [
             ((source, target), (words("source", source), words("target", target)))
@@ -234,32 +278,27 @@ class BothSides:
 
 
 def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence[Pair]) -> Results:
-    """Validation or test text: every line stays, raw and as words."""
-    arguments = (config.steps, *languages(config), load_truecasers(build, config))
-    read = 0
+    """Write all lines of validation or test text, raw and as words."""
+    arguments = (config.steps, *languages(config), prepared_models(build, config))
+    count = 0
     with ExitStack() as stack:
-        raw, txt = (
-            [
-                stack.enter_context(writer(build.new(f"{split}.{language}.{kind}")))
-                for language in languages(config)
-            ]
-            for kind in ("raw", "txt")
-        )
+
+        def open_both(kind: str) -> list[IO[str]]:
+            names = [f"{split}.{language}.{kind}" for language in languages(config)]
+            return [stack.enter_context(writer(build.new(name))) for name in names]
+
+        raw_files = open_both("raw")
+        word_files = open_both("txt")
         for chunk in ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of), build.jobs):
-            read += len(chunk)
-            for before, after in chunk:
+            count += len(chunk)
+            for raw, words in chunk:
                 for side in (0, 1):
-                    raw[side].write(before[side] + "\n")
-                    txt[side].write(after[side] + "\n")
-    return {"pairs_in": read, "pairs_out": read, "dropped": {}}
+                    raw_files[side].write(raw[side] + "\n")
+                    word_files[side].write(words[side] + "\n")
+    return {"pairs_in": count, "pairs_out": count, "dropped": {}}
 
 
-def load_truecasers(build: Build, config: DataConfig) -> dict[str, Truecaser]:
-    """The truecasers that the training text gave, by side."""
-    found = {}
-    for step in config.steps:
-        if isinstance(step, Truecase):
-            for side, language in zip(SIDES, languages(config), strict=True):
-                if concerns(step, side):
-                    found[side] = Truecaser.load(build.find(f"words/truecase.{language}"))
-    return found
+def prepared_models(build: Build, config: DataConfig) -> Mapping[tuple[str, str], StepModel]:
+    """Return the models that the training text gave."""
+    names = dict(zip(SIDES, languages(config), strict=True))
+    return load_models(lambda name: build.find(f"words/{name}"), config.steps, names)

@@ -1,4 +1,4 @@
-"""Which sentence pairs stand in which batch, decided by seed and epoch alone."""
+"""Batches of sentence pairs; the seed and the epoch decide them completely."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, overload
@@ -8,31 +8,35 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fusetk.config import Config
-from fusetk.data.corpus_weights import Share
+from fusetk.data.corpus_weights import WeightedSpan
 from fusetk.errors import DataError
 
 Lengths = NDArray[np.int32]
 Indices = NDArray[np.int64]
-Order = NDArray[Any]  # int32, or int64 where there are more pairs than that counts
-BLOCK = 1 << 20  # pairs that are sorted into place at once
+Order = NDArray[Any]  # int32, or int64 for a corpus too large for int32
+BLOCK = 1 << 20  # pairs whose sort keys are computed at once
 
 
 class BatchConfig(Config):
-    """How many sentence pairs one update sees."""
+    """Number of sentence pairs in one update."""
 
     size: int = Field(4096, ge=1)
-    """Target tokens (end marks counted, padding not) or sentence pairs."""
+    """Largest number of target tokens (with EOS, without padding) or of sentence pairs."""
     unit: Literal["tokens", "sentences"] = "tokens"
-    """What `size` counts."""
+    """Unit of `size`."""
     accumulate: int = Field(1, ge=1)
-    """Batches of `size` whose gradients are summed into one update."""
+    """Number of batches whose gradients are summed for one update."""
 
 
 class Batches(Sequence[Indices]):
-    """The batches of an epoch, each made when it is asked for: the pairs in order, and (start, end) of each batch in it."""
+    """The batches of an epoch, each made on access.
+
+    ``order`` (n,) holds the pairs, and ``cuts`` (batches, 2) the start and end of each batch in it.
+    """
 
     def __init__(self, order: Order, cuts: NDArray[np.int64]):
-        self.order, self.cuts = order, cuts
+        self.order = order
+        self.cuts = cuts
 
     def __len__(self) -> int:
         return len(self.cuts)
@@ -49,10 +53,15 @@ class Batches(Sequence[Indices]):
 
 
 class Groups(Sequence[Sequence[Indices]]):
-    """The batches of each update, ``accumulate`` of them or what is left at the end."""
+    """The batches of each update: ``accumulate`` batches, fewer in the last update.
 
-    def __init__(self, found: Sequence[Indices], accumulate: int, numbers: range):
-        self.found, self.accumulate, self.numbers = found, accumulate, numbers
+    ``numbers`` are the updates, counted from 0.
+    """
+
+    def __init__(self, batches: Sequence[Indices], accumulate: int, numbers: range):
+        self.batches = batches
+        self.accumulate = accumulate
+        self.numbers = numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -63,9 +72,9 @@ class Groups(Sequence[Sequence[Indices]]):
     def __getitem__(self, i: slice) -> "Groups": ...
     def __getitem__(self, i: int | slice) -> "list[Indices] | Groups":
         if isinstance(i, slice):
-            return Groups(self.found, self.accumulate, self.numbers[i])
+            return Groups(self.batches, self.accumulate, self.numbers[i])
         start = self.numbers[i] * self.accumulate
-        return list(self.found[start : start + self.accumulate])
+        return list(self.batches[start : start + self.accumulate])
 
 
 def batches(
@@ -74,65 +83,72 @@ def batches(
     config: BatchConfig,
     seed: int,
     epoch: int,
-    shares: Sequence[Share] = (),
+    spans: Sequence[WeightedSpan] = (),
 ) -> Batches:
-    """The batches of an epoch in the order in which they are read, each an array of pair indices.
+    """Return the batches of an epoch in the order of training, each an array of pair indices.
 
-    Pairs are shuffled, then sorted by target and source length, cut, and the batches shuffled: pairs of one length meet
-    in a new company each epoch. With ``shares`` an epoch has each pair as often as its share says. Depends on nothing but
-    the arguments. Raises DataError when a sentence does not fit.
+    Pairs are shuffled, sorted by target and source length, and cut into batches; then the batches
+    are shuffled. So pairs of one length are combined differently in each epoch. With ``spans``, an
+    epoch uses each pair as often as the weight of its span says. The result depends only on the
+    arguments. Raises DataError if a sentence is longer than a batch.
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
-    order = _pool(len(target), shares, random)
-    if not len(order) and shares:
+    order = _pool(len(target), spans, random)
+    if not len(order) and spans:
         raise DataError(
-            f"epoch {epoch + 1} has no pair, so small are the weights: raise training.stages.N.weights"
+            f"epoch {epoch + 1} has no pair because the weights are too small: "
+            "raise training.stages.N.weights"
         )
     random.shuffle(order)
     order = _sorted(order, source, target)
     cuts = cut(target[order], config)
-    turns = np.arange(len(cuts), dtype=np.int32)
-    random.shuffle(turns)
-    return Batches(order, cuts[turns])
+    batch_order = np.arange(len(cuts), dtype=np.int32)
+    random.shuffle(batch_order)
+    return Batches(order, cuts[batch_order])
 
 
-def _pool(count: int, shares: Sequence[Share], random: np.random.Generator) -> Order:
-    """The pairs of an epoch as they stand in the corpus, with those that come more than once again and again."""
-    kind = np.int32 if count < 1 << 31 else np.int64
-    if not shares:
-        return np.arange(count, dtype=kind)
-    found = []
-    for start, end, weight in shares:
-        pairs = np.arange(start, end, dtype=kind)
-        found += [pairs] * int(weight)
+def _pool(count: int, spans: Sequence[WeightedSpan], random: np.random.Generator) -> Order:
+    """Return the pairs of an epoch in the order of the corpus; weights above 1 repeat pairs."""
+    dtype = np.int32 if count < 1 << 31 else np.int64
+    if not spans:
+        return np.arange(count, dtype=dtype)
+    copies = []
+    for start, end, weight in spans:
+        pairs = np.arange(start, end, dtype=dtype)
+        copies += [pairs] * int(weight)
         if weight % 1:
-            found.append(pairs[random.random(len(pairs), dtype=np.float32) < weight % 1])
-    return np.concatenate(found) if found else np.zeros(0, kind)
+            copies.append(pairs[random.random(len(pairs), dtype=np.float32) < weight % 1])
+    return np.concatenate(copies) if copies else np.zeros(0, dtype)
 
 
 def _sorted(order: Order, source: Lengths, target: Lengths) -> Order:
-    """Pairs by target length, then by source length, to and fro: neighbours stay alike where the target's changes.
+    """Sort by target length, then by source length in alternating direction.
 
-    What is alike stays as it stands. Both lengths and the place become one number, which sorts fast and in place.
+    The alternating direction keeps neighbours similar where the target length changes. The sort is
+    stable. Both lengths and the position are packed into one integer, which sorts fast and in
+    place.
     """
     width = int(source.max(initial=0)) + 1
     if (int(target.max(initial=0)) + 1) * width >> 31 or len(order) >> 32:
-        s, t = source[order], target[order]
-        return order[np.lexsort((np.where(t % 2, s, -s), t))]
+        source_lengths = source[order]
+        target_lengths = target[order]
+        directed = np.where(target_lengths % 2, source_lengths, -source_lengths)
+        return order[np.lexsort((directed, target_lengths))]
     keys = np.empty(len(order), np.int64)
     for start in range(0, len(order), BLOCK):
-        part = order[start : start + BLOCK]
-        s, t = source[part].astype(np.int64), target[part].astype(np.int64)
-        keys[start : start + BLOCK] = t * width + np.where(
-            t % 2, s, width - 1 - s
-        ) << 32 | np.arange(start, start + len(part))
+        block = order[start : start + BLOCK]
+        source_lengths = source[block].astype(np.int64)
+        target_lengths = target[block].astype(np.int64)
+        directed = np.where(target_lengths % 2, source_lengths, width - 1 - source_lengths)
+        positions = np.arange(start, start + len(block))
+        keys[start : start + BLOCK] = (target_lengths * width + directed) << 32 | positions
     keys.sort()
     keys &= (1 << 32) - 1
     return order[keys]
 
 
 def fits(longest: int, config: BatchConfig) -> None:
-    """Raise DataError when a batch does not hold the longest target sentence."""
+    """Raise DataError if the longest target sentence is longer than a batch."""
     if config.unit == "tokens" and longest > config.size:
         raise DataError(
             f"the longest target sentence has {longest} tokens and a batch holds {config.size}: "
@@ -141,20 +157,21 @@ def fits(longest: int, config: BatchConfig) -> None:
 
 
 def cut(lengths: Lengths, config: BatchConfig) -> NDArray[np.int64]:
-    """Where sorted pairs are cut into batches: a row (start, end) for each, at most ``config.size`` in all."""
+    """Cut sorted pairs into batches of at most ``config.size``; return (start, end) of each (n, 2)."""
     if config.unit == "sentences":
         starts = np.arange(0, len(lengths), config.size)
         return np.stack((starts, np.minimum(starts + config.size, len(lengths))), axis=1)
     fits(int(lengths.max(initial=0)), config)
     sums = lengths.astype(np.int64)
     np.cumsum(sums, out=sums)
-    bounds, before = [0], 0
+    bounds = [0]
+    before = 0  # tokens in the batches so far
     while bounds[-1] < len(lengths):
         bounds.append(int(sums.searchsorted(before + config.size, side="right")))
         before = int(sums[bounds[-1] - 1])
     return np.stack((np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)), axis=1)
 
 
-def groups(found: Sequence[Indices], accumulate: int) -> Groups:
-    """The batches of each update."""
-    return Groups(found, accumulate, range(-(-len(found) // accumulate)))
+def groups(batches: Sequence[Indices], accumulate: int) -> Groups:
+    """Return the batches of each update."""
+    return Groups(batches, accumulate, range(-(-len(batches) // accumulate)))

@@ -1,4 +1,7 @@
-"""A prepared folder under construction: stages that are kept or made again, written aside and put in place at the end."""
+"""Building a prepared folder: stages are reused or made again.
+
+New files are written into a subfolder and moved into place at the end.
+"""
 
 import os
 import shutil
@@ -19,36 +22,35 @@ Results = dict[str, Any]
 
 
 class Stage(NamedTuple):
-    """One part of the work: what it depends on, and what does it."""
+    """One part of the work. It is out of date if its settings, its texts or a needed stage change."""
 
     name: str
     settings: Mapping[str, Any]
     pairs: list[Pair]
-    needs: list[str]
-    run: Callable[["Build"], Results]
+    needs: list[str]  # names of earlier stages
+    run: Callable[["Build"], Results]  # writes the outputs
 
 
 class Build:
-    """Where stages read and write, and what is known of each."""
+    """A build of a prepared folder: paths of the outputs, and a record of each stage."""
 
     def __init__(self, folder: Path, jobs: int, report: Callable[[str], None]):
         self.folder = folder
         self.aside = folder / BUILDING
         self.jobs = jobs
         self.report = report
-        self.stages: dict[
-            str, dict[str, Any]
-        ] = {}  # name -> key, settings, inputs, outputs, results
-        self.made: list[str] = []  # names of stages made in this build
-        self.shared: dict[str, Any] = {}  # what stages of one build hand on in memory
+        # For each stage by name: its key, settings, inputs, needs, outputs and results.
+        self.stages: dict[str, dict[str, Any]] = {}
+        self.made: list[str] = []  # names of the stages that this build made
+        self.shared: dict[str, Any] = {}  # objects that stages of this build share in memory
 
     def find(self, name: str) -> Path:
-        """An output of an earlier stage."""
+        """Return the path of an output of an earlier stage."""
         fresh = self.aside / name
         return fresh if fresh.exists() else self.folder / name
 
     def new(self, name: str) -> Path:
-        """Where to write an output."""
+        """Return the path for a new output, and make its folder."""
         path = self.aside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -56,13 +58,16 @@ class Build:
     def run(
         self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None
     ) -> None:
-        """Keep the stage when nothing that it depends on changed and its outputs are there, else make it again."""
+        """Reuse the stage if its inputs are unchanged and its outputs exist; otherwise make it again.
+
+        ``old`` is the stage's record in the manifest of an earlier build.
+        """
         state = describe(stage, inputs, self.stages)
         reasons = stale(self.folder, state, old, self.made)
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
-        for reason in reasons or ["to be made"]:
+        for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())
         results = stage.run(self)
@@ -82,7 +87,10 @@ class Build:
         )
 
     def finish(self, description: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-        """Put the new files in place: first the old manifest goes, and last the new one comes."""
+        """Move the new files into place.
+
+        The old manifest is deleted first and the new one is written last.
+        """
         names = self._written()
         for name in names:
             flush(self.aside / name)
@@ -101,7 +109,7 @@ class Build:
 def describe(
     stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What a stage depends on, and one key for all of it."""
+    """Return the inputs of a stage, and one key for all of them."""
     files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
     sums = [inputs[str(path)]["sha256"] for pair in stage.pairs for path in pair]
     key = digest([stage.settings, sums, [stages[name]["key"] for name in stage.needs]])
@@ -111,7 +119,10 @@ def describe(
 def stale(
     folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]
 ) -> list[str]:
-    """Why a stage must be made again, given those that were `made` just now; nothing when it need not, or never was."""
+    """Return the reasons for making a stage again; none if it is up to date or was never made.
+
+    ``made`` lists the stages that this build has made.
+    """
     if old is None:
         return []
     if old["key"] == state["key"]:
@@ -129,15 +140,15 @@ def stale(
         for path in now
         if path in before and now[path]["sha256"] != before[path]["sha256"]
     ]
-    sources = [name for name in state["needs"] if name in made]
-    return reasons or [
-        f"follows from {' and '.join(sources)}" if sources else "what it is made from changed"
-    ]
+    if reasons:
+        return reasons
+    changed = [name for name in state["needs"] if name in made]
+    return [f"follows from {' and '.join(changed)}" if changed else "its inputs changed"]
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Make the folder, lock it against another prep, and clear what an interrupted one left."""
+    """Make the folder, lock it against another prep, and clear the remains of an interrupted one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("w")
@@ -152,7 +163,7 @@ def opened(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)
             (folder / BUILDING).mkdir()
             yield
-        except BrokenPipeError:  # of the reader of our report
+        except BrokenPipeError:  # from the reader of the report
             raise
         except OSError as error:
             raise cannot_write(error.filename or folder, error) from None

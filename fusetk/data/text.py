@@ -1,7 +1,7 @@
-r"""Text files read and written safely: UTF-8, plain or .gz, a line ends at ``\n`` and nowhere else.
+r"""Reading and writing of UTF-8 text files, plain or .gz. Only ``\n`` ends a line.
 
-CR LF counts as LF, and a byte order mark at the start of a file is dropped. Every other character (U+2028, U+0085, NBSP,
-form feed, tab, NUL, a lone CR) is a character inside its line.
+CR LF counts as LF, and a byte order mark at the start of a file is dropped. Every other character
+(U+2028, U+0085, NBSP, form feed, tab, NUL, a lone CR) belongs to its line.
 """
 
 import difflib
@@ -24,23 +24,26 @@ STANDARD_INPUT = "standard input"
 
 
 def read_lines(path: Path | str, bom: bool = True) -> Iterator[str]:
-    """The lines of a file without their ends; `bom` drops a byte order mark at the start of the file.
+    """Yield the lines of a file without line ends; ``bom`` drops a byte order mark at its start.
 
-    Raises DataError with file and line for what cannot be opened, unpacked or decoded.
+    Raises DataError with file and line if the file cannot be opened, decompressed or decoded.
     """
     with open_bytes(path) as file:
         yield from decode_lines(file, str(path), bom)
 
 
 def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator[str]:
-    """The lines of an open file of bytes that the user knows as `name`; raises DataError as `read_lines` does."""
+    """Yield the lines of an open file of bytes; ``name`` names it in errors.
+
+    Raises DataError as ``read_lines`` does.
+    """
     number = 0
     try:
         for number, line in enumerate(file, 1):
             if number == 1 and bom and line.startswith(BOM):
                 line = line[len(BOM) :]
                 if not line:
-                    return  # a file of a mark and nothing else has no line
+                    return  # a file that holds only a byte order mark has no line
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
             yield line.decode("utf-8")
@@ -48,7 +51,8 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
         raise _not_utf8(name, number, error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"{name}: the compressed data are damaged after line {number} ({error}); copy or download the file again"
+            f"{name}: the compressed data is damaged after line {number} ({error}); "
+            "copy or download the file again"
         ) from None
     except OSError as error:
         raise DataError(f"{name}: reading failed after line {number}: {error.strerror}") from None
@@ -56,18 +60,18 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
 
 def _not_utf8(name: str, number: int, error: UnicodeDecodeError) -> DataError:
     byte = error.object[error.start]
-    packed = number == 1 and error.object[:2] == b"\x1f\x8b"
-    advice = (
-        "this looks like gzip, so name the file .gz"
-        if packed
-        else "convert the file to UTF-8, or repair the line"
-    )
-    where = f"{name}, line {number}: byte 0x{byte:02x} at offset {error.start} of the line"
-    return DataError(f"{where} is not UTF-8 ({error.reason}); {advice}")
+    advice = "convert the file to UTF-8, or repair the line"
+    if number == 1 and error.object[:2] == b"\x1f\x8b":
+        advice = "it looks like gzip: add .gz to the name of the file"
+    place = f"{name}, line {number}: byte 0x{byte:02x} at offset {error.start} of the line"
+    return DataError(f"{place} is not UTF-8 ({error.reason}); {advice}")
 
 
 def open_bytes(path: Path | str) -> BinaryIO:
-    """Open a file for reading, unpacked when it is named .gz; raises DataError when there is none."""
+    """Open a file for reading and decompress a .gz file.
+
+    Raises DataError if the file cannot be opened.
+    """
     path = Path(path)
     try:
         if path.is_dir():
@@ -82,9 +86,9 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 def _near(path: Path) -> str:
-    """A hint at files of similar names in the folder, or at the folder that is missing."""
+    """Return a hint: files with similar names in the folder, or that the folder is missing."""
     if not path.parent.is_dir():
-        return f"; there is no folder {path.parent} either"
+        return f"; its folder {path.parent} does not exist either"
     try:
         names = sorted(os.listdir(path.parent))
     except OSError:
@@ -94,27 +98,33 @@ def _near(path: Path) -> str:
 
 
 def locate(prefix: str, language: str) -> Path:
-    """The file `prefix.language` or `prefix.language.gz`; raises DataError when there is neither, or both."""
-    plain, packed = Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")
+    """Return the file `prefix.language` or `prefix.language.gz`.
+
+    Raises DataError if neither or both exist.
+    """
+    plain = Path(f"{prefix}.{language}")
+    compressed = Path(f"{prefix}.{language}.gz")
     try:
-        there = plain.exists(), packed.exists()
+        has_plain = plain.exists()
+        has_compressed = compressed.exists()
     except OSError as error:
         raise DataError(f"{plain} cannot be read: {error.strerror}") from None
-    if all(there):
-        raise DataError(
-            f"both {plain} and {packed.name} exist, and it is not known which is meant; remove or rename one of them"
-        )
-    found = packed if there[1] else plain
-    if not any(there):
-        raise DataError(f"neither {plain} nor {packed.name} exists{_near(plain)}")
-    if found.is_dir():
-        raise DataError(f"{found} is a folder; {prefix!r} must be the prefix of text files")
-    return found
+    if has_plain and has_compressed:
+        raise DataError(f"both {plain} and {compressed.name} exist; remove or rename one of them")
+    if not has_plain and not has_compressed:
+        raise DataError(f"neither {plain} nor {compressed.name} exists{_near(plain)}")
+    path = compressed if has_compressed else plain
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; {prefix!r} must be the prefix of text files")
+    return path
 
 
 @contextmanager
 def writer(path: Path | str) -> Iterator[IO[str]]:
-    """A text file to write lines into, packed when it is named .gz; raises DataError when that fails."""
+    """Open a text file for writing, compressed if it is named .gz.
+
+    Raises DataError if the file cannot be written.
+    """
     try:
         with open_text(path) as file:
             yield file
@@ -123,33 +133,60 @@ def writer(path: Path | str) -> Iterator[IO[str]]:
 
 
 def open_text(path: Path | str) -> IO[str]:
-    """Open a file for writing UTF-8 with `\\n` line ends."""
+    """Open a file for writing UTF-8 with `\\n` line ends, compressed if it is named .gz."""
     if Path(path).suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "wb"), encoding="utf-8", newline="\n")
     return open(path, "w", 1 << 20, encoding="utf-8", newline="\n")
 
 
 def readable(inputs: Iterable[Path], output: Path) -> None:
-    """Check that every input can be opened and is not the output, before the output is begun; raises DataError."""
+    """Check before writing that every input can be opened and is not the output.
+
+    Raises DataError otherwise.
+    """
     for path in inputs:
         open_bytes(path).close()
         if output.exists() and output.samefile(path):
-            raise DataError(f"{output} is both read and written; write somewhere else")
+            raise DataError(f"{output} is both read and written; write to another file")
 
 
 def cannot_write(path: Path | str, error: OSError) -> DataError:
-    """The error for a path that the system did not let us write."""
+    """Return the error for a path that cannot be written."""
     return DataError(
-        f"{path} cannot be written: {error.strerror}; choose another place or free this one"
+        f"{path} cannot be written: {error.strerror}; "
+        "choose another path, or make this one writable"
     )
 
 
 def standard_input() -> Iterator[str]:
-    """The lines of standard input; raises DataError that names it and the line, at once where the command finds it closed."""
+    """Return the lines of standard input.
+
+    Raises DataError with the line number if it cannot be read or decoded.
+    """
     return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 
-# Parallel files ------------------------------------------------------------------------------------------------------
+# Words -------------------------------------------------------------------------------------------
+
+
+def single_spaces(line: str) -> str:
+    """Return the line with one ASCII space between words and none at its ends.
+
+    Other white space characters belong to the words.
+    """
+    if "  " in line or line[:1] == " " or line[-1:] == " ":
+        return " ".join(word for word in line.split(" ") if word)
+    return line
+
+
+def count_tokens(line: str) -> int:
+    """Return the number of tokens of a line; tokens are separated by ASCII spaces."""
+    if line and "  " not in line and line[0] != " " != line[-1]:
+        return line.count(" ") + 1
+    return sum(map(bool, line.split(" ")))
+
+
+# Parallel files ----------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -160,55 +197,63 @@ class Pair(NamedTuple):
 
 
 def read_pairs(pair: Pair) -> Iterator[tuple[str, str]]:
-    """Line by line; raises DataError with both counts and the first suspicious line when one file ends first."""
-    source, target = read_lines(pair.source), read_lines(pair.target)
+    """Yield the pairs of lines of two files.
+
+    If one file ends first, raises DataError with both counts and the first suspicious line.
+    """
+    source = read_lines(pair.source)
+    target = read_lines(pair.target)
     count = 0
     while True:
-        left, right = next(source, None), next(target, None)
+        left = next(source, None)
+        right = next(target, None)
         if left is None or right is None:
             break
         count += 1
         yield left, right
     if left is not None or right is not None:
-        lines = [
-            count + (first is not None) + sum(1 for _ in rest)
-            for first, rest in ((left, source), (right, target))
-        ]
-        raise unequal(pair, lines[0], lines[1])
+        source_count = count + (left is not None) + sum(1 for _ in source)
+        target_count = count + (right is not None) + sum(1 for _ in target)
+        raise unequal(pair, source_count, target_count)
 
 
 def unequal(pair: Pair, source: int, target: int) -> DataError:
-    """The error for files of unequal length, with the line from which they seem to be out of step."""
+    """Return the error for files with unequal numbers of lines.
+
+    It names the line after which the files seem to be out of step.
+    """
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
     counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
     if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
-        return DataError(f"{counts}; repair them, nothing is cut")
+        return DataError(f"{counts}; repair the files, fusetk cuts nothing")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
-    where = (
-        f"{shorter.name} seems to end early, after line {end}"
-        if line > end
-        else f"they seem to be out of step from line {line} on"
-    )
-    return DataError(f"{counts}: {where}; repair the files, nothing is cut")
+    if line > end:
+        place = f"{shorter.name} seems to end early, after line {end}"
+    else:
+        place = f"they seem to be out of step from line {line} on"
+    return DataError(f"{counts}: {place}; repair the files, fusetk cuts nothing")
 
 
 def first_out_of_step(longer: Path, shorter: Path, surplus: int) -> int:
-    """The likeliest line (from 1) at which `longer` has `surplus` lines that `shorter` lacks.
+    """Return the most likely line (from 1) at which `longer` has `surplus` additional lines.
 
-    Pairs before it are taken as they stand and pairs behind it shifted by `surplus`; the place is chosen where the lengths
-    of the pairs then agree best, measured by the logarithm of their ratio.
+    Pairs before this line are compared as they are and pairs after it shifted by `surplus`. The
+    chosen line makes the lengths of the pairs agree best, measured by the logarithm of their ratio.
     """
     best, best_line, total = 0.0, 1, 0.0
     lengths = (len(line.strip()) + 1 for line in read_lines(longer))
     window: deque[int] = deque()
     for _ in range(surplus):
         window.append(next(lengths))
-    number = 0
     for number, line in enumerate(read_lines(shorter), 1):
         size = len(line.strip()) + 1
         window.append(next(lengths))
-        total += abs(log(window[-1] / size)) - abs(log(window.popleft() / size)) if surplus else 0.0
+        if surplus:
+            shifted = abs(log(window[-1] / size))
+            unshifted = abs(log(window.popleft() / size))
+            total += shifted - unshifted
         if total >= best:
-            best, best_line = total, number + 1
+            best = total
+            best_line = number + 1
     return best_line

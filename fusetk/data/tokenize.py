@@ -1,17 +1,20 @@
-r"""Moses tokenisation and detokenisation as sacremoses does them, with a cache of words.
+r"""Moses tokenisation and detokenisation with the results of sacremoses, and a cache of words.
 
-sacremoses works on whole lines, but all it does to a word (a run of characters between white space) depends on the word, on
-whether it is the first or last of its line, and, for a period at its end, on whether a word follows and begins with a lower
-case letter or a digit. Three facts carry that, each visible in sacremoses' expressions:
+sacremoses works on complete lines. But its result for a word (a run of characters between white
+space) depends only on the word itself, on whether the word is the first or last of its line, and,
+for a period at its end, on whether a word follows that begins with a lower case letter or a digit.
+This follows from three facts, each visible in the regular expressions of sacremoses:
 
-- none of them matches across white space, but for single spaces next to a comma or an apostrophe;
-- a comma's match takes at most the space on one side, and no other comma's match needs that space;
-- the match of an apostrophe takes the characters on both sides, so two words share a space only when the first ends and
-  the second begins with an apostrophe. Such words stay together and are handled as one.
+- No expression matches across white space, except single spaces next to a comma or an apostrophe.
+- The match of a comma includes at most the space on one side, and no other comma's match needs this
+  space.
+- The match of an apostrophe includes the characters on both sides, so two words share a space only
+  if the first ends and the second begins with an apostrophe. Such words are treated as one word.
 
-Lines with control characters that are no white space, which sacremoses removes after it has merged white space, go to
-sacremoses whole. Output is words separated by one space; sacremoses itself leaves a second or trailing space in a few
-cases (a line that ends in `.'`), its list of tokens is the same.
+sacremoses removes control characters that are not white space after it has merged white space, so
+lines with such characters are passed to sacremoses. The output is words separated by one space. In
+a few cases (a line that ends in `.'`) sacremoses itself leaves a second or trailing space; its list
+of tokens is the same.
 """
 
 import re
@@ -22,36 +25,39 @@ from typing import NamedTuple
 from sacremoses import MosesDetokenizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
-CACHED_WORDS = 500_000  # entries of one cache; it is emptied when full
-CACHED_LENGTH = 60  # longer words are handled and forgotten
-JUNK = re.compile(r"[\0-\x08\x0e-\x1b]")
-END, LOWER, DIGIT, OTHER = range(4)  # what follows a word
+CACHED_WORDS = 500_000  # entries of one cache; a full cache is emptied
+CACHED_LENGTH = 60  # longer words are not cached
+CONTROL = re.compile(r"[\0-\x08\x0e-\x1b]")  # control characters that are not white space
+END, LOWER, DIGIT, OTHER = range(4)  # kinds of text after a word
 
 
-class Open(NamedTuple):
-    """A word whose final period stays or parts according to what follows: its form for each of END, LOWER, DIGIT, OTHER."""
+class ContextWord(NamedTuple):
+    """A word whose final period depends on the text after it.
+
+    ``forms`` holds its tokens for END, LOWER, DIGIT and OTHER.
+    """
 
     forms: tuple[str, ...]
 
 
-class Words(dict[str, "str | Open"]):
-    """Finished words by their raw form, made when first asked for."""
+class WordCache(dict[str, "str | ContextWord"]):
+    """Cache of the tokens of each raw word; a missing word is tokenised on access."""
 
-    def __init__(self, make: Callable[[str], "str | Open"]):
+    def __init__(self, make: Callable[[str], "str | ContextWord"]):
         super().__init__()
         self.make = make
 
-    def __missing__(self, word: str) -> "str | Open":
-        made = self.make(word)
+    def __missing__(self, word: str) -> "str | ContextWord":
+        tokens = self.make(word)
         if len(word) <= CACHED_LENGTH:
             if len(self) >= CACHED_WORDS:
                 self.clear()
-            self[word] = made
-        return made
+            self[word] = tokens
+        return tokens
 
 
 class Tokenizer:
-    """sacremoses' Moses tokeniser for one language, several times faster, with the same tokens."""
+    """A faster version of sacremoses' Moses tokeniser for one language; same tokens."""
 
     def __init__(self, language: str, escape: bool = True, aggressive_hyphens: bool = False):
         self.moses = _moses(language)
@@ -60,68 +66,67 @@ class Tokenizer:
         self.alpha = frozenset(self.moses.IsAlpha)
         self.alnum = frozenset(self.moses.IsAlnum)
         self.lower = frozenset(self.moses.IsLower)
-        numeric = frozenset(self.moses.NUMERIC_ONLY_PREFIXES)
-        self.numeric_prefixes = numeric
-        self.prefixes = frozenset(self.moses.NONBREAKING_PREFIXES) - numeric
-        self.first = Words(lambda word: self._word(word, "", " "))
-        self.middle = Words(lambda word: self._word(word, " ", " "))
-        self.last = Words(lambda word: self._word(word, " ", ""))
+        self.numeric_prefixes = frozenset(self.moses.NUMERIC_ONLY_PREFIXES)
+        self.prefixes = frozenset(self.moses.NONBREAKING_PREFIXES) - self.numeric_prefixes
+        self.first = WordCache(lambda word: self._word(word, "", " "))
+        self.middle = WordCache(lambda word: self._word(word, " ", " "))
+        self.last = WordCache(lambda word: self._word(word, " ", ""))
 
     def __call__(self, line: str) -> str:
-        """A raw line to words separated by one space."""
-        if not line.isprintable() and JUNK.search(line):
+        """Return a raw line as words separated by one space."""
+        if not line.isprintable() and CONTROL.search(line):
             return " ".join(self.moses.tokenize(line, self.aggressive, escape=self.escape))
         words = line.split()
         if "'" in line and "' '" in " ".join(words):
             words = _glue(words)
         if len(words) < 2:
-            made: list[str | Open] = [self._word(word, "", "") for word in words]
+            tokens: list[str | ContextWord] = [self._word(word, "", "") for word in words]
         else:
             middle = self.middle
-            made = [
+            tokens = [
                 self.first[words[0]],
                 *[middle[word] for word in words[1:-1]],
                 self.last[words[-1]],
             ]
         try:
-            return " ".join(made)  # type: ignore[arg-type]
-        except TypeError:  # an open word, in few lines
-            return self._close(words, made)
+            return " ".join(tokens)  # type: ignore[arg-type]
+        except TypeError:  # few lines have a ContextWord
+            return self._resolve(words, tokens)
 
-    def _close(self, words: list[str], made: list["str | Open"]) -> str:
-        """Choose the form of the open words by the word that follows; its first character is never moved or dropped."""
-        following = [*(self._begins(word) for word in words[1:]), END]
+    def _resolve(self, words: list[str], tokens: list["str | ContextWord"]) -> str:
+        """Choose the form of each ContextWord by the first character of the next word.
+
+        Tokenisation never moves or drops this character.
+        """
+        kinds = [*(self._kind(word) for word in words[1:]), END]
         return " ".join(
-            item.forms[what] if isinstance(item, Open) else item
-            for item, what in zip(made, following, strict=True)
+            item.forms[kind] if isinstance(item, ContextWord) else item
+            for item, kind in zip(tokens, kinds, strict=True)
         )
 
-    def _begins(self, text: str) -> int:
+    def _kind(self, text: str) -> int:
+        """Return the kind of the first character."""
         if text[0] in self.lower:
             return LOWER
         return DIGIT if "0" <= text[0] <= "9" else OTHER
 
-    def _word(self, word: str, before: str, after: str) -> "str | Open":
-        """A word between its neighbours' spaces, which are missing at the ends of a line."""
-        core, mark = (word[:-1], word[-1]) if word[-1] in ".," else (word, "")
-        if core and self.alnum.issuperset(core):  # nothing to part but a comma or a period
-            tokens = [core, ","] if mark == "," else [word]
+    def _word(self, word: str, before: str, after: str) -> "str | ContextWord":
+        """Return the tokens of a word; ``before`` and ``after`` are a space, or empty at a line's end."""
+        core = word[:-1] if word[-1] in ".," else word
+        if core and self.alnum.issuperset(core):  # only a final comma or period can be split off
+            tokens = [core, ","] if word[-1] == "," else [word]
         else:
             tokens = self._tokens(before + word + after)
-        final = tokens.pop()
-        forms = {
-            what: self._period(final, what)
-            for what in ((END, LOWER, DIGIT, OTHER) if after else (END,))
-        }
-        finished = {
-            form: self._finish([*tokens, form], last=not after) for form in set(forms.values())
-        }
-        if len(finished) == 1:
-            return finished.popitem()[1]
-        return Open(tuple(finished[forms[what]] for what in (END, LOWER, DIGIT, OTHER)))
+        *start, final = tokens
+        kinds = (END, LOWER, DIGIT, OTHER) if after else (END,)
+        last_tokens = [self._period(final, kind) for kind in kinds]
+        forms = {token: self._finish([*start, token], last=not after) for token in set(last_tokens)}
+        if len(forms) == 1:
+            return forms.popitem()[1]
+        return ContextWord(tuple(forms[token] for token in last_tokens))
 
     def _tokens(self, text: str) -> list[str]:
-        """sacremoses' expressions on one word; periods are parted but at the end of the last token."""
+        """Apply sacremoses' expressions to one word; the last token keeps its final period."""
         moses = self.moses
         text = _sub(moses.PAD_NOT_ISALNUM, text)
         if self.aggressive:
@@ -133,26 +138,28 @@ class Tokenizer:
             text = _sub(rule, text)
         tokens = text.split()
         for i, token in enumerate(tokens[:-1]):
-            tokens[i] = self._period(token, self._begins(tokens[i + 1]))
+            tokens[i] = self._period(token, self._kind(tokens[i + 1]))
         return tokens
 
     def _period(self, token: str, following: int) -> str:
-        """Part a final period, unless the token is a known or dotted abbreviation or what follows forbids it."""
+        """Split off a final period.
+
+        An abbreviation that is known or contains a period keeps it. So does a token before a lower
+        case letter, and an abbreviation of numbers before a digit. ``following`` is the kind of the
+        text after the token.
+        """
         prefix = token[:-1]
         if not prefix or token[-1] != ".":
             return token
-        if (
-            ("." in prefix and not self.alpha.isdisjoint(prefix))
-            or prefix in self.prefixes
-            or following == LOWER
-        ):
+        has_inner_period = "." in prefix and not self.alpha.isdisjoint(prefix)
+        if has_inner_period or prefix in self.prefixes or following == LOWER:
             return token
         if prefix in self.numeric_prefixes and following == DIGIT:
             return token
         return prefix + " ."
 
     def _finish(self, tokens: list[str], last: bool) -> str:
-        """Tokens to text: dots restored, special characters escaped."""
+        """Join tokens; restore runs of periods and escape special characters."""
         text = " ".join(tokens)
         if last and text.endswith(".'"):
             text = " ".join(_sub(self.moses.TRAILING_DOT_APOSTROPHE, text).split())
@@ -162,19 +169,19 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """sacremoses' Moses detokeniser for one language; it joins hyphens marked `@-@`."""
+    """sacremoses' Moses detokeniser for one language; `@-@` becomes a hyphen within a word."""
 
     def __init__(self, language: str, unescape: bool = True):
         self.moses = MosesDetokenizer(lang=language)
-        self.plain = MosesDetokenizer(lang="en")
+        self.english = MosesDetokenizer(lang="en")
         self.unescape = unescape
 
     def __call__(self, words: str) -> str:
         tokens = words.split(" ")
         try:
             return self.moses.detokenize(tokens, unescape=self.unescape)
-        except TypeError:  # sacremoses' rule for Czech `-li` ends so
-            return self.plain.detokenize(tokens, unescape=self.unescape)
+        except TypeError:  # a defect in sacremoses' rule for Czech `-li`
+            return self.english.detokenize(tokens, unescape=self.unescape)
 
 
 def _sub(rule: tuple[re.Pattern[str], str], text: str) -> str:
@@ -184,15 +191,13 @@ def _sub(rule: tuple[re.Pattern[str], str], text: str) -> str:
 def _apostrophes(moses: MosesTokenizer) -> Sequence[tuple[re.Pattern[str], str]]:
     if moses.lang == "en":
         return moses.ENGLISH_SPECIFIC_APOSTROPHE
-    return (
-        moses.FR_IT_SPECIFIC_APOSTROPHE
-        if moses.lang in ("fr", "it")
-        else [moses.NON_SPECIFIC_APOSTROPHE]
-    )
+    if moses.lang in ("fr", "it"):
+        return moses.FR_IT_SPECIFIC_APOSTROPHE
+    return [moses.NON_SPECIFIC_APOSTROPHE]
 
 
 def _glue(words: list[str]) -> list[str]:
-    """Keep together each run of words in which one ends and the next begins with an apostrophe."""
+    """Join neighbouring words if the first ends and the second begins with an apostrophe."""
     glued: list[list[str]] = [[words[0]]]
     for word in words[1:]:
         if word[0] == "'" and glued[-1][-1][-1] == "'":
@@ -203,10 +208,10 @@ def _glue(words: list[str]) -> list[str]:
 
 
 def has_rules(language: str) -> bool:
-    """Whether sacremoses has abbreviations of the language, or adds its characters to the letters."""
+    """Whether sacremoses has abbreviations of the language, or counts its characters as letters."""
     return language in NonbreakingPrefixes().available_langs or language in ("ja", "ko", "cjk")
 
 
 @cache
 def _moses(language: str) -> MosesTokenizer:
-    return MosesTokenizer(lang=language)  # takes a second for its character classes
+    return MosesTokenizer(lang=language)  # building its character classes takes a second

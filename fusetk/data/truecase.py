@@ -1,4 +1,7 @@
-"""Moses' truecaser: the most frequent case of a word where a sentence begins, learned from where none begins."""
+"""Moses' truecaser: the first word of a sentence gets its most frequent case.
+
+The cases are counted on words that do not begin a sentence.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,10 +16,11 @@ DELAYED_START = frozenset(["(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#9
 
 
 class Truecaser:
-    """Cases of words by their lower-case form, the most frequent first.
+    """The cases of words by their lower-case form, the most frequent first.
 
-    The first word of a sentence takes its most frequent case; other words stay when they are known in their case. Tokens that
-    hold an XML tag stay as they are.
+    The first word of a sentence gets its most frequent case. Other words are unchanged if the
+    training text has them in the same case, and otherwise get their most frequent case. Tokens with
+    an XML tag are unchanged.
     """
 
     def __init__(self, cases: dict[str, dict[str, int]]):
@@ -26,7 +30,10 @@ class Truecaser:
 
     @classmethod
     def learn(cls, lines: Iterable[str]) -> "Truecaser":
-        """Count the cases of every word that does not begin a sentence; `lines` are words separated by spaces."""
+        """Count the cases of the words that do not begin a sentence.
+
+        ``lines`` are words separated by spaces.
+        """
         counts: dict[str, Counter[str]] = {}
         for line in lines:
             start = True
@@ -56,24 +63,17 @@ class Truecaser:
         return " ".join(out)
 
     def save(self, path: Path) -> None:
-        """Write Moses' model file: `Best (12/14) other (2)` a line."""
+        """Write Moses' model file with lines such as `Best (12/14) other (2)`."""
         with writer(path) as file:
             for forms in self.cases.values():
                 total = sum(forms.values())
-                first, *others = forms.items()
-                file.write(
-                    " ".join(
-                        [
-                            f"{first[0]} ({first[1]}/{total})",
-                            *(f"{form} ({n})" for form, n in others),
-                        ]
-                    )
-                    + "\n"
-                )
+                (best, count), *others = forms.items()
+                entries = [f"{best} ({count}/{total})", *(f"{form} ({n})" for form, n in others)]
+                file.write(" ".join(entries) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Truecaser":
-        """Read Moses' model file; raises DataError with the line that is none of it."""
+        """Read Moses' model file; raises DataError with the malformed line."""
         cases: dict[str, dict[str, int]] = {}
         for number, line in enumerate(read_lines(path, bom=False), 1):
             parts = line.split(" ")
@@ -82,7 +82,8 @@ class Truecaser:
                 cases[parts[0].lower()] = dict(zip(parts[::2], counts, strict=True))
             except ValueError:
                 raise DataError(
-                    f"{path}, line {number}: not a line of a truecasing model (`Word (12/14) word (2)`)"
+                    f"{path}, line {number}: not a line of a truecasing model, "
+                    "such as `Word (12/14) word (2)`"
                 ) from None
         return cls(cases)
 

@@ -21,7 +21,7 @@ from fusetk.models.memory import (
     build_memory_attention,
     memory_attention_class,
 )
-from fusetk.models.seq2seq import PAD, Memory, ModelConfig, Seq2Seq, State
+from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, InputCell, Transition
@@ -31,6 +31,7 @@ from fusetk.nn.packing import Packing, packing
 from fusetk.nn.positions import Sinusoidal
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.recurrence import DecoderAttention, run_recurrence
+from fusetk.special_tokens import PAD
 
 
 class TransitionConfig(Config):

@@ -25,8 +25,6 @@ from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
-PAD = 0  # the id of padding, which fills the rows of a batch on the right
-
 
 class Memory(NamedTuple):
     """The encoder's result, which the decoder reads."""

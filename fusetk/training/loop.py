@@ -16,7 +16,7 @@ from torch import Tensor
 from fusetk.config import resolve
 from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
-from fusetk.data.corpus_weights import Share, shares
+from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
 from fusetk.data.sampler import Indices, batches, fits, groups
 from fusetk.errors import CheckpointError, ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
@@ -77,14 +77,14 @@ class Trainer:
         self._too_large = (
             math.inf
         )  # target tokens of the smallest batch that did not fit into memory
-        self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
+        self._shares = [sampling_spans(corpus.parts, stage.weights) for stage in config.stages]
         drops = any(isinstance(module, Dropout) and module.base_rate for module in model.modules())
         for i, (stage, drawn) in enumerate(zip(config.stages, self._shares, strict=True)):
             if stage.dropout and not drops:
                 raise ConfigError(
                     f"training.stages.{i}.dropout is {stage.dropout}, but every dropout of the model is 0 and stays so"
                 )
-            whole = [Share(0, len(corpus), 1.0)]
+            whole = [WeightedSpan(0, len(corpus), 1.0)]
             fits(
                 max(
                     int(corpus.target.lengths[start:end].max(initial=0))
@@ -223,7 +223,9 @@ class Trainer:
             multiple,
             self.model.max_positions,
         )
-        return (found if len(pairs) else found._replace(real=found.real[:0])).to(self.device)
+        return (found if len(pairs) else found._replace(target_index=found.target_index[:0])).to(
+            self.device
+        )
 
     def _note_too_large(self, mine: Sequence[Indices], error: RuntimeError) -> None:
         """Remember what did not fit into memory, and say once that such batches are halved. Raises FusetkError where there is nothing to

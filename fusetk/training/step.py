@@ -48,9 +48,9 @@ def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float)
     """The loss of a batch's real tokens. ``model`` is what is called, ``plain`` the same one unwrapped."""
     features = model(batch.src, batch.src_mask, batch.tgt_in)
     return loss(
-        features.flatten(0, 1)[batch.real],
+        features.flatten(0, 1)[batch.target_index],
         plain.output,
-        batch.tgt_out.flatten()[batch.real],
+        batch.tgt_out.flatten()[batch.target_index],
         smoothing,
     )
 
@@ -65,7 +65,7 @@ def update(
     precision: str,
 ) -> Sums:
     """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
-    tokens = sum(len(batch.real) for batch in batches)
+    tokens = sum(len(batch.target_index) for batch in batches)
     return apply(
         model,
         optimizer,

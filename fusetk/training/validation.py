@@ -116,7 +116,7 @@ class Validator:
             nll, correct, tokens = (
                 nll + float(one.nll),
                 correct + float(one.correct),
-                tokens + len(batch.real),
+                tokens + len(batch.target_index),
             )
         return nll, correct, tokens
 

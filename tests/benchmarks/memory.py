@@ -66,7 +66,7 @@ def saved(
     for tensor in alive():
         note(tensor, before)
     assert loss.smoothed.requires_grad  # and so alive
-    return len(batch.real), sum(storages.values())
+    return len(batch.target_index), sum(storages.values())
 
 
 def main() -> None:

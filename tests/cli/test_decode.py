@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 from fusetk import config, runs, system
 from fusetk.cli.main import main
-from fusetk.data.config import Lowercase, Tokenize
 from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.vocab import Vocabulary
 from fusetk.recipe import Recipe
 from fusetk.training import checkpoint

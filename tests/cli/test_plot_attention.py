@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline, Text
-from fusetk.data.prepare import Lowercase
+from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS

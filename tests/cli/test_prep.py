@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
 from fusetk.cli.prep import run
-from fusetk.data.prepare import DataConfig
+from fusetk.data.config import DataConfig
 
 CONFIG: dict[str, Any] = {
     "data": {
@@ -65,7 +65,7 @@ def test_table_json_and_nothing_to_do(folder: Path) -> None:
     assert found["splits"]["train"]["dropped"] == {"empty": 1, "too long": 1}
     assert found["splits"]["test.tiny"]["pairs_out"] == 22
     for text in (
-        "words.train: to be made",
+        "words.train: not made yet",
         "test.tiny",
         "1 empty, 1 too long, (4 to valid)",
         "vocabularies: de ",

@@ -38,7 +38,7 @@ def batch(sentences: int = 5, source: int = 7, target: int = 6) -> Batch:
 def part(whole: Batch, rows: slice) -> Batch:
     """Some sentences of a batch."""
     mask = torch.zeros(whole.tgt_out.shape, dtype=torch.bool)
-    mask.view(-1)[whole.real] = True
+    mask.view(-1)[whole.target_index] = True
     return Batch(*(tensor[rows] for tensor in whole[:4]), mask[rows].flatten().nonzero()[:, 0])
 
 
@@ -59,7 +59,7 @@ def test_padding_changes_nothing(build: Callable[[], Seq2Seq]) -> None:
     model, found = build(), batch()
     features = model(found.src, found.src_mask, found.tgt_in)
     for i in range(len(found.src)):
-        s, t = int(found.src_mask[i].sum()), int((found.real // found.tgt_out.shape[1] == i).sum())
+        s, t = int(found.src_mask[i].sum()), int((found.target_index // found.tgt_out.shape[1] == i).sum())
         alone = model(
             found.src[i : i + 1, :s], found.src_mask[i : i + 1, :s], found.tgt_in[i : i + 1, :t]
         )

@@ -72,7 +72,7 @@ def test_collate_pads_at_the_right_and_shifts_the_target() -> None:
     ]
     assert batch.tgt_in.tolist() == [[BOS, PAD, PAD], [BOS, 9, PAD], [BOS, 4, 5]]
     assert batch.tgt_out.tolist() == [[EOS, PAD, PAD], [9, EOS, PAD], [4, 5, EOS]]
-    assert batch.real.tolist() == [0, 3, 4, 6, 7, 8]
+    assert batch.target_index.tolist() == [0, 3, 4, 6, 7, 8]
 
 
 def test_pad_and_gather_agree() -> None:

@@ -1,9 +1,12 @@
-"""Which pairs are dropped, and under what name."""
+"""Reasons for dropping training pairs."""
 
 import pytest
 
-from fusetk.data.config import Deduplicate, Filter, Lowercase
-from fusetk.data.filter import Outcome, PairSteps, Recipe, Seen, drop_reason, length
+from fusetk.data.filter import Deduplicator, Outcome, PairSteps, PassSpec
+from fusetk.data.steps.deduplicate import Deduplicate
+from fusetk.data.steps.filter import Filter
+from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.text import count_tokens
 
 
 @pytest.mark.parametrize(
@@ -15,33 +18,34 @@ from fusetk.data.filter import Outcome, PairSteps, Recipe, Seen, drop_reason, le
 )
 def test_reasons(lengths: tuple[int, int], reason: str) -> None:
     step = Filter(step="filter", min_length=2, max_length=6, max_ratio=2)
-    assert drop_reason(step, *lengths) == reason
+    assert step.length_reason(*lengths) == reason
+    assert step.drop_reason(*("a " * length for length in lengths)) == reason
 
 
-def test_ratio_at_its_limit_stays() -> None:
+def test_a_pair_at_the_largest_ratio_is_kept() -> None:
     step = Filter(step="filter", max_ratio=1.5)
-    assert drop_reason(step, 100, 150) == ""
-    assert drop_reason(step, 100, 151) == "length ratio"
+    assert step.length_reason(100, 150) == ""
+    assert step.length_reason(100, 151) == "length ratio"
 
 
 @pytest.mark.parametrize(
     ("line", "tokens"),
     [("", 0), (" ", 0), ("a", 1), (" a  b ", 2), ("a\tb\u00a0c", 1), ("a b c", 3)],
 )
-def test_lengths_count_between_ascii_spaces(line: str, tokens: int) -> None:
-    assert length(line) == tokens
+def test_tokens_are_separated_by_ascii_spaces(line: str, tokens: int) -> None:
+    assert count_tokens(line) == tokens
 
 
-def test_duplicates_are_told_as_they_are_at_their_step() -> None:
+def test_deduplication_compares_the_text_at_its_step() -> None:
     steps = [
         Lowercase(step="lowercase"),
         Deduplicate(step="deduplicate"),
         Filter(step="filter", max_length=2),
     ]
-    run = PairSteps(Recipe(steps, "de", "en", (None, None), True))
+    run = PairSteps(PassSpec(steps, "de", "en", {}, drop_empty=True))
     outcomes = run([("A", "B"), ("a", "b"), ("a b c", "x"), ("A B C", "X"), ("a", "")])
-    seen = Seen(steps)
-    assert [seen.reason(outcome) for outcome in outcomes] == [
+    deduplicator = Deduplicator(steps)
+    assert [deduplicator.reason(outcome) for outcome in outcomes] == [
         "",
         "duplicate",
         "too long",
@@ -51,8 +55,8 @@ def test_duplicates_are_told_as_they_are_at_their_step() -> None:
     assert outcomes[0][:3] == ("a", "b", "")
 
 
-def test_an_empty_side_stays_only_when_asked_for() -> None:
-    assert PairSteps(Recipe([], "de", "en", (None, None), True)).pair(" ", "x").reason == "empty"
-    assert PairSteps(Recipe([], "de", "en", (None, None), False)).pair(" ", "x") == Outcome(
-        "", "x", "", ()
-    )
+def test_drop_empty_decides_about_an_empty_side() -> None:
+    dropping = PairSteps(PassSpec([], "de", "en", {}, drop_empty=True))
+    assert dropping.pair(" ", "x").reason == "empty"
+    keeping = PairSteps(PassSpec([], "de", "en", {}, drop_empty=False))
+    assert keeping.pair(" ", "x") == Outcome("", "x", "", ())

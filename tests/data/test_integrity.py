@@ -13,14 +13,13 @@ from click.testing import CliRunner
 
 from fusetk import train as train_module
 from fusetk.cli.main import main
-from fusetk.config import ConfigError
 from fusetk.data import integrity, manifest
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.data.vocab import EOS
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
 from fusetk.training.validation import Validator
 
@@ -78,7 +77,7 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
     refused(
         recipe,
         tmp_path / "run",
-        rf"{name} has \d+ bytes and fusetk prep wrote \d+; put it back as it was, or run fusetk prep --force",
+        rf"{name} has \d+ bytes and fusetk prep wrote \d+; restore the file that fusetk prep wrote, or run",
     )
     path.unlink()
     refused(recipe, tmp_path / "run", rf"{name} cannot be read: No such file")
@@ -116,7 +115,7 @@ def test_an_index_that_does_not_fit_the_ids(
     refused(recipe, tmp_path / "run", r"train\.de\.offsets is not what fusetk prep wrote")
     with pytest.raises(
         DataError,
-        match=r"train\.de\.offsets does not fit .*train\.de\.ids: it goes from -?\d+ to \d+ with a sentence of",
+        match=r"train\.de\.offsets does not match .*train\.de\.ids: its offsets go from -?\d+ to \d+ with a sentence of",
     ):
         Corpus.open(folder(recipe), "train")
 
@@ -214,7 +213,7 @@ def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
     refused(
         recipe,
         tmp_path / "run",
-        rf"the source vocabulary in .* has {size} entries and the ids are of one with {size + 3}",
+        rf"the source vocabulary in .* has {size} entries, but the ids belong to a vocabulary with {size + 3}",
     )
 
 
@@ -237,7 +236,7 @@ def test_ids_that_the_vocabulary_has_not(recipe: Recipe, tmp_path: Path, noted: 
     refused(
         recipe,
         tmp_path / "run",
-        rf"train\.de\.ids has the id 999 and the vocabulary {size} entries",
+        rf"train\.de\.ids has the id 999, but the vocabulary has {size} entries",
     )
 
 
@@ -259,7 +258,7 @@ def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
     source, target = (Sentences(ids, offsets, entries, "train.de.ids") for entries in (8, 9))
     assert collate(Corpus(target, target), np.array([0, 1])).src.shape == (2, 3)
     with pytest.raises(
-        DataError, match=r"train\.de\.ids has the id 8 and the vocabulary 8 entries"
+        DataError, match=r"train\.de\.ids has the id 8, but the vocabulary has 8 entries"
     ):
         collate(Corpus(source, target), np.array([0]))
     collate(Corpus(source, target), np.array([1]))

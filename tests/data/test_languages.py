@@ -7,13 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
+from fusetk.data.config import DataConfig
 from fusetk.data.languages import (
     SAMPLE,
     without_normalizer_rules,
     without_spaces,
     without_tokenizer_rules,
 )
-from fusetk.data.prepare import DataConfig, prepare
+from fusetk.data.prepare import prepare
 
 TOKENIZE, NORMALIZE = {"step": "tokenize"}, {"step": "normalize-punctuation"}
 # Each sentence with its words separated.
@@ -83,8 +84,8 @@ def test_prep_warns_of_a_language_without_rules(tmp_path: Path) -> None:
     found = warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE])
     assert len(found) == 2 and all(line.startswith("warning: data.source: ") for line in found)
     assert (
-        "check the code, or prepare this side with a tool for the language and leave it out of the step tokenize"
-        in found[0]
+        "check the language code, or prepare this side with a tool for the language "
+        "and exclude it from the step tokenize" in found[1]
     )
     assert warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE]) == found, (
         "again, where nothing is made"
@@ -112,8 +113,8 @@ def test_prep_warns_of_words_without_spaces(tmp_path: Path) -> None:
         f"warning: {tmp_path / name}.zh" for name in ("train", "valid")
     ]
     assert all(
-        "segment this side with a tool for the language before prep and leave it out of the step tokenize"
-        in line
+        "segment this side with a tool for the language before prep "
+        "and exclude it from the step tokenize" in line
         for line in found
     )
     assert warnings(tmp_path, "zh", segmented, [TOKENIZE]) == []

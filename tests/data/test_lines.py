@@ -60,7 +60,7 @@ def test_damaged_gzip_is_named_with_line(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
-            DataError, match=rf"{name}: the compressed data are damaged after line \d+"
+            DataError, match=rf"{name}: the compressed data is damaged after line \d+"
         ):
             list(read_lines(tmp_path / name))
 
@@ -72,7 +72,7 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
         DataError, match=r"neither .*train\.de nor train\.de\.gz exists; did you mean train\.dee"
     ):
         locate(str(tmp_path / "train"), "de")
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match=r"its folder .* does not exist either"):
         locate(str(tmp_path / "nowhere" / "train"), "de")
     with pytest.raises(DataError, match="is a folder"):
         locate(str(tmp_path / "folder"), "de")

@@ -2,21 +2,23 @@
 
 import json
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 from pydantic import TypeAdapter
 
-from fusetk.config import Config
+from fusetk.data import manifest, prepare
 from fusetk.data.bpe import BPE, learn
-from fusetk.data.config import Step
+from fusetk.data.config import DataConfig
+from fusetk.data.filter import PairSteps, PassSpec
 from fusetk.data.pipeline import Pipeline, Text
-from fusetk.data.steps import HANDLERS, change_of
+from fusetk.data.steps import STEPS, Step, step_type
+from fusetk.data.steps.base import LineFunction, LineStep, PairStep, StepModel
 from fusetk.data.truecase import Truecaser
 from fusetk.data.vocab import Vocabulary
 from fusetk.errors import DataError
 
-STEPS = TypeAdapter(list[Step])
+ADAPTER = TypeAdapter(list[Step])
 ALL = [
     {"step": "nfc"},
     {"step": "normalize-punctuation"},
@@ -26,17 +28,55 @@ ALL = [
 ]
 
 
-def test_each_step_of_the_config_has_a_handler() -> None:
-    steps = get_args(get_args(Step)[0])
-    assert len(steps) > 5 and set(HANDLERS) == set(steps)
+class Reverse(LineStep):
+    """Reverse each line."""
+
+    step: Literal["reverse"]
+
+    packages = ("numpy",)
+
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        return lambda line: line[::-1]
+
+    def undo_function(self, language: str) -> LineFunction:
+        return lambda line: line[::-1]
 
 
-def test_a_step_without_a_handler_is_an_error() -> None:
-    class Reverse(Config):
-        step: Literal["reverse"] = "reverse"
+class DropQuestions(PairStep):
+    """Drop pairs of questions."""
 
-    with pytest.raises(TypeError, match="the step Reverse has no handler"):
-        change_of(Reverse(), "de", None)
+    step: Literal["drop-questions"]
+
+    def drop_reason(self, source: str, target: str) -> str:
+        return "question" if "?" in source and "?" in target else ""
+
+
+def test_a_step_class_is_all_that_a_new_step_needs(tmp_path: Path) -> None:
+    """Its class and its place in a table of steps are the only registrations."""
+    adapter = TypeAdapter(list[step_type((*STEPS, Reverse, DropQuestions))])
+    steps = adapter.validate_python(
+        [{"step": "lowercase"}, {"step": "reverse", "side": "target"}, {"step": "drop-questions"}]
+    )
+    text = Text(steps, "de", "en")
+    assert text.words("source", "AB C") == "ab c" and text.words("target", "AB C") == "c ba"
+    assert text.raw("c ba") == "ab c"
+    run = PairSteps(PassSpec(steps, "de", "en", {}, drop_empty=True))
+    assert [outcome[:3] for outcome in run([("A", "AB"), ("A?", "B?")])] == [
+        ("a", "ba", ""),
+        ("", "", "question"),
+    ]
+    data = {"source": "de", "target": "en", "folder": str(tmp_path), "train": ["train"]}
+    config = DataConfig(**data, valid=["valid"]).model_copy(update={"steps": steps})
+    words, *_ = prepare.plan(config, {"train": [], "valid": []})
+    assert words.settings["numpy"] == manifest.package_versions(["numpy"])["numpy"]
+
+
+def test_a_step_without_its_function_is_an_error() -> None:
+    class Silent(LineStep):
+        step: Literal["silent"]
+
+    with pytest.raises(TypeError, match="line_function"):
+        TypeAdapter(list[step_type((*STEPS, Silent))]).validate_python([{"step": "silent"}])
 
 
 def made(
@@ -46,7 +86,8 @@ def made(
     threshold: bool = False,
 ) -> Pipeline:
     cases = Truecaser.learn(["Ein der Hund der"])
-    text = Text(STEPS.validate_python(steps), "de", "en", {"source": cases, "target": cases})
+    models = {(side, "truecase"): cases for side in ("source", "target")}
+    text = Text(ADAPTER.validate_python(steps), "de", "en", models)
     codes = learn({"hund": 4, "hunde": 3, "dog": 7, "dogs": 2}, 9)
     other = codes if joint else learn({"dog": 7, "dogs": 2}, 3)
     known = {"hu@@": 2, "nd": 1, "dog": 4} if threshold else None

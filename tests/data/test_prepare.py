@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from subword_nmt import apply_bpe
 
-from fusetk.config import ConfigError
 from fusetk.data import binarize, preprocess
 from fusetk.data import stages as build_module
+from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.prepare import DataConfig, Manifest, prepare
+from fusetk.data.prepare import Manifest, prepare
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 
 STEPS = [
     {"step": "normalize-punctuation"},
@@ -125,7 +125,9 @@ def test_what_comes_out(folder: Path) -> None:
             assert manifest.splits[split][side]["unknown"] == int((np.asarray(part.ids) == 1).sum())
     assert len(Corpus.open(out, "valid")) == 23
     assert Corpus.open(out, "valid").source[20].tolist() == [EOS]
-    with pytest.raises(DataError, match=r"has no split 'test'; it has train, valid, test\.one"):
+    with pytest.raises(
+        DataError, match=r"does not have the split 'test'; it has train, valid, test\.one"
+    ):
         Corpus.open(out, "test")
 
 
@@ -182,7 +184,7 @@ def small_chunks(items: Any, size: Any, limit: int) -> Any:
 
 
 def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preprocess, "make_pair_steps", dying)
+    monkeypatch.setattr(preprocess, "PairSteps", dying)
     with pytest.raises(DataError, match="worker processes died"):
         prepare(config(folder), jobs=2)
     assert not (folder / "out" / "manifest.json").exists()
@@ -226,7 +228,7 @@ def test_a_sample_goes_to_validation(folder: Path) -> None:
         assert (len(valid), len(train)) == (40, 261)
         chosen.append(valid)
     assert chosen[0] == chosen[1] != chosen[2]
-    with pytest.raises(DataError, match="the 301 training pairs that are left cannot give"):
+    with pytest.raises(DataError, match="which 301 training pairs cannot give"):
         prepare(config(folder, valid={"sample": 301}))
 
 
@@ -327,7 +329,7 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
                 "ids.test.one",
             ],
         ),
-        ({"test": {}}, "words.test.one: no longer asked for, its files go", []),
+        ({"test": {}}, "words.test.one: no longer needed, its files are deleted", []),
     ],
 )
 def test_again_with_a_changed_setting(
@@ -362,7 +364,8 @@ def test_killed_and_run_again(folder: Path, place: str) -> None:
     code = f"""
 import os, signal
 from fusetk.data import binarize, preprocess
-from fusetk.data.prepare import DataConfig, prepare
+from fusetk.data.config import DataConfig
+from fusetk.data.prepare import prepare
 calls = []
 def die(*arguments):
     calls.append(arguments)
@@ -432,7 +435,7 @@ def test_bad_places(folder: Path) -> None:
         prepare(config(folder, folder=str(folder / "train.de" / "out")))
     with pytest.raises(ConfigError, match="are both 'de'"):
         prepare(config(folder, target="de"))
-    with pytest.raises(ConfigError, match="truecase stands twice"):
+    with pytest.raises(ConfigError, match="truecase occurs twice"):
         prepare(
             config(folder, steps=[{"step": "truecase"}, {"step": "truecase", "side": "source"}])
         )

@@ -48,7 +48,7 @@ def test_formats(tmp_path: Path, name: str, content: str) -> None:
     ("name", "content", "message"),
     [
         ("v", "a 1\nb x\n", "v, line 2"),
-        ("v", "a\n\nb\n", "v, line 2: there is no token"),
+        ("v", "a\n\nb\n", "v, line 2: the token is missing"),
         ("v", "a 1\na 2\n", "v: the vocabulary has the token 'a' twice"),
         ("v.json", '{"a": 1,\n "b": }', "v.json, line 2: not valid JSON"),
         ("v.json", "[1]", "a mapping of tokens to ids"),

@@ -14,19 +14,19 @@ import torch
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
-from fusetk.config import ConfigError
 from fusetk.data import binarize, preprocess
 from fusetk.data import manifest as manifests
+from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
-from fusetk.data.corpus_weights import Part, Share, find, shares
+from fusetk.data.corpus_weights import CorpusPart, WeightedSpan, find, sampling_spans
 from fusetk.data.parallel import chunks
-from fusetk.data.prepare import DataConfig, prepare
+from fusetk.data.prepare import prepare
 from fusetk.data.sampler import BatchConfig, batches
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
 
 PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/subtitles"]
-PARTS = [Part(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
+PARTS = [CorpusPart(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
 
 
 # Names and weights ---------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_names_of_none_or_of_several_are_refused() -> None:
         find("wob", PREFIXES)
     with pytest.raises(
         ConfigError,
-        match=r"'news' may be /texts/raw/news or /texts/old/news: write more of its path",
+        match=r"'news' may be /texts/raw/news or /texts/old/news; write more of its path",
     ):
         find("news", PREFIXES)
     with pytest.raises(ConfigError, match="no training corpus"):
@@ -65,14 +65,20 @@ def test_names_of_none_or_of_several_are_refused() -> None:
 
 def test_shares_are_stretches_and_none_where_all_weigh_one() -> None:
     assert (
-        shares(PARTS, None) == shares(PARTS, {}) == shares(PARTS, {"web": 1, "raw/news": 1.0}) == []
+        sampling_spans(PARTS, None)
+        == sampling_spans(PARTS, {})
+        == sampling_spans(PARTS, {"web": 1, "raw/news": 1.0})
+        == []
     )
-    assert shares(PARTS, {"web": 2.5, "raw/news": 0}) == [
-        Share(10, 30, 2.5),
-        Share(30, 60, 1),
-        Share(60, 60, 1),
+    assert sampling_spans(PARTS, {"web": 2.5, "raw/news": 0}) == [
+        WeightedSpan(10, 30, 2.5),
+        WeightedSpan(30, 60, 1),
+        WeightedSpan(60, 60, 1),
     ]
-    assert shares([Part("/a", 5), Part("/a", 5)], {"a": 2}) == [Share(0, 5, 2), Share(5, 10, 2)]
+    assert sampling_spans([CorpusPart("/a", 5), CorpusPart("/a", 5)], {"a": 2}) == [
+        WeightedSpan(0, 5, 2),
+        WeightedSpan(5, 10, 2),
+    ]
 
 
 def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
@@ -81,9 +87,9 @@ def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
         {"raw/news": 0, "old/news": 0, "web": 0},
     ):
         with pytest.raises(ConfigError, match=r"leave no pair .*/texts/raw/web: 0 x 20 pairs"):
-            shares(PARTS, weights)
+            sampling_spans(PARTS, weights)
     with pytest.raises(ConfigError, match="prep --force"):
-        shares([], {"web": 2})
+        sampling_spans([], {"web": 2})
 
 
 # The order of an epoch -----------------------------------------------------------------------------------------------
@@ -92,7 +98,7 @@ SOURCE, TARGET = (np.random.default_rng(1).integers(1, 40, 3000).astype(np.int32
 SIZE = BatchConfig(size=300)
 
 
-def counted(given: list[Share], seed: int = 1, epoch: int = 0) -> np.ndarray:
+def counted(given: list[WeightedSpan], seed: int = 1, epoch: int = 0) -> np.ndarray:
     found = list(batches(SOURCE, TARGET, SIZE, seed, epoch, given))
     assert max(int(TARGET[one].sum()) for one in found) <= SIZE.size
     return np.bincount(np.concatenate(found), minlength=len(TARGET))
@@ -100,9 +106,9 @@ def counted(given: list[Share], seed: int = 1, epoch: int = 0) -> np.ndarray:
 
 def test_a_pair_comes_as_often_as_its_corpus_weighs() -> None:
     given = [
-        Share(0, 1000, 2.25),
-        Share(1500, 2500, 0.5),
-        Share(2500, 3000, 1),
+        WeightedSpan(0, 1000, 2.25),
+        WeightedSpan(1500, 2500, 0.5),
+        WeightedSpan(2500, 3000, 1),
     ]  # nothing of 1000 to 1500
     first = counted(given)
     assert set(first[:1000]) == {2, 3} and 200 < (first[:1000] == 3).sum() < 300
@@ -118,13 +124,15 @@ def test_a_pair_comes_as_often_as_its_corpus_weighs() -> None:
 
 def test_weights_of_one_change_nothing() -> None:
     plain = list(batches(SOURCE, TARGET, SIZE, 1, 4))
-    ones = list(batches(SOURCE, TARGET, SIZE, 1, 4, [Share(0, 1000, 1), Share(1000, 3000, 1)]))
+    ones = list(
+        batches(SOURCE, TARGET, SIZE, 1, 4, [WeightedSpan(0, 1000, 1), WeightedSpan(1000, 3000, 1)])
+    )
     assert all(np.array_equal(one, other) for one, other in zip(plain, ones, strict=True))
 
 
 def test_an_epoch_without_a_pair_is_an_error() -> None:
     with pytest.raises(DataError, match="epoch 1 has no pair"):
-        batches(SOURCE, TARGET, SIZE, 1, 0, [Share(0, 3, 1e-6)])
+        batches(SOURCE, TARGET, SIZE, 1, 0, [WeightedSpan(0, 3, 1e-6)])
 
 
 # What prep notes -----------------------------------------------------------------------------------------------------

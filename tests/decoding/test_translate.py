@@ -8,8 +8,9 @@ import threading
 import pytest
 import torch
 
-from fusetk.data.config import Lowercase, Tokenize
 from fusetk.data.pipeline import Pipeline, Text
+from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.text import decode_lines
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig

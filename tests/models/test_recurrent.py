@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from fusetk import trace
 from fusetk.data.vocab import PAD
 from fusetk.errors import ConfigError
-from fusetk.models import seq2seq
 from fusetk.models.recurrent import Recurrent, RecurrentConfig
 from fusetk.nn import recurrence
 from fusetk.nn.fused import build as build_kernels
@@ -33,7 +32,7 @@ def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
     model, data = SYSTEMS[name](), batch()
     in_double = copy.deepcopy(model).double()
     real = torch.zeros(data.tgt_in.shape, dtype=torch.bool)
-    real.view(-1)[data.real] = True
+    real.view(-1)[data.target_index] = True
     weight = torch.randn(*data.tgt_in.shape, 1) * real[..., None]
     features = model(data.src, data.src_mask, data.tgt_in)
     expected = plain.features(in_double, data.src, data.src_mask, data.tgt_in)
@@ -64,15 +63,13 @@ def test_padding_changes_no_feature_before_it() -> None:
         torch.testing.assert_close(short[i, :length], full[i, :length])
 
 
-def test_models_and_vocabulary_agree_on_the_id_of_padding() -> None:
-    assert seq2seq.PAD == PAD
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_kernels_run_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if build_kernels.library() is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(recurrence, "_plain", lambda *arguments: pytest.fail("the plain loop runs"))
+    monkeypatch.setattr(
+        recurrence, "_run_step_by_step", lambda *arguments: pytest.fail("the plain loop runs")
+    )
     model, data = SYSTEMS[name](), batch()
     with torch.autocast("cpu", torch.bfloat16):
         model(data.src, data.src_mask, data.tgt_in).float().sum().backward()

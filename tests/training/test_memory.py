@@ -30,8 +30,8 @@ def small_memory(
         found = []
         for batch in batches:
             found += plain(model, [batch], *given)  # type: ignore[arg-type]
-            if len(batch.real) > tokens:
-                failed.append(len(batch.real))
+            if len(batch.target_index) > tokens:
+                failed.append(len(batch.target_index))
                 raise kind(
                     "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more"
                 )

@@ -101,7 +101,7 @@ def batch(rows, source, target, seed):
     return Batch(src, mask, tgt, tgt.roll(-1, 1), torch.arange(rows * target))
 
 
-mine = [[batch(3, 5, 7, 1), batch(2, 6, 4, 2)], [batch(2, 4, 6, 3), batch(1, 6, 4, 4)._replace(real=torch.arange(0))]]
+mine = [[batch(3, 5, 7, 1), batch(2, 6, 4, 2)], [batch(2, 4, 6, 3), batch(1, 6, 4, 4)._replace(target_index=torch.arange(0))]]
 for name in NAMES or SYSTEMS:
     models = []
     for _ in range(2):

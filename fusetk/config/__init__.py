@@ -1,0 +1,32 @@
+"""YAML files to validated, immutable config objects.
+
+``load`` reads a file, the files that it ``extends`` and overrides of the form ``a.b=c``. ``parse``
+validates the result and reports every error at once, with the place where each wrong key was
+written.
+
+This package knows no section of a config: ``fusetk.recipe`` defines the sections, and each config
+class is defined beside the class that it configures.
+"""
+
+from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key
+from fusetk.config.schema import ComponentConfig, Config, component, resolve
+from fusetk.config.source import Document, Origin, Place, dump, expand_path, load
+from fusetk.config.validation import config_error, parse
+
+__all__ = [
+    "FOREIGN_KEYS",
+    "ComponentConfig",
+    "Config",
+    "Document",
+    "Origin",
+    "Place",
+    "component",
+    "config_error",
+    "dump",
+    "expand_path",
+    "fusetk_key",
+    "load",
+    "option_as_key",
+    "parse",
+    "resolve",
+]

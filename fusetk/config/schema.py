@@ -1,0 +1,127 @@
+"""Base classes of configs, and fields whose key ``kind`` chooses the config class."""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
+
+NULL_WORDS = ("none", "None")  # accepted for null
+
+
+class Config(BaseModel):
+    """Base of every config class.
+
+    Objects are immutable. Unknown keys are errors. The docstring below a field documents the field.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_words_to_null(cls, values: Any) -> Any:
+        """Replace the word none by null where a key may be null and does not accept the word."""
+        if not isinstance(values, dict):
+            return values
+
+        def means_null(key: Any, value: Any) -> bool:
+            field = cls.model_fields.get(key) if isinstance(key, str) else None
+            return value in NULL_WORDS and field is not None and _only_null(field.annotation)
+
+        return {key: None if means_null(key, value) else value for key, value in values.items()}
+
+
+class ComponentConfig(Config):
+    """Base of the configs that a ``kind`` chooses."""
+
+    kind: str
+    """A registered name, or `package.module:Name` of a class outside fusetk."""
+
+
+def nullable(annotation: Any) -> bool:
+    """Whether a key of this type may be null."""
+    return type(None) in get_args(annotation)
+
+
+def _only_null(annotation: Any) -> bool:
+    """Whether a key of this type may be null and does not accept the word none as a value."""
+    members = get_args(annotation)
+    accepts_word = any(
+        member is str or any(word in get_args(member) for word in NULL_WORDS) for member in members
+    )
+    return nullable(annotation) and not accepts_word
+
+
+def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
+    """Return the class that ``kind`` names.
+
+    ``kind`` is a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside
+    fusetk. Raises ValueError with the known names, or with the reason why an import failed.
+    """
+    if kind in table:
+        return table[kind]
+    module, colon, name = kind.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(kind, table, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"unknown kind {kind!r}; {hint}known kinds: {', '.join(table)}; or package.module:Name"
+        )
+    try:
+        component_class = getattr(importlib.import_module(module), name)
+    except Exception as error:  # an outside module may raise anything; its author needs to see it
+        raise ValueError(f"{kind!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(component_class, type) and issubclass(component_class, base)):
+        raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
+    config = getattr(base, "Config", ComponentConfig)
+    if not issubclass(getattr(component_class, "Config", type(None)), config):
+        raise ValueError(
+            f"{kind!r} must have a class attribute Config that is a subclass of "
+            f"{config.__module__}.{config.__name__}"
+        )
+    return component_class
+
+
+class component:
+    """Annotate a field that holds the config of one class in ``table``, named by its key ``kind``.
+
+    ``fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]`` accepts the ``Config``
+    of each fusion. ``fuse: average`` is short for ``fuse: {kind: average}``. ``description`` names
+    the component in errors.
+    """
+
+    def __init__(self, table: Mapping[str, type], description: str, base: type = object):
+        self.table = table
+        self.description = description
+        self.base = base
+
+    def __get_pydantic_core_schema__(
+        self, source: type, handler: pydantic.GetCoreSchemaHandler
+    ) -> CoreSchema:
+        validator = BeforeValidator(self._validate, json_schema_input_type=str | dict[str, Any])
+        validated = Annotated[SerializeAsAny[source], validator]  # type: ignore[valid-type]
+        return handler.generate_schema(validated)
+
+    def _validate(self, value: Any) -> Any:
+        if isinstance(value, ComponentConfig):
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+            context = {"what": self.description, "known": ", ".join(self.table)}
+            raise PydanticCustomError("choice", "{what}: give its kind, one of {known}", context)
+        try:
+            config: type[Config] = resolve(value["kind"], self.table, self.base).Config
+        except ValueError as error:
+            context = {"what": self.description, "error": str(error)}
+            raise PydanticCustomError("choice", "{what}: {error}", context) from error
+        try:
+            return config.model_validate(value)
+        except pydantic.ValidationError as error:  # `parse` combines the paths of nested errors
+            details = {"errors": error.errors(), "kind": config}
+            raise PydanticCustomError("nested", "invalid", details) from None

@@ -1,0 +1,261 @@
+"""Reading and writing of YAML: ``extends``, overrides, and the place where each key was written."""
+
+import copy
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from fusetk.config.schema import Config
+from fusetk.errors import ConfigError
+
+Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
+VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
+
+
+class Origin(NamedTuple):
+    """The place where a key was written."""
+
+    text: str  # "file, line n", or the option of the command line
+    folder: Path  # the folder that relative paths in the value start from
+
+
+class Document:
+    """A config as nested dicts and lists, and the origin of each key."""
+
+    def __init__(self, values: dict[str, Any], origins: dict[Place, Origin]):
+        self.values = values
+        self.origins = origins
+
+    def where(self, place: Place) -> Origin:
+        """Return the origin of a key, or of the nearest key above it that has one."""
+        while place and place not in self.origins:
+            place = place[:-1]
+        return self.origins.get(place, Origin("", Path()))
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+    """Read a YAML file and the files that it extends, then apply overrides ``a.b=value``.
+
+    Later values win, key by key. Raises ConfigError for a file that cannot be read or parsed, and
+    for an override without ``=``.
+    """
+    document = _read(Path(os.path.normpath(path)), ())
+    for override in overrides:
+        _override(document, override)
+    return document
+
+
+def dump(config: Config) -> str:
+    """Return the config with all its defaults as YAML that ``load`` can read."""
+    return yaml.dump(
+        config.model_dump(mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+    )
+
+
+def expand_path(path: str) -> str:
+    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does.
+
+    Raises ValueError for an environment variable that is not set or empty, and for a user without a
+    home folder.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not os.environ.get(name):
+            raise ValueError(
+                f"the environment variable {name} in {path!r} is not set or is empty; "
+                "set it, or write the path in full"
+            )
+        return os.environ[name]
+
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and expanded == path:
+        user = path.partition("/")[0]
+        raise ValueError(
+            f"{user} in {path!r} has no home folder; write ./~ for a name that begins with ~"
+        )
+    return VARIABLE.sub(value_of, expanded)
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
+    if path in extended_by:
+        chain = " -> ".join(str(file) for file in (*extended_by, path))
+        raise ConfigError(f"{path} extends itself: {chain}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
+        raise ConfigError(f"config {path}{source} cannot be read: {reason}") from None
+    document = _parse_yaml(path, text)
+    parents = document.values.pop("extends", None) or []
+    if not isinstance(parents, str | list):
+        raise ConfigError(f"{path}: extends names a file or a list of files, not {parents!r}")
+    merged = Document({}, {})
+    for parent in [parents] if isinstance(parents, str) else parents:
+        _merge(merged, _read(_parent_path(path, parent), (*extended_by, path)))
+    _merge(merged, document)
+    return merged
+
+
+def _parse_yaml(path: Path, text: str) -> Document:
+    """Return one file's keys and their lines, without the files that it extends."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        reason = error.problem or error.context
+        raise ConfigError(f"{path}{line}: not valid YAML: {reason}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: a config must be a mapping of sections (model: ..., training: ...), "
+            f"but the file holds a {type(values).__name__}"
+        )
+    origins: dict[Place, Origin] = {}
+    _record_origins(node, (), path, origins)
+    return Document(values, origins)
+
+
+def _parent_path(path: Path, name: Any) -> Path:
+    try:
+        return Path(os.path.normpath(path.parent / expand_path(str(name))))
+    except ValueError as error:
+        raise ConfigError(f"{path}: extends: {error}") from None
+
+
+def _record_origins(
+    node: yaml.Node | None, place: Place, path: Path, origins: dict[Place, Origin]
+) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            origins[(*place, key.value)] = Origin(f"{path}, line {line}", path.parent)
+            _record_origins(value, (*place, key.value), path, origins)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            line = value.start_mark.line + 1
+            origins[(*place, i)] = Origin(f"{path}, line {line}", path.parent)
+            _record_origins(value, (*place, i), path, origins)
+
+
+# Merging -----------------------------------------------------------------------------------------
+
+
+def _merge(base: Document, top: Document) -> None:
+    """Merge ``top`` into ``base``, whose values lose."""
+    _merge_values(base.values, top.values)
+    base.origins.update(top.origins)
+
+
+def _merge_values(base: dict[str, Any], top: dict[str, Any]) -> None:
+    """Merge mapping by mapping; a mapping of another ``kind`` replaces the one in ``base``."""
+    for key, value in top.items():
+        old = base.get(key)
+        if (
+            isinstance(old, dict)
+            and isinstance(value, dict)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            _merge_values(old, value)
+        else:
+            # A YAML anchor may use one mapping in two places; a copy keeps changes to one of them.
+            base[key] = copy.deepcopy(value)
+
+
+def _override(document: Document, override: str) -> None:
+    """Set one key of the document from ``a.b=value``."""
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    *above, last = name.split(".")
+    container: Any = document.values
+    path: list[str | int] = []
+    for part in above:
+        key = _key_in(container, part, path, override)
+        if isinstance(container, dict) and not isinstance(container.get(key), dict | list):
+            short = container.get(key)  # `fuse: average` is short for `fuse: {kind: average}`
+            container[key] = {"kind": short} if isinstance(short, str) else {}
+        container = container[key]
+        path.append(key)
+        if not isinstance(container, dict | list):
+            place = ".".join(map(str, path))
+            raise ConfigError(f"--set {override}: {place} is {container!r}, which has no {last!r}")
+    key = _key_in(container, last, path, override)
+    container[key] = value
+    changed = (*path, key)
+    below = [known for known in document.origins if known[: len(changed)] == changed]
+    for known in below:
+        del document.origins[known]
+    document.origins[changed] = Origin(f"--set {override}", Path())
+
+
+def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:
+    """Return one part of an override's name as a key of a mapping or an index of a list."""
+    if not isinstance(container, list):
+        return part
+    if not part.isdigit() or int(part) >= len(container):
+        raise ConfigError(
+            f"--set {override}: {'.'.join(map(str, path))} is a list of {len(container)} items; "
+            f"{part!r} is not an index of it"
+        )
+    return int(part)
+
+
+# YAML --------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that reads ``1e-9`` as a number and refuses a repeated key.
+
+    PyYAML follows YAML 1.1: it reads ``1e-9`` as a string and keeps the last value of a repeated
+    key.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
+    try:
+        return float(node.value)
+    except ValueError:
+        return node.value
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that quotes the strings that ``_Loader`` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
+_Loader.add_constructor("!number", _number)

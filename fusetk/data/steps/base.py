@@ -1,0 +1,121 @@
+"""Base classes of prep steps.
+
+``LineStep`` changes the lines of one or both sides; it runs on training text, on held-out text and
+on input of ``fusetk decode``. ``LearnedStep`` is a ``LineStep`` with a model learned on the
+training text. ``PairStep`` and ``UniquePairStep`` drop training pairs.
+
+A subclass narrows ``step`` to a ``Literal``, documents its fields and implements the abstract
+methods; Python refuses to create an object of a class that lacks one.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from fusetk.config import Config
+
+Side = Literal["both", "source", "target"]
+LineFunction = Callable[[str], str]
+
+
+class StepModel(Protocol):
+    """A function of a line, learned on the training text."""
+
+    def __call__(self, line: str) -> str: ...
+
+    def save(self, path: Path) -> None: ...
+
+
+StepModels = Mapping[tuple[str, str], StepModel]  # by side and name of the step
+
+
+class PrepStep(Config):
+    """Base of all prep steps."""
+
+    step: str
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages whose version may change the output: another version makes the text out of date."""
+
+
+class LineStep(PrepStep):
+    """Base of the steps that change lines."""
+
+    side: Side = "both"
+    """Side whose text the step changes."""
+
+    needs_spaces: ClassVar[bool] = False
+    """Whether the step needs text with spaces between words."""
+
+    def works_on(self, side: str) -> bool:
+        """Whether the step changes the lines of ``side``, "source" or "target"."""
+        return self.side in ("both", side)
+
+    @abstractmethod
+    def line_function(self, language: str, model: StepModel | None) -> LineFunction:
+        """Return the function that the step applies to each line of a side.
+
+        ``model`` is the side's model of a ``LearnedStep``; raises ConfigError if it is missing.
+        """
+
+    def undo_function(self, language: str) -> LineFunction | None:
+        """Return the function that turns processed target text back into raw text.
+
+        None if the step is not undone.
+        """
+        return None
+
+    def language_warning(self, language: str) -> str | None:
+        """Return a warning if the step has no rules for the language."""
+        return None
+
+
+class LearnedStep(LineStep):
+    """Base of the line steps with a model that is learned on the training text, one for each side."""
+
+    model_file: ClassVar[str]
+    """Name of the model's file, without the language."""
+
+    @abstractmethod
+    def learn(self, lines: Iterable[str]) -> StepModel:
+        """Learn the model on a side's training lines, as the steps before this one left them."""
+
+    @abstractmethod
+    def load(self, path: Path) -> StepModel:
+        """Read a model that was saved; raises DataError if the file is malformed."""
+
+
+class PairStep(PrepStep):
+    """Base of the steps that drop a training pair because of its own text."""
+
+    @abstractmethod
+    def drop_reason(self, source: str, target: str) -> str:
+        """Return the reason for dropping a pair of lines; an empty string keeps the pair."""
+
+    def allows_empty(self) -> bool:
+        """Whether training pairs with an empty side are kept at the end."""
+        return False
+
+
+class UniquePairStep(PrepStep):
+    """Base of the steps that drop a training pair if an earlier pair has the same key."""
+
+    reason: ClassVar[str]
+    """Reason for dropping, for reports."""
+
+    @abstractmethod
+    def key(self, source: str, target: str) -> bytes:
+        """Return the key of a pair of lines."""
+
+
+def line_function(
+    step: PrepStep, side: str, language: str, models: StepModels
+) -> LineFunction | None:
+    """Return what the step does to the lines of a side; None if it does not change them.
+
+    Raises ConfigError if the step needs a model that is missing.
+    """
+    if not isinstance(step, LineStep) or not step.works_on(side):
+        return None
+    return step.line_function(language, models.get((side, step.step)))

@@ -1,0 +1,47 @@
+"""Filtering of training pairs by length."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fusetk.data.steps.base import PairStep
+from fusetk.data.text import count_tokens
+
+# Reasons for dropping a pair, for reports.
+EMPTY = "empty"
+SHORT = "too short"
+LONG = "too long"
+RATIO = "length ratio"
+
+
+class Filter(PairStep):
+    """Drop training pairs by the number of tokens that their lines have at this step. Validation and test text keep
+    all pairs.
+
+    Training pairs with an empty side are always dropped, unless a filter has `min_length: 0`.
+    """
+
+    step: Literal["filter"]
+    min_length: int = Field(default=1, ge=0)
+    """Smallest number of tokens on either side; 1 drops pairs with an empty side."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Largest number of tokens on either side."""
+    max_ratio: float | None = Field(default=None, ge=1)
+    """Largest ratio of the longer side's length to the shorter side's."""
+
+    def drop_reason(self, source: str, target: str) -> str:
+        return self.length_reason(count_tokens(source), count_tokens(target))
+
+    def length_reason(self, source: int, target: int) -> str:
+        """Return the reason for dropping a pair with these numbers of tokens, or an empty string."""
+        short, long = min(source, target), max(source, target)
+        if short < self.min_length:
+            return SHORT if short else EMPTY
+        if self.max_length is not None and long > self.max_length:
+            return LONG
+        if self.max_ratio is not None and long > self.max_ratio * short:
+            return RATIO
+        return ""
+
+    def allows_empty(self) -> bool:
+        return self.min_length == 0
