@@ -1,11 +1,15 @@
-# make venv: an environment with fusetk in .venv; make demo: the whole way on a small corpus; make test: all checks;
-# make man: the manual pages, from the code; make clean: away with the environment and caches (work/ and runs/ stay).
+# make venv: create an environment with fusetk in .venv
+# make demo: run all commands on a small corpus
+# make test: run all checks
+# make man: generate the manual pages from the code
+# make layout: generate the picture in CONTRIBUTING.md from the imports
+# make clean: delete the environment and caches; work/ and runs/ remain
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 REQUIREMENTS = setup.cfg pyproject.toml constraints.txt
 
-.PHONY: venv demo test man clean
+.PHONY: venv demo test man layout clean
 
 venv: $(VENV)/.installed
 
@@ -27,7 +31,10 @@ test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 man: venv
-	$(BIN)/python -m fusetk.cli.manual man
+	$(BIN)/python -m tools.manual man
+
+layout: venv
+	$(BIN)/python -m tools.layout CONTRIBUTING.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""``python -m fusetk`` is ``fusetk``."""
+"""Run the ``fusetk`` command by ``python -m fusetk``."""
 
 from fusetk.cli.main import main
 

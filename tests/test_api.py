@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import fusetk
-from fusetk.cli.manual import commands
 from fusetk.decoding.translate import Request
 from fusetk.errors import ConfigError, DataError
 from tests.cli.test_decode import WORDS, make_run, output
+from tools.manual import commands
 
 LINES = ["Ein Hund läuft.", "", "Hund", "Ein Hund läuft und bellt, und bellt.", "Katze?"]
 

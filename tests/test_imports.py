@@ -1,15 +1,12 @@
-"""Imports go down only, and what must be quick imports no torch."""
+"""Imports point down only, and fast commands do not import torch."""
 
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
-import fusetk
+from tools.layout import ENTRY_POINTS, ROOT, imported, modules
 
-ROOT = Path(fusetk.__file__).parent
-
-# The packages and modules that each may import, lowest first. All may import those in EVERYWHERE.
+# The packages and modules that each one may import, lowest first. All may import EVERYWHERE.
 ALLOWED = {
     "errors": set(),
     "special_tokens": set(),
@@ -45,30 +42,12 @@ ALLOWED = {
 EVERYWHERE = {"config", "errors", "trace", "files", "special_tokens", "__version__", "DEVICE"}
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name below fusetk."""
-    names = {path: path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py")}
-    return {name.removesuffix("/__init__").replace("/", "."): path for path, name in names.items()}
-
-
-def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of fusetk that a file imports, anywhere in it."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fusetk":
-            module = ".".join(node.module.split(".")[1:])
-            below = {f"{module}.{alias.name}".strip(".") for alias in node.names}
-            names |= {name if name in known or not module else module for name in below}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name[7:] for alias in node.names if alias.name.startswith("fusetk.")}
-    return names
-
-
-def test_imports_go_down_only() -> None:
-    known, wrong = modules(), []
+def test_imports_point_down_only() -> None:
+    known = modules()
+    wrong = []
     for name, path in known.items():
         top = name.split(".")[0]
-        if top in ("__init__", "__main__", "cli"):
+        if top in (*ENTRY_POINTS, "cli"):
             continue
         assert top in ALLOWED, f"{top} is not in the table of this test"
         names = {other.split(".")[0] for other in imported(path, known)}
@@ -76,8 +55,8 @@ def test_imports_go_down_only() -> None:
     assert not wrong
 
 
-def test_no_circle_of_files() -> None:
-    """Also none through an import within a function or for type checking."""
+def test_no_import_cycle_of_files() -> None:
+    """Imports inside functions and for type checking count, too."""
     known = modules()
     imports = {
         name: imported(path, known) & known.keys()
@@ -89,17 +68,17 @@ def test_no_circle_of_files() -> None:
     ]:
         for name in leaves:
             del imports[name]
-    assert not imports, f"these files import each other, or import such files: {sorted(imports)}"
+    assert not imports, f"import cycle; these files are in it or import it: {sorted(imports)}"
 
 
-def test_decoding_knows_of_models_only_the_interface() -> None:
+def test_decoding_imports_only_the_interface_of_models() -> None:
     for path in (ROOT / "decoding").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fusetk.models"):
                 assert node.module == "fusetk.models.seq2seq", path
 
 
-def test_help_and_pipes_import_no_torch() -> None:
+def test_help_and_pipes_do_not_import_torch() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from fusetk.cli.main import main\n"
         "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"

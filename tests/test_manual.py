@@ -1,4 +1,4 @@
-"""The manual pages in man/ are what the code makes, and troff reads them without a complaint."""
+"""The manual pages in man/ are up to date and valid troff."""
 
 import shutil
 import subprocess
@@ -7,21 +7,21 @@ from pathlib import Path
 import click
 import pytest
 
-from fusetk.cli import manual
-from fusetk.cli.troff import escape, prose
 from fusetk.config import Config
 from fusetk.recipe import Recipe, load
+from tools import manual
+from tools.troff import escape, prose
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = sorted(manual.pages())
 
 
-def test_every_page_is_there_and_no_other():
+def test_there_is_a_page_for_each_command():
     assert sorted(path.name for path in MAN.iterdir()) == PAGES
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_is_what_the_code_makes(name):
+def test_the_page_is_up_to_date(name):
     assert (MAN / name).read_text(encoding="ascii") == manual.pages()[name], (
         "the manual is out of date: run `make man`"
     )
@@ -29,7 +29,7 @@ def test_page_is_what_the_code_makes(name):
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed")
 @pytest.mark.parametrize("name", PAGES)
-def test_troff_has_no_complaint(name):
+def test_the_page_is_valid_troff(name):
     ran = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", MAN / name], capture_output=True, text=True
     )
@@ -60,7 +60,7 @@ def test_every_key_of_a_config_is_in_the_config_page():
         ]
         return set(config.model_fields).union(*inner)
 
-    chosen = [found.Config for table in manual.REGISTRIES.values() for found in table.values()]
+    chosen = [kind.Config for table in manual.REGISTRIES.values() for kind in table.values()]
     expected = keys(Recipe).union(*map(keys, chosen)) - {"kind", "step"}
     assert len(expected) > 50
     for key in expected:
@@ -70,19 +70,19 @@ def test_every_key_of_a_config_is_in_the_config_page():
 
 
 def test_null_is_called_null(toy: Path):
-    """And the word that a page prints can be written."""
+    """The page prints null, and a config accepts null and none."""
     text = manual.pages()["fusetk-config.5"]
     for key in ("data.bpe", "data.vocabulary.size", "training.ema", "training.save_every"):
         [line] = [line for line in text.splitlines() if line.startswith(f"\\fB{escape(key)}\\fR (")]
         assert " or null" in line and "default null" in line and "none" not in line
         for word in ("null", "none"):
-            found = load(toy, [f"{key}={word}"]).model_dump()
+            value = load(toy, [f"{key}={word}"]).model_dump()
             for part in key.split("."):
-                found = found[part]
-            assert found is None
+                value = value[part]
+            assert value is None
 
 
-def test_nothing_is_lost_in_troff():
+def test_special_characters_are_escaped():
     assert escape("-m \\n .x") == "\\-m \\en .x"
     assert escape(".x\n'y") == "\\&.x\n\\&'y"
     assert escape("α") == "\\[u03B1]"

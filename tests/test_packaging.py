@@ -1,4 +1,4 @@
-"""What a clone needs to install itself: metadata, requirements, tested versions, make targets."""
+"""Installation from a clone: metadata, requirements, tested versions, make targets."""
 
 import ast
 import configparser
@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 import fusetk
 
 ROOT = Path(__file__).parent.parent
-# What a package is imported as, where that is not its name.
+# Packages whose import name differs from their name.
 IMPORTED_AS = {"pyyaml": "yaml", "subword-nmt": "subword_nmt"}
 OPTIONAL = {"tensorboard"}
 
@@ -33,8 +33,8 @@ def requirements(text: str) -> list[Requirement]:
 
 def constraints() -> dict[str, Requirement]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonical(requirement.name): requirement for requirement in found}
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonical(pin.name): pin for pin in pins}
 
 
 def canonical(name: str) -> str:
@@ -48,10 +48,6 @@ def test_metadata(setup):
     assert re.fullmatch(r"\d+\.\d+\.\d+", fusetk.__version__)
 
 
-def test_pyproject_has_three_lines():
-    assert len((ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()) == 3
-
-
 def test_the_command_of_the_entry_point_exists(setup):
     name, _, place = setup["options.entry_points"]["console_scripts"].strip().partition(" = ")
     module, _, function = place.partition(":")
@@ -60,34 +56,35 @@ def test_the_command_of_the_entry_point_exists(setup):
 
 def test_every_import_is_required_and_every_requirement_imported(setup):
     imported = set()
-    for path in [*(ROOT / "fusetk").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+    folders = [ROOT / name for name in ("fusetk", "recipes", "tools")]
+    for path in [path for folder in folders for path in folder.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.split(".")[0])
-    own = {"fusetk", *(path.stem for path in (ROOT / "recipes").rglob("*.py"))}
+    own = {"fusetk", "tools", *(path.stem for path in (ROOT / "recipes").rglob("*.py"))}
     outside = imported - own - set(sys.stdlib_module_names)
     required = {
         IMPORTED_AS.get(requirement.name, requirement.name)
         for requirement in requirements(setup["options"]["install_requires"])
     }
-    # pydantic brings pydantic-core along, in the one version that fits it, and torch brings triton where it has CUDA.
+    # pydantic requires one version of pydantic-core; torch with CUDA requires triton.
     assert outside - OPTIONAL - {"pydantic_core", "triton"} == required
 
 
-def test_kernels_are_installed(setup):
-    [patterns] = [
-        found.replace(" ", "").split(",") for found in [setup["options.package_data"]["fusetk"]]
-    ]
-    found = {path for pattern in patterns for path in (ROOT / "fusetk").glob(pattern)}
-    assert ROOT / "fusetk" / "nn" / "fused" / "kernels.cpp" in found
+def test_data_files_are_installed(setup):
+    package = ROOT / "fusetk"
+    patterns = setup["options.package_data"]["fusetk"].replace(" ", "").split(",")
+    installed = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*") if path.suffix in (".cpp", ".html")}
+    assert files and files <= installed
 
 
 def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
     tested = constraints()
     texts = [setup["options"]["install_requires"], setup["options.extras_require"]["test"]]
-    for requirement in (one for text in texts for one in requirements(text)):
+    for requirement in (entry for text in texts for entry in requirements(text)):
         assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
         (pin,) = tested[canonical(requirement.name)].specifier
         assert (
@@ -97,8 +94,8 @@ def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
         ), requirement
 
 
-def test_constraints_name_everything_that_is_installed_along(setup):
-    """What the requirements require in their turn, as far as it is installed here."""
+def test_constraints_pin_indirect_requirements(setup):
+    """The requirements of requirements, if they are installed on this machine."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     tested = constraints()
@@ -114,11 +111,10 @@ def test_constraints_name_everything_that_is_installed_along(setup):
             needed = distribution(name).requires or []
         except PackageNotFoundError:
             continue
-        found = [Requirement(text) for text in needed]
-        waiting += [
-            one.name for one in found if not one.marker or one.marker.evaluate({"extra": ""})
-        ]
-    # Builds of torch with CUDA bring packages of its vendor along, in versions that the build decides.
+        for entry in map(Requirement, needed):
+            if not entry.marker or entry.marker.evaluate({"extra": ""}):
+                waiting.append(entry.name)
+    # A CUDA build of torch requires its own versions of its vendor's packages.
     missing = {
         name
         for name in seen - set(tested)
@@ -128,26 +124,26 @@ def test_constraints_name_everything_that_is_installed_along(setup):
 
 
 def test_versions_that_need_a_newer_python_say_so():
-    """So that Python 3.10 can install with the same file."""
+    """Python 3.10 can install with the same file."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     from packaging.specifiers import SpecifierSet
 
     for name, requirement in constraints().items():
         try:
-            found = metadata(name)
+            package = metadata(name)
         except PackageNotFoundError:
             continue
         (pin,) = requirement.specifier
-        if found["Version"].partition("+")[0] != pin.version:
+        if package["Version"].partition("+")[0] != pin.version:
             continue
-        if not SpecifierSet(found["Requires-Python"] or "").contains("3.10.14"):
+        if not SpecifierSet(package["Requires-Python"] or "").contains("3.10.14"):
             assert requirement.marker and not requirement.marker.evaluate(
                 {"python_version": "3.10"}
             ), name
 
 
-@pytest.mark.parametrize("target", ["venv", "demo", "test", "man", "clean"])
+@pytest.mark.parametrize("target", ["venv", "demo", "test", "man", "layout", "clean"])
 def test_make_knows_its_targets(target):
     ran = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

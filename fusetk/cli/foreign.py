@@ -1,4 +1,4 @@
-"""Options and commands of other toolkits, and what they are called here."""
+"""Options and commands of other toolkits, and their names in fusetk."""
 
 import difflib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ import click
 
 from fusetk.config import fusetk_key, option_as_key
 
-# Options here by the name elsewhere: the first one that the command has is meant.
+# The options of fusetk by the name in another toolkit. The first one that the command has is used.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("--batch-tokens",),
     "cpu_threads": ("--threads", "--jobs"),
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "workers": ("--jobs", "--threads"),
 }
 
-# Options of some commands that need none here, and why.
+# Options that these commands of fusetk do not need, and the reason.
 NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "c": (
         ("train", "prep", "describe"),
@@ -54,7 +54,7 @@ NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "give the config without an option: fusetk {command} CONFIG",
     ),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),
-    "no_shuffle": (("train",), "the order of batches is always drawn by training.seed and epoch"),
+    "no_shuffle": (("train",), "training.seed and the epoch always determine the order of batches"),
     "remove_bpe": (("decode",), "subwords are always joined"),
     "post_process": (("decode",), "subwords are always joined"),
     "verbose": (("train", "decode", "rescore", "prep"), "progress is printed by default"),
@@ -88,12 +88,13 @@ COMMANDS: Mapping[str, str] = {
 
 
 def option_here(name: str, context: click.Context) -> str | None:
-    """What to use in this command instead of an option of another toolkit; None where that is not known."""
-    command, key = context.command, fusetk_key(name)
+    """Return advice about an option of another toolkit; None if the option is unknown."""
+    command = context.command
+    key = fusetk_key(name)
     known = {option for parameter in command.params for option in parameter.opts}
     for option in OPTIONS.get(option_as_key(name), ()):
         if option.partition(" ")[0] in known:
-            return f"here it is {option}"
+            return f"use {option}"
     commands, reason = NEEDLESS.get(option_as_key(name), ((), ""))
     if command.name in commands:
         return reason.format(command=command.name)
@@ -101,13 +102,14 @@ def option_here(name: str, context: click.Context) -> str | None:
         return None
     setting = f"--set {key}" if "=" in key else f"--set {key}=VALUE"
     if "--set" in known:
-        return f"here it is a key of the config: {setting}"
+        return f"it is a key of the config: use {setting}"
     if key.startswith("decoding."):
         return "it is an option of fusetk decode"
-    return f"it is a key of the config: fusetk {'prep' if key.startswith('data.') else 'train'} CONFIG {setting}"
+    config_command = "prep" if key.startswith("data.") else "train"
+    return f"it is a key of the config: use fusetk {config_command} CONFIG {setting}"
 
 
 def command_here(name: str, known: Mapping[str, str]) -> str | None:
-    """The command that is meant by a name that is none of the ``known``; None where that cannot be guessed."""
+    """Return the command of fusetk that ``name`` probably means; None if no name is near."""
     near = difflib.get_close_matches(name, [*known, *COMMANDS], 1)
     return COMMANDS.get(near[0], near[0]) if near else None

@@ -1,4 +1,4 @@
-"""The ``fusetk`` command: subcommands are imported when they are called, so ``--help`` answers at once."""
+"""The ``fusetk`` command. It imports a subcommand when it is called, so ``--help`` is fast."""
 
 import importlib
 import os
@@ -12,23 +12,23 @@ from fusetk.cli import streams
 from fusetk.errors import FusetkError
 
 COMMANDS = {
-    "prep": "Raw parallel text to memory-mapped ids.",
-    "text": "The steps of prep as pipes.",
-    "train": "Train a model; resumes by itself.",
-    "average": "Average checkpoints of a run.",
+    "prep": "Convert raw parallel text to memory-mapped token ids.",
+    "text": "Run single steps of prep as pipes.",
+    "train": "Train a model, or resume its training.",
+    "average": "Average the checkpoints of a run.",
     "decode": "Translate text.",
-    "rescore": "How probable given translations are.",
-    "score": "BLEU, chrF and TER of translations.",
-    "compare": "Show where the translations of two runs differ.",
-    "report": "The paper's table beside what runs measured.",
-    "plot-attention": "Draw the attention of a translation.",
+    "rescore": "Compute the probability of given translations.",
+    "score": "Compute BLEU, chrF and TER of translations.",
+    "compare": "Compare the translations of two runs sentence by sentence.",
+    "report": "Compare the table of a paper with the results of runs.",
+    "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",
     "describe": "Print a resolved config and its parameter counts.",
 }
 
 
-class _Lazy(click.Group):
-    """Commands by name, imported on use."""
+class _LazyGroup(click.Group):
+    """A command group that imports the module of a subcommand when it is needed."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,23 +55,21 @@ class _Lazy(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except (
-            BrokenPipeError
-        ):  # the reader of standard output has seen enough; standard error never raises it
+        except BrokenPipeError:
+            # The reader of standard output has closed the pipe. Standard error never raises this.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:
-            click.echo(
-                f"fusetk: {error.filename or 'the output'}: {error.strerror or error}", err=True
-            )
+            where = error.filename or "the output"
+            click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
             context.exit(2)
         except click.NoSuchOption as error:
             from fusetk.cli.foreign import option_here
 
-            here = option_here(error.option_name, error.ctx or context)
-            if here is None:
+            advice = option_here(error.option_name, error.ctx or context)
+            if advice is None:
                 raise
-            click.echo(f"fusetk: there is no option {error.option_name}; {here}", err=True)
+            click.echo(f"fusetk: unknown option {error.option_name}; {advice}", err=True)
             context.exit(2)
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
@@ -79,22 +77,21 @@ class _Lazy(click.Group):
             from fusetk.cli.foreign import command_here
 
             near = command_here(args[0], COMMANDS)
-            hint = (
-                f"did you mean `fusetk {near}`?"
-                if near
-                else f"the commands are {', '.join(COMMANDS)}"
-            )
-            click.echo(f"fusetk: there is no command {args[0]!r}; {hint}", err=True)
+            commands = ", ".join(COMMANDS)
+            hint = f"did you mean `fusetk {near}`?" if near else f"the commands are {commands}"
+            click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)
             context.exit(2)
         return super().resolve_command(context, args)
 
 
 @click.group(
-    cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="fusetk")
 def main() -> None:
     """Layer fusion for encoder-decoder translation models: from raw text to scored translation.
 
-    Errors that you can mend end with exit status 2 and one sentence. `fusetk COMMAND --help` tells a command's options.
+    User errors (a wrong option, a wrong config, a missing file) print one line to standard error
+    and exit with status 2. `fusetk COMMAND --help` lists the options of a command.
     """

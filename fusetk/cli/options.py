@@ -15,7 +15,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not Linux
@@ -24,20 +24,21 @@ def processors() -> int:
 def at_most_processors(
     context: click.Context, parameter: click.Parameter, value: int | None
 ) -> int | None:
-    """A number of threads; with more threads than processors, threads wait for each other at every operation."""
+    """Limit a number of threads to the number of processors; more threads would be slower."""
     most = processors()
     if value is None or value <= most:
         return value
     click.echo(
-        f"warning: --threads {value} is limited to {most}, the processors that this process may use",
+        f"warning: --threads {value} is limited to {most}, "
+        "the number of processors that this process may use",
         err=True,
     )
     return most
 
 
-# The options --------------------------------------------------------------------------------------------------------
+# The options --------------------------------------------------------------------------------------
 
-SET_HELP = "Change a key of the config, e.g. training.seed=3; repeatable, the last wins."
+SET_HELP = "Change a key of the config, for example training.seed=3. Repeatable; the last one wins."
 
 config_argument: Decorator = click.argument("config", type=click.Path(dir_okay=False))
 set_option: Decorator = click.option(
@@ -50,19 +51,21 @@ models_option: Decorator = click.option(
     metavar="RUN",
     multiple=True,
     required=True,
-    help="A run folder (its best checkpoint) or a checkpoint; again for each further model of an ensemble, with the same vocabularies.",
+    help="A run folder (its best checkpoint is used) or a checkpoint. Repeat the option for an"
+    " ensemble; all its models must have the same vocabularies.",
 )
 precision_option: Decorator = click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16"]),
     default="fp32",
     show_default=True,
-    help="Of the model's weights, but for the map to the vocabulary and log-probabilities, which are fp32.",
+    help="Precision of the weights. The output projection and the log-probabilities are always"
+    " fp32.",
 )
 raw_option: Decorator = click.option(
     "--raw",
     is_flag=True,
-    help="Take the weights themselves where training kept an exponential mean of them beside them.",
+    help="Use the raw weights instead of their moving average (runs trained with training.ema).",
 )
 device_option: Decorator = click.option(
     "-d", "--device", default=DEVICE, show_default=True, help="auto, cpu, cuda or cuda:N."
@@ -71,62 +74,69 @@ threads_option: Decorator = click.option(
     "--threads",
     type=click.IntRange(1),
     callback=at_most_processors,
-    help="Processor threads; by default as many as there are cores. No more are used than this process has processors.",
+    help="Number of CPU threads, at most the number of processors that this process may use."
+    " Default: the number of cores.",
 )
 quiet_option: Decorator = click.option(
-    "-q", "--quiet", is_flag=True, help="No progress on standard error."
+    "-q", "--quiet", is_flag=True, help="Do not print progress to standard error."
 )
 
 
 class Exponent(click.ParamType):
-    """A length penalty's; what is no number is text that was meant for something else."""
+    """The exponent of a length penalty, from 0 to 10."""
 
     name = "ALPHA"
 
     def __init__(self, hint: str):
+        """``hint`` is added to the error about a value that is not a number."""
         self.hint = hint
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> float:
         try:
-            found = float(value)
+            exponent = float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number; {self.hint}", parameter, context)
-        if not 0 <= found <= 10:
+        if not 0 <= exponent <= 10:
             self.fail(f"{value} is not between 0 and 10", parameter, context)
-        return found
+        return exponent
 
 
 class Sections(click.Command):
-    """A command with so many options that its help shows them under headings. No option begins with a digit: -1 is a value."""
+    """A command whose help groups its options under headings.
 
-    def __init__(self, *given: Any, sections: Mapping[str, Sequence[str]], **named: Any):
-        """``sections``: the names of parameters under each heading; those in none stand under the last, as does ``--help``."""
-        super().__init__(*given, **named)
+    No option of such a command may start with a digit: -1 is always a value.
+    """
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **settings: Any):
+        """``sections``: the parameter names under each heading.
+
+        Parameters without a heading, and ``--help``, are listed under the last one.
+        """
+        super().__init__(*arguments, **settings)
         self.sections = sections
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(
-            context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args]
-        )  # a space, or click takes it for an option
+        # A space before a negative number prevents click from parsing it as an option.
+        return super().parse_args(context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args])
 
     def by_section(self, context: click.Context) -> dict[str, list[click.Option]]:
-        """The options under each heading."""
+        """Return the options under each heading."""
         options = {
             option.name: option
             for option in self.get_params(context)
             if isinstance(option, click.Option)
         }
-        found = {
+        sections = {
             title: [options.pop(name) for name in names] for title, names in self.sections.items()
         }
-        found[next(reversed(found))] += options.values()
-        return found
+        last = next(reversed(sections))
+        sections[last] += options.values()
+        return sections
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, options in self.by_section(context).items():
+            records = [option.get_help_record(context) for option in options]
             with formatter.section(title):
-                formatter.write_dl(
-                    [record for option in options if (record := option.get_help_record(context))]
-                )
+                formatter.write_dl([record for record in records if record])

@@ -12,12 +12,20 @@ from fusetk.errors import DataError
 from fusetk.plotting.figure import check_output
 from fusetk.plotting.panel import COLORS, Page, Panel
 from fusetk.plotting.save import check_one, save
-from fusetk.plotting.sentences import Reader, Sentence, Text, given, line_range, read
+from fusetk.plotting.sentences import (
+    InputPair,
+    Reader,
+    Sentence,
+    command_line_pairs,
+    file_pairs,
+    line_range,
+)
 
 if TYPE_CHECKING:
-    from fusetk.plotting.attention import Words
+    from fusetk.plotting.attention import TokenPair
     from fusetk.system import Loaded
 
+# The values of --what, and their names in titles.
 ATTENTION = {
     "cross": "cross-attention",
     "self": "self-attention",
@@ -27,15 +35,18 @@ ATTENTION = {
 }
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
 WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
-CHUNK = 4000  # lines that are sorted and read together
+CHUNK = 4000  # sentences that are sorted by length and read together
 EXAMPLE = (
-    'Examples: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." --layer 3 --head all -o heads.pdf; '
-    "fusetk plot-attention -m runs/coordinated -i raw/test.de --lines 7 --what mixed --layer 1 --head all --step slept -o step.png; "
-    "fusetk plot-attention -m runs/fused --what fuse -i raw/test.de -r raw/test.en --corpus -o layers.png"
+    'Examples: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." '
+    "--layer 3 --head all -o heads.pdf; "
+    "fusetk plot-attention -m runs/coordinated -i raw/test.de --lines 7 --what mixed --layer 1 "
+    "--head all --step slept -o step.png; "
+    "fusetk plot-attention -m runs/fused --what fuse -i raw/test.de -r raw/test.en --corpus "
+    "-o layers.png"
 )
 
 
-class Head(click.ParamType):
+class HeadParam(click.ParamType):
     """A number from 1, ``mean`` or ``all``."""
 
     name = "N|mean|all"
@@ -47,10 +58,10 @@ class Head(click.ParamType):
             return value
         if value.isascii() and value.isdigit():
             return int(value)
-        self.fail(f"{value!r} is neither a number nor mean nor all", param, ctx)
+        self.fail(f"{value!r} is not a number from 1, mean or all", param, ctx)
 
 
-class Step(click.ParamType):
+class StepParam(click.ParamType):
     """A number from 1, or a word."""
 
     name = "WORD|N"
@@ -58,13 +69,13 @@ class Step(click.ParamType):
     def convert(
         self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int:
-        return (
-            int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-        )
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            return int(value)
+        return value
 
 
-class Lines(click.ParamType):
-    """A range of lines."""
+class LineRangeParam(click.ParamType):
+    """A range of lines, counted from 1."""
 
     name = "A-B"
 
@@ -79,8 +90,8 @@ class Lines(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Asked(NamedTuple):
-    """What to draw of which text."""
+class PlotOptions(NamedTuple):
+    """The values of the options that select the text and the panels."""
 
     what: str
     layer: int | None
@@ -103,7 +114,7 @@ class Asked(NamedTuple):
     required=True,
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="A run folder, of which the best checkpoint is taken, or a checkpoint.",
+    help="A run folder (its best checkpoint is used) or a checkpoint.",
 )
 @click.option(
     "-s",
@@ -111,7 +122,7 @@ class Asked(NamedTuple):
     "sources",
     multiple=True,
     metavar="TEXT",
-    help="A sentence to translate; again for another.",
+    help="A source sentence. Repeat the option for further sentences.",
 )
 @click.option(
     "-t",
@@ -119,18 +130,22 @@ class Asked(NamedTuple):
     "targets",
     multiple=True,
     metavar="TEXT",
-    help="Its translation; one for each sentence, or none. Without it, the one that beam search finds.",
+    help="Translation of the sentence; one for each -s, or none. By default beam search finds it.",
 )
 @click.option(
     "-i",
     "--input",
     "source_file",
     metavar="FILE",
-    help="Instead: sentences, one a line, plain or .gz; - is standard input.",
+    help="File with source sentences, one per line, plain or .gz; - is standard input.",
 )
-@click.option("-r", "--target-file", metavar="FILE", help="Their translations, line by line.")
 @click.option(
-    "--lines", type=Lines(), help="Only these lines of the file, or one line N; counted from 1."
+    "-r", "--target-file", metavar="FILE", help="File with the translations, line by line."
+)
+@click.option(
+    "--lines",
+    type=LineRangeParam(),
+    help="Draw only these lines of the file, or one line N; counted from 1.",
 )
 @click.option(
     "--what",
@@ -138,44 +153,46 @@ class Asked(NamedTuple):
     default="cross",
     show_default=True,
     metavar="KIND",
-    help="cross: attention of the decoder to the source; self, encoder-self, decoder-self: of both sides or one side to itself; mixed: of"
-    " the decoder to source and target in one softmax, in coordinated models; fuse, encoder-fuse, decoder-fuse: the layers that a fusion"
-    " takes; connect: the weights of `connect: linear`.",
+    help="cross: attention of the decoder to the source. self: self-attention of both sides."
+    " encoder-self, decoder-self: self-attention of one side. mixed: attention of the decoder to"
+    " source and target in one softmax (coordinated models). fuse, encoder-fuse, decoder-fuse:"
+    " layer weights of the fusions. connect: the weights of `connect: linear`.",
 )
 @click.option(
     "--layer",
     type=int,
     metavar="N",
-    help="One layer with attention, counted from 1. Without it, all.",
+    help="Draw only this layer, counted from 1. Default: all layers.",
 )
 @click.option(
     "--head",
-    type=Head(),
-    help="One head, counted from 1; the mean over heads (the default); or a panel for each (all)."
-    " In a fusion by attention, hops: by default all.",
+    type=HeadParam(),
+    help="A head, counted from 1; the mean over heads (default); or all, a panel for each head."
+    " For a fusion by attention: the hops, by default all.",
 )
 @click.option(
     "--step",
-    type=Step(),
-    help="Only the step at which the decoder predicts token N of the translation, counted from 1, or WORD, a whole"
-    " word, for the first time. With --head all, rows are the heads.",
+    type=StepParam(),
+    help="Draw only the step at which the decoder predicts token N of the translation, counted"
+    " from 1, or the first occurrence of the complete word WORD. With --head all, rows are heads.",
 )
 @click.option(
     "--corpus",
     is_flag=True,
-    help="For fusions: the mean over all sentences, and by part of the sentence.",
+    help="Fusions: draw the mean over all sentences, in total and by part of the sentence.",
 )
 @click.option(
     "--tokenized",
     is_flag=True,
-    help="The text is prepared as the training text was, but for subwords.",
+    help="The text is already preprocessed like the training text, except for subwords.",
 )
 @click.option(
     "--colors",
     type=click.Choice(list(COLORS)),
     default="blue",
     show_default=True,
-    help="Colours; grey is as in papers, white for 1 and black for 0. Where there are numbers below 0: red above, blue below.",
+    help="Colour map. grey: 1 is white and 0 is black, as in papers. If there are negative numbers,"
+    " positive ones are red and negative ones are blue.",
 )
 @device_option
 @click.option(
@@ -184,201 +201,214 @@ class Asked(NamedTuple):
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A picture, .png, .pdf or .svg; a page to look around in, .html; or the numbers, .npz or .json.",
+    help="Output file: a picture (.png, .pdf, .svg), an interactive page (.html), or the numbers"
+    " (.npz, .json).",
 )
 def command(model: Path, colors: str, device: str, **options: object) -> None:
-    """Draw the attention weights of a sentence and its translation, or what a layer fusion makes of its layers.
+    """Draw the attention weights of a translation, or the layer weights of a fusion.
 
-    The model reads the translation word by word (forced decoding), whether it was given or found. Columns are the words
-    that are looked at, rows those that look; each row sums to 1. In cross-attention a row is the word that the decoder
-    predicts there; in the decoder's self-attention it is the word that it has just read. In mixed attention a row is the
-    word that is predicted; columns are the source and, behind a line, the words of the target that the decoder reads, the
-    begin mark first.
+    The decoder reads the translation token by token (forced decoding), whether the user gave it or
+    beam search found it. Attention: each column is a token that is attended to, each row is a
+    token that attends, and each row sums to 1. Rows of cross-attention are predicted tokens. Rows
+    of the decoder's self-attention are tokens that the decoder reads. Rows of mixed attention are
+    predicted tokens; its columns are the source tokens, then, after a line, the target prefix,
+    starting with <s>.
 
-    With --step there is one row, the word that is predicted at that step, or with --head all a row for each head, in one
-    panel a layer (decoder.layer1.mixed.heads). Columns end at the last word that the decoder has read there. Of
-    `--what self` only the decoder is drawn.
+    --step draws one row: the token that is predicted at that step. With --head all it draws a row
+    for each head, in one panel per layer (decoder.layer1.mixed.heads). The columns end at the last
+    token that the decoder reads at that step. With `--what self`, --step draws only the decoder.
 
-    Of a fusion, columns are the words that a side reads, in the decoder the begin mark first, and rows the layers, l0 the
-    word embedding, at the bottom. A fusion by attention has a panel for each hop, each column of which sums to 1. Of other
-    fusions the share of each layer is drawn: the length of the derivative by that layer times the layer (gradient times
-    input, before the closing norm), divided by the sum over layers; beside it its mean, and the learned weight of each
-    layer or the beta of each node, if the fusion has them. With --corpus the columns are the first position, the fifths of
-    what is between, and the last.
+    Fusions: each column is a token that the side reads (the decoder reads <s> first), each row is
+    a layer. The lowest layer is at the bottom; l0 is the word embedding. A fusion by attention has
+    a panel for each hop, and each column sums to 1. For other fusions the share of each layer is
+    drawn (gradient times input). It is the norm of J h divided by the sum of these norms over the
+    layers: h is the layer, and J is the derivative of the fusion with respect to h, before the
+    closing norm. Further panels show the mean and, if the fusion has them, the learned weight of
+    each layer or the beta of each node. With --corpus, the columns are the first position, five
+    equal parts of the positions between, and the last position.
 
-    An .html file holds any number of sentences and needs no network: a slider and the arrow keys move between them, and
-    numbers show under the pointer. An .npz file holds each matrix under its name, such as decoder.layer1.cross.head2,
-    decoder.fuse.hop1 or decoder.fuse.contribution, its first row for the first label, and its labels under that name
-    with .x and .y; of several sentences, names begin with the number of the line, as in 7.decoder.fuse.hop1. A .json file
-    has the same names in a list, `panels`, and with several sentences their texts in `sentences`.
+    An .html file holds any number of sentences and needs no network: a slider and the arrow keys
+    change the sentence, and the pointer shows the numbers. An .npz file holds each matrix under its
+    name, for example decoder.layer1.cross.head2, decoder.fuse.hop1 or decoder.fuse.contribution.
+    The first row of a matrix belongs to the first label. The labels have the name of the matrix
+    with .x and .y. With several sentences, each name starts with the number of the line, for
+    example 7.decoder.fuse.hop1. A .json file has the same names in the list `panels`; with several
+    sentences their texts are in `sentences`.
     """
-    asked = Asked(**options)  # type: ignore[arg-type]
-    check(asked)
+    choices = PlotOptions(**options)  # type: ignore[arg-type]
+    check(choices)
 
     from fusetk import system
 
     loaded = system.load_model(model, device)
     checkpoint = loaded.checkpoint.resolve()
-    title = f"{WHATS[asked.what]} of {checkpoint.parent.parent.name}, {checkpoint.name}"
-    if asked.what == "connect":
+    title = f"{WHATS[choices.what]} of {checkpoint.parent.parent.name}, {checkpoint.name}"
+    if choices.what == "connect":
         from fusetk.plotting import connect
 
         pages = [Page(connect.panels(loaded.model))]
     else:
-        reader = Reader(
-            loaded.pipeline, asked.tokenized, loaded.model.max_positions, strict=bool(asked.sources)
-        )
-        sentences = reader(given(asked.sources, asked.targets) if asked.sources else texts(asked))
-        pages, more = (
-            means(loaded, asked, sentences, reader)
-            if asked.corpus
-            else each(loaded, asked, sentences, reader)
-        )
-        title += more
+        positions = loaded.model.max_positions
+        strict = bool(choices.sources)
+        reader = Reader(loaded.pipeline, choices.tokenized, positions, strict=strict)
+        sentences = reader(input_pairs(choices))
+        if choices.corpus:
+            page, count = mean_page(loaded, choices, sentences, reader)
+            pages = [page]
+            title += f", mean over {count:,} sentence{'s' if count > 1 else ''}"
+        else:
+            pages = sentence_pages(loaded, choices, sentences, reader)
         for note in reader.notes():
             click.echo(note, err=True)
-    save(pages, asked.output, title=title, colors=colors, columns=columns(asked, pages[0].panels))
+    columns = panel_columns(choices, pages[0].panels)
+    save(pages, choices.output, title=title, colors=colors, columns=columns)
 
 
-def check(asked: Asked) -> None:
-    """Raise DataError for options that do not go together, before anything is loaded."""
-    check_output(asked.output, pages=True)
-    if asked.what == "connect":
-        if (
-            asked.corpus
-            or asked.layer is not None
-            or asked.head is not None
-            or asked.step is not None
-        ):
+def check(choices: PlotOptions) -> None:
+    """Raise DataError for options that exclude each other, before anything is loaded."""
+    check_output(choices.output, pages=True)
+    if choices.what == "connect":
+        selection = (choices.layer, choices.head, choices.step)
+        if choices.corpus or any(value is not None for value in selection):
             raise DataError(
-                "learned weights are the same for every sentence: leave out --corpus, --layer, --head and --step"
+                "--what connect draws learned weights, which are the same for every sentence: "
+                "omit --corpus, --layer, --head and --step"
             )
         return
-    if bool(asked.sources) == (asked.source_file is not None):
+    _check_text(choices)
+    if choices.what in FUSION and choices.layer is not None:
+        raise DataError("a fusion combines all layers: omit --layer")
+    if choices.what in ATTENTION and choices.corpus:
+        raise DataError(
+            "--corpus averages over sentences, but attention belongs to the tokens of one "
+            f"sentence: use --corpus with --what {', '.join(FUSION)}"
+        )
+    if choices.step is not None and (choices.what in FUSION or choices.what == "encoder-self"):
+        raise DataError(
+            "--step selects a step of the decoder's attention: use it with --what cross, self, "
+            "decoder-self, mixed"
+        )
+    if not choices.corpus:
+        check_one(len(choices.sources), choices.output)
+
+
+def _check_text(choices: PlotOptions) -> None:
+    if bool(choices.sources) == (choices.source_file is not None):
         raise DataError("give sentences either on the command line (-s) or in a file (-i)")
-    if asked.sources and (asked.target_file is not None or asked.lines is not None):
+    if choices.sources and (choices.target_file is not None or choices.lines is not None):
         raise DataError(
-            "-r and --lines go with a file of sentences (-i); give translations of single sentences with -t"
+            "-r and --lines need a file of sentences (-i); give the translation of a sentence "
+            "with -t"
         )
-    if asked.source_file is not None and asked.targets:
-        raise DataError("-t goes with -s; give the translations of a file with -r")
-    if asked.what in FUSION and asked.layer is not None:
-        raise DataError("a fusion is of all layers: leave out --layer")
-    if asked.what in ATTENTION and asked.corpus:
-        raise DataError(
-            f"--corpus averages over words, and attention is to words of one sentence: it goes with --what {', '.join(FUSION)}"
-        )
-    if asked.step is not None and (asked.what in FUSION or asked.what == "encoder-self"):
-        raise DataError(
-            "--step is a step of the decoder's attention: it goes with --what cross, self, decoder-self, mixed"
-        )
-    if not asked.corpus:
-        check_one(len(asked.sources), asked.output)
+    if choices.source_file is not None and choices.targets:
+        raise DataError("-t needs -s; give the translations of a file with -r")
 
 
-def texts(asked: Asked) -> Iterator[Text]:
-    """The lines of the file that was named."""
-    assert asked.source_file is not None
-    return read(asked.source_file, asked.target_file, asked.lines)
+def input_pairs(choices: PlotOptions) -> Iterator[InputPair] | Sequence[InputPair]:
+    """Return the sentences of the command line or of the file."""
+    if choices.source_file is None:
+        return command_line_pairs(choices.sources, choices.targets)
+    return file_pairs(choices.source_file, choices.target_file, choices.lines)
 
 
-def means(
-    loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader
-) -> tuple[list[Page], str]:
-    """One page for all sentences, and what the title says of them."""
-    from fusetk.plotting.corpus import Means
-    from fusetk.plotting.fusion import fusions
+def mean_page(
+    loaded: "Loaded", choices: PlotOptions, sentences: Iterator[Sentence], reader: Reader
+) -> tuple[Page, int]:
+    """Return one page of means over all sentences, and the number of sentences."""
+    from fusetk.plotting.corpus import CorpusMeans
+    from fusetk.plotting.fusion import find_fusions
 
-    found = Means(loaded.model, fusions(loaded.model, asked.what))
+    means = CorpusMeans(loaded.model, find_fusions(loaded.model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
-        found.add([(one.source_ids, one.target_ids) for one in translated(loaded, chunk, reader)])
-    if not found.sentences:
-        raise DataError(
-            f"{asked.source_file} has no sentence to draw: every line is blank or too long"
-        )
-    count = f"{found.sentences:,} sentence{'s' if found.sentences > 1 else ''}"
-    return [Page(found.panels("all" if asked.head is None else asked.head))], f", mean over {count}"
+        complete = translated(loaded, chunk, reader)
+        means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
+    if not means.sentences:
+        raise _no_sentence(choices)
+    return Page(means.panels("all" if choices.head is None else choices.head)), means.sentences
 
 
-def each(
-    loaded: "Loaded", asked: Asked, sentences: Iterator[Sentence], reader: Reader
-) -> tuple[list[Page], str]:
-    """A page for each sentence."""
-    from fusetk.plotting.attention import Words
+def sentence_pages(
+    loaded: "Loaded", choices: PlotOptions, sentences: Iterator[Sentence], reader: Reader
+) -> list[Page]:
+    """Return a page for each sentence."""
+    from fusetk.plotting.attention import TokenPair
 
-    panels = painter(loaded, asked)
-    chosen = list(islice(sentences, 2))
-    if not chosen:
-        raise DataError(
-            f"{asked.source_file} has no sentence to draw: every line is blank or too long"
-        )
-    check_one(len(chosen), asked.output)  # before all are read
+    draw_panels = panel_function(loaded, choices)
+    first_two = list(islice(sentences, 2))
+    if not first_two:
+        raise _no_sentence(choices)
+    check_one(len(first_two), choices.output)  # before a long input is read
     pages = []
-    for one in translated(loaded, [*chosen, *sentences], reader):
-        words = Words(one.source, one.target or [])
+    for sentence in translated(loaded, [*first_two, *sentences], reader):
+        tokens = TokenPair(sentence.source, sentence.target or [])
         try:
-            shown = panels(one, words)
+            panels = draw_panels(sentence, tokens)
         except DataError as error:
-            raise DataError(
-                f"line {one.number}: {error}" if asked.source_file else str(error)
-            ) from None
-        pages.append(
-            Page(
-                shown,
-                one.number,
-                loaded.pipeline.join(words.source),
-                loaded.pipeline.join(words.target),
-            )
-        )
-        if asked.sources and not asked.targets:
-            click.echo(f"found: {pages[-1].target}", err=True)
-    return pages, ""
+            where = f"line {sentence.number}: " if choices.source_file else ""
+            raise DataError(f"{where}{error}") from None
+        source = loaded.pipeline.join(tokens.source)
+        target = loaded.pipeline.join(tokens.target)
+        pages.append(Page(panels, sentence.number, source, target))
+        if choices.sources and not choices.targets:
+            click.echo(f"translation: {target}", err=True)
+    return pages
 
 
-def painter(loaded: "Loaded", asked: Asked) -> "Callable[[Sentence, Words], list[Panel]]":
-    """What makes the panels of a sentence."""
-    from fusetk.plotting import attention, fusion
-
-    model = loaded.model
-    if asked.what in FUSION:
-        chosen = fusion.fusions(model, asked.what)
-        hop = "all" if asked.head is None else asked.head
-        return lambda one, words: fusion.panels(
-            fusion.fused(model, [(one.source_ids, one.target_ids)], chosen), words, hop
-        )
-    head = "mean" if asked.head is None else asked.head
-    return lambda one, words: attention.panels(
-        attention.record(model, one.source_ids, one.target_ids),
-        words,
-        asked.what,
-        asked.layer,
-        head,
-        asked.step,
+def _no_sentence(choices: PlotOptions) -> DataError:
+    return DataError(
+        f"{choices.source_file} has no sentence to draw: every line is blank or too long"
     )
 
 
-def columns(asked: Asked, panels: Sequence[Panel]) -> Sequence[int] | int | None:
-    """How the panels of a picture stand."""
+def panel_function(
+    loaded: "Loaded", choices: PlotOptions
+) -> "Callable[[Sentence, TokenPair], list[Panel]]":
+    """Return the function that makes the panels of a sentence."""
     from fusetk.plotting import attention, fusion
 
-    if asked.what in FUSION:
-        return fusion.rows(panels)
-    return attention.columns(panels) if asked.head == "all" and asked.step is None else None
+    model = loaded.model
+    if choices.what in FUSION:
+        fusions = fusion.find_fusions(model, choices.what)
+        hop = "all" if choices.head is None else choices.head
+
+        def fusion_panels(sentence: Sentence, tokens: "TokenPair") -> list[Panel]:
+            pair = sentence.source_ids, sentence.target_ids
+            return fusion.panels(fusion.trace_fusions(model, [pair], fusions), tokens, hop)
+
+        return fusion_panels
+    head = "mean" if choices.head is None else choices.head
+
+    def attention_panels(sentence: Sentence, tokens: "TokenPair") -> list[Panel]:
+        weights = attention.record(model, sentence.source_ids, sentence.target_ids)
+        return attention.panels(weights, tokens, choices.what, choices.layer, head, choices.step)
+
+    return attention_panels
+
+
+def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int] | int | None:
+    """Return the ``columns`` argument of ``save``: the arrangement of a picture's panels."""
+    from fusetk.plotting import attention, fusion
+
+    if choices.what in FUSION:
+        return fusion.row_lengths(panels)
+    if choices.head == "all" and choices.step is None:
+        return attention.columns(panels)
+    return None
 
 
 def translated(
     loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader
 ) -> Iterable[Sentence]:
-    """The sentences with the translations that the run's own search finds, where they have none."""
-    if all(one.target is not None for one in sentences):
+    """Return the sentences with translations; missing ones are found by the run's own search."""
+    if all(sentence.target is not None for sentence in sentences):
         return sentences
     from fusetk.data.vocab import EOS
     from fusetk.decoding.translate import Translator
 
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    best = translator.translate_ids([[*one.source_ids, EOS] for one in sentences])
+    results = translator.translate_ids([[*sentence.source_ids, EOS] for sentence in sentences])
     decode = loaded.pipeline.target_vocab.decode
     return [
-        reader.found(one, decode(hypotheses[0].ids))
-        for one, hypotheses in zip(sentences, best, strict=True)
+        reader.with_target(sentence, decode(hypotheses[0].ids))
+        for sentence, hypotheses in zip(sentences, results, strict=True)
     ]

@@ -5,13 +5,14 @@ from pathlib import Path
 import click
 
 from fusetk.errors import DataError
-from fusetk.plotting.curves import KINDS, TITLES, USUAL, curves, plot, read_metrics
+from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_metrics
 from fusetk.plotting.figure import check_output
 
 
 @click.command(
     "plot-curves",
-    epilog="Example: fusetk plot-curves runs/base runs/deep --what loss,bleu --smooth 5 -o curves.png",
+    epilog="Example: fusetk plot-curves runs/base runs/deep --what loss,bleu --smooth 5"
+    " -o curves.png",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
@@ -20,22 +21,25 @@ from fusetk.plotting.figure import check_output
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A picture, .png, .pdf or .svg, or the numbers, .npz or .json.",
+    help="Output file: a picture (.png, .pdf, .svg) or the numbers (.npz, .json).",
 )
 @click.option(
     "--what",
     metavar="NAME,...",
-    help=f"What of metrics.jsonl to draw, each in a panel: {', '.join(TITLES)}. Without it: {', '.join(USUAL)}, as far as noted.",
+    help=f"Quantities of metrics.jsonl, each in a panel: {', '.join(TITLES)}."
+    f" Default: {', '.join(DEFAULT)}, if the runs have them.",
 )
 @click.option(
     "--x",
     type=click.Choice(["updates", "epochs"]),
     default="updates",
     show_default=True,
-    help="What the curves are drawn over.",
+    help="Unit of the horizontal axis.",
 )
 @click.option(
-    "--train", is_flag=True, help="Draw the training curves; with --valid, or neither, both kinds."
+    "--train",
+    is_flag=True,
+    help="Draw the training curves. Without --train and --valid, both kinds are drawn.",
 )
 @click.option("--valid", is_flag=True, help="Draw the validation curves.")
 @click.option(
@@ -45,12 +49,12 @@ from fusetk.plotting.figure import check_output
     default=1,
     show_default=True,
     metavar="N",
-    help="Training curves: the mean of N points around each.",
+    help="Smooth training curves: draw the mean of the N points around each point.",
 )
 @click.option(
     "--names",
     metavar="NAME,...",
-    help="What the runs are called, in their order. Without it, their folders' names.",
+    help="Names of the runs, in their order. Default: the names of their folders.",
 )
 def command(
     runs: tuple[Path, ...],
@@ -62,32 +66,32 @@ def command(
     window: int,
     names: str | None,
 ) -> None:
-    """Draw the training and validation curves of one or more runs, a star at each best validation value.
+    """Draw the training and validation curves of runs, with a star at each best validation value.
 
-    An .npz file holds, for each curve, the arrays RUN/KIND/QUANTITY.update, .epoch and .value; a .json file the same as a
-    list.
+    For each curve, an .npz file holds the arrays RUN/KIND/QUANTITY.update, .epoch and .value. A
+    .json file holds the same as a list.
     """
     check_output(output)
-    called = names.split(",") if names is not None else _names(runs)
-    if len(called) != len(runs):
+    run_names = names.split(",") if names is not None else _folder_names(runs)
+    if len(run_names) != len(runs):
         raise click.UsageError(
-            f"--names has {len(called)} names for {len(runs)} runs; give as many, with commas between"
+            f"--names has {len(run_names)} names for {len(runs)} runs; "
+            "give one name for each run, separated by commas"
         )
-    if len(set(called)) != len(called):
-        twice = next(name for name in called if called.count(name) > 1)
+    if len(set(run_names)) != len(run_names):
+        duplicate = next(name for name in run_names if run_names.count(name) > 1)
         raise DataError(
-            f"two runs are called {twice!r}; tell them apart by --names, or name each run once"
+            f"two runs have the name {duplicate!r}; set different names with --names, "
+            "or give each run once"
         )
-    metrics = {name: read_metrics(run) for name, run in zip(called, runs, strict=True)}
-    quantities = (
-        [part.strip() for part in what.split(",") if part.strip()] if what is not None else []
-    )
-    kinds = [kind for kind, wanted in zip(KINDS, (train, valid), strict=True) if wanted] or KINDS
-    plot(curves(metrics, quantities, kinds), output, x=x, window=window)
+    metrics = {name: read_metrics(run) for name, run in zip(run_names, runs, strict=True)}
+    quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
+    kinds = [kind for kind, selected in zip(KINDS, (train, valid), strict=True) if selected]
+    plot(curves(metrics, quantities, kinds or KINDS), output, x=x, window=window)
 
 
-def _names(runs: tuple[Path, ...]) -> list[str]:
-    """The folders' names, with as many folders above them as it takes to tell them apart."""
+def _folder_names(runs: tuple[Path, ...]) -> list[str]:
+    """Return the folders' names, with as many parent folders as make them different."""
     parts = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or whose reader is gone."""
+"""Handling of standard streams that are closed or cannot be written."""
 
 import io
 import os
@@ -17,21 +17,21 @@ ADVICE = {
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within this context a closed stream or a closed pipe cannot end a command without its product.
+    """Protect a command from closed standard streams and closed pipes.
 
-    Using standard input or standard output that is closed raises DataError. Messages to a standard
-    error that is closed, or whose reader is gone, are discarded: they are never the product of a
-    command. Files that are opened do not get the numbers 0 to 2.
+    Using a closed standard input or output raises DataError. Messages to a standard error that is
+    closed or cannot be written are discarded: they are never the result of a command. Files that
+    are opened in this context never get the descriptors 0 to 2.
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     _occupy()
     with open(os.devnull, "w") as nowhere:
         try:
             if sys.stdin is None:
-                sys.stdin = _Closed("standard input")
+                sys.stdin = _ClosedStream("standard input")
             if sys.stdout is None:
-                sys.stdout = _Closed("standard output")
-            sys.stderr = nowhere if sys.stderr is None else _unbreakable(sys.stderr)
+                sys.stdout = _ClosedStream("standard output")
+            sys.stderr = nowhere if sys.stderr is None else _never_failing(sys.stderr)
             yield
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
@@ -43,13 +43,12 @@ def _occupy() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # gets the lowest number that is free
+            # The new descriptor is the lowest free number: the one that is closed.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-class _Closed(io.TextIOBase):
-    """A standard stream that is closed: what asks for its content or its descriptor gets a DataError."""
+class _ClosedStream(io.TextIOBase):
+    """A closed standard stream: using its content or its descriptor raises DataError."""
 
     encoding = "utf-8"
     errors = "strict"
@@ -57,33 +56,33 @@ class _Closed(io.TextIOBase):
     def __init__(self, name: str):
         self._name = name
 
-    def _refuse(self, *given: object) -> NoReturn:
+    def _refuse(self, *arguments: object) -> NoReturn:
         raise DataError(f"{self._name} is closed: {ADVICE[self._name]}")
 
     fileno = read = readline = write = _refuse
     buffer = property(_refuse)
 
 
-class _Discarding(io.FileIO):
-    """A file that takes everything, also when its reader is gone."""
+class _DiscardingFile(io.FileIO):
+    """A file that discards everything after a write has failed."""
 
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError:  # a closed pipe, a closed terminal, a full disk
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())  # for other threads, libraries and processes, too
+            os.dup2(null, self.fileno())  # also for other threads, libraries, processes
             os.close(null)
             return memoryview(data).nbytes  # type: ignore[arg-type]
 
 
-def _unbreakable(stream: TextIO) -> TextIO:
-    """The same stream, but a closed pipe is not an error."""
+def _never_failing(stream: TextIO) -> TextIO:
+    """Return the same stream, except that a failed write is not an error."""
     try:
-        number = stream.fileno()
+        descriptor = stream.fileno()
     except (OSError, AttributeError):
-        return stream  # not of the operating system
-    file = io.BufferedWriter(_Discarding(number, "w", closefd=False))
+        return stream  # a stream without a file descriptor
+    file = io.BufferedWriter(_DiscardingFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(
         file, encoding=stream.encoding, errors=stream.errors, line_buffering=True
     )

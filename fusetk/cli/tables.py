@@ -1,11 +1,11 @@
-"""Tables of text: drawn on a terminal, aligned where output goes elsewhere, or in Markdown."""
+"""Tables of text: drawn on a terminal, aligned in other output, or in Markdown."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import click
 
-NONE = "-"  # what is not known
+NONE = "-"  # an unknown value
 
 
 def show(
@@ -15,7 +15,10 @@ def show(
     lines: Sequence[str],
     markdown: bool = False,
 ) -> None:
-    """Print a table and the lines that belong under it. The first column stands to the left, numbers to the right."""
+    """Print a table and the ``lines`` below it.
+
+    The first column is aligned to the left, the others to the right.
+    """
     if markdown:
         click.echo(_markdown(title, heads, rows, lines))
     elif sys.stdout.isatty():
@@ -25,14 +28,12 @@ def show(
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    put: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(widths) - 1)]
-    return [
-        "  ".join(
-            into(cell, width) for into, cell, width in zip(put, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    first_width, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    texts = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths, strict=True)]
+        texts.append("  ".join([first.ljust(first_width), *cells]).rstrip())
+    return texts
 
 
 def _markdown(
@@ -43,10 +44,10 @@ def _markdown(
         ["---", *["---:"] * (len(heads) - 1)],
         *([cell.replace("|", "\\|") for cell in row] for row in rows),
     ]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in body)
-    return "\n\n".join(
-        [f"**{title}**", table, *(["\n".join(f"- {line}" for line in lines)] if lines else [])]
-    )
+    blocks = [f"**{title}**", "\n".join("| " + " | ".join(row) + " |" for row in body)]
+    if lines:
+        blocks.append("\n".join(f"- {line}" for line in lines))
+    return "\n\n".join(blocks)
 
 
 def _draw(
@@ -66,8 +67,7 @@ def _draw(
         table.add_row(*map(Text, row))
     console = Console()
     wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    Console(width=max(wide, console.width)).print(
-        table
-    )  # the terminal breaks lines that are too long; no cell is cut
+    # A table wider than the terminal is wrapped by the terminal; no cell is cut.
+    Console(width=max(wide, console.width)).print(table)
     for line in lines:
         console.print(Text(line, style="dim"))

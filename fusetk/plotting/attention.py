@@ -1,4 +1,4 @@
-"""The attention weights of one sentence pair: recorded in a forced pass, chosen, and labelled with their words."""
+"""Attention weights of one sentence pair: recorded by forced decoding, selected and labelled."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from fusetk.plotting.panel import Panel
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-# What --what names: the sides and the kind of attention.
+# The values of --what: their sides and their kind of attention.
 KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cross": (("decoder",), "cross"),
     "self": (("encoder", "decoder"), "self"),
@@ -26,192 +26,232 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
 NAMES = {"cross": "cross-attention", "self": "self-attention", "mixed": "mixed attention"}
 
 MEASURE = "attention weight (a row sums to 1)"
+# Names of the columns (keys) and of the rows (queries).
 AXES = {
     "cross": ("source", "target"),
-    "self": ("looked at", "looking"),
-    "mixed": ("source | target read", "target"),
+    "self": ("key", "query"),
+    "mixed": ("source | target prefix", "target"),
 }
 
 _NAME = re.compile(r"(encoder|decoder)\.layer(\d+)\.(self|cross|mixed)")
 
 
-class Words(NamedTuple):
-    """Tokens as the model sees them, without begin and end marks."""
+class TokenPair(NamedTuple):
+    """The tokens of a sentence and its translation, without BOS and EOS."""
 
     source: Sequence[str]
     target: Sequence[str]
 
     def labels(self, side: str, kind: str) -> tuple[list[str], list[str]]:
-        """Column and row labels. Rows of cross-attention and of mixed attention are the words that the decoder predicts there,
-        the end mark too; self-attention has the words that the side reads, which for the decoder begin with the begin mark.
-        Columns of mixed attention are the words of the source, then those that the decoder reads.
+        """Return the column labels and the row labels of one kind of attention.
+
+        The rows of cross-attention and mixed attention are the tokens that the decoder predicts,
+        including EOS. The rows and columns of self-attention are the tokens that the side reads;
+        the decoder reads BOS first. The columns of mixed attention are the source tokens, then
+        the tokens that the decoder reads.
         """
-        source, read = [*self.source, SPECIAL[EOS]], [SPECIAL[BOS], *self.target]
+        source = [*self.source, SPECIAL[EOS]]
+        decoder_input = [SPECIAL[BOS], *self.target]
         if kind == "self":
-            return (source, source) if side == "encoder" else (read, read)
-        return source if kind == "cross" else source + read, self.predicted
+            tokens = source if side == "encoder" else decoder_input
+            return tokens, tokens
+        columns = source if kind == "cross" else source + decoder_input
+        return columns, self.predicted
 
     @property
     def predicted(self) -> list[str]:
+        """The tokens that the decoder predicts: the target and EOS."""
         return [*self.target, SPECIAL[EOS]]
 
     def row(self, step: int | str) -> int:
-        """The row at which the decoder predicts token ``step``, counted from 1, or a whole word for the first time.
+        """Return the row in which the decoder predicts ``step``.
 
-        Raises DataError for what the translation does not have.
+        ``step`` is the number of a token, counted from 1, or a complete word; the word's first
+        occurrence counts. Raises DataError if the translation does not have that token or word.
         """
         tokens = self.predicted
         if isinstance(step, int):
             if not 1 <= step <= len(tokens):
                 raise DataError(
-                    f"there is no step {step}: there are {len(tokens)}, counted from 1: {' '.join(tokens)}"
+                    f"--step {step} is out of range: the translation has {len(tokens)} tokens, "
+                    f"counted from 1: {' '.join(tokens)}"
                 )
             return step - 1
         starts = [i for i in range(len(tokens)) if not i or not tokens[i - 1].endswith(bpe.JOINER)]
-        found = [
-            bpe.join(" ".join(tokens[i:j]))
-            for i, j in zip(starts, [*starts[1:], len(tokens)], strict=True)
+        words = [
+            bpe.join(" ".join(tokens[start:end]))
+            for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)
         ]
-        if step not in found:
-            raise DataError(f"the translation has no word {step!r}: it has {' '.join(found)}")
-        return starts[found.index(step)]
+        if step not in words:
+            raise DataError(
+                f"--step {step}: the translation does not contain {step!r}: it is {' '.join(words)}"
+            )
+        return starts[words.index(step)]
 
 
 def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every attention weight of one forced pass: trace name -> (H, T, S), float32, each row of S summing to 1.
+    """Return all attention weights of one forced pass: trace name -> (H, T, S), float32.
 
-    ``source`` and ``target`` are ids without begin and end marks. Raises DataError for a sentence longer than the model's
-    positions.
+    Each row of S weights sums to 1. ``source`` and ``target`` are ids without BOS and EOS.
+    Raises DataError if a sentence is longer than the model's positions.
     """
-    from fusetk.plotting.forward_trace import forced
+    from fusetk.plotting.forward_trace import trace_forward
 
-    found = forced(model, [(source, target)], "*.layer*").found
+    recorded = trace_forward(model, [(source, target)], "*.layer*").recorded
     return {
         name: values[0].float().cpu().numpy()
-        for name, values in found.items()
+        for name, values in recorded.items()
         if _NAME.fullmatch(name)
     }
 
 
+class _HeadMatrix(NamedTuple):
+    """The weights of one head, or the mean over heads."""
+
+    suffix: str  # of the panel's name
+    text: str  # for the panel's title
+    matrix: np.ndarray  # (T, S)
+    row_labels: list[str]
+
+
 def panels(
     weights: Mapping[str, np.ndarray],
-    words: Words,
+    tokens: TokenPair,
     what: str = "cross",
     layer: int | None = None,
     head: int | str = "mean",
     step: int | str | None = None,
 ) -> list[Panel]:
-    """A panel for each layer (None: all, the lowest first) of ``what`` (a key of KINDS) and each ``head``.
+    """Return a panel for each layer and each head of ``what`` (a key of KINDS), lowest layer first.
 
-    Layers and heads count from 1; ``head`` is one of them, ``mean`` over them, or ``all``. With a ``step`` (see ``Words.row``)
-    only the decoder, and of each panel only the row of that step, up to the last word that is read there; all heads are then
-    rows of one panel. Raises DataError for a kind of attention that the model does not have, and for a layer, head or step
-    out of range.
+    Layers and heads count from 1. ``layer=None`` means all layers. ``head`` is a number, ``mean``
+    (over heads) or ``all``. With a ``step`` (see ``TokenPair.row``) only the decoder is drawn, each
+    panel has only the row of that step, and its columns end at the last token read at that step;
+    with ``head="all"`` the rows are the heads. Raises DataError if the model does not have that
+    kind of attention, or if a layer, head or step is out of range.
     """
     sides, kind = KINDS[what]
-    row = None if step is None else words.row(step)
-    found: list[Panel] = []
-    for side in sides if row is None else ("decoder",):
-        layers = {
-            int(match[2]): name
-            for name in weights
-            if (match := _NAME.fullmatch(name)) and match.group(1, 3) == (side, kind)
-        }
-        if not layers:
+    row = None if step is None else tokens.row(step)
+    if row is not None:
+        sides = ("decoder",)
+    layer_panels: list[Panel] = []
+    for side in sides:
+        names = _layer_names(weights, side, kind)
+        if not names:
             raise _missing(weights, side, kind)
-        if layer is not None and layer not in layers:
+        if layer is not None and layer not in names:
             raise DataError(
-                f"there is no layer {layer}: the {side} has {NAMES[kind]} in layers {_ranges(layers)}"
+                f"--layer {layer} is out of range: the {side} has {NAMES[kind]} in layers "
+                f"{_ranges(names)}"
             )
-        x, y = words.labels(side, kind)
-        cut = len(words.source) + 1 if kind == "mixed" else 0
-        axes = AXES[kind] if row is None else (AXES[kind][0], "head" if head == "all" else "target")
-        for number in sorted(layers) if layer is None else [layer]:
-            shown = [
-                (suffix, text, matrix, y)
-                for suffix, text, matrix in _heads(weights[layers[number]], head)
-            ]
-            if row is not None:
-                seen = len(x) if kind == "cross" else len(x) - len(words.target) + row
-                shown = _at(row, shown, seen, words.predicted[row], head == "all")
-            for suffix, text, matrix, rows in shown:
-                title = f"{side} layer {number}, {NAMES[kind]}, {text}"
-                found.append(
-                    Panel(
-                        layers[number] + suffix,
-                        title,
-                        matrix,
-                        x[: matrix.shape[1]],
-                        rows,
-                        MEASURE,
-                        axes,
-                        cut=cut,
-                    )
-                )
-    return found
-
-
-Shown = tuple[
-    str, str, np.ndarray, list[str]
-]  # suffix of the name, text for the title, matrix, labels of its rows
-
-
-def _at(row: int, shown: Sequence[Shown], seen: int, predicted: str, together: bool) -> list[Shown]:
-    """One row of each matrix, the first ``seen`` columns, ``together`` in one matrix or not."""
-    step = f"step {row + 1}: {predicted}"
-    if together:
-        return [
-            (
-                ".heads",
-                step,
-                np.stack([matrix[row, :seen] for _, _, matrix, _ in shown]),
-                [text for _, text, _, _ in shown],
+        for number in sorted(names) if layer is None else [layer]:
+            matrices = _heads(weights[names[number]], head)
+            title = f"{side} layer {number}, {NAMES[kind]}"
+            layer_panels += _panels_of_layer(
+                names[number], title, matrices, tokens, side, kind, row, head == "all"
             )
-        ]
+    return layer_panels
+
+
+def _layer_names(weights: Mapping[str, np.ndarray], side: str, kind: str) -> dict[int, str]:
+    """Return the trace name of each layer, by the layer's number."""
+    return {
+        int(match[2]): name
+        for name in weights
+        if (match := _NAME.fullmatch(name)) and match.group(1, 3) == (side, kind)
+    }
+
+
+def _panels_of_layer(
+    name: str,
+    title: str,
+    heads: Sequence[tuple[str, str, np.ndarray]],
+    tokens: TokenPair,
+    side: str,
+    kind: str,
+    row: int | None,
+    one_panel: bool,
+) -> list[Panel]:
+    """Return the panels of one layer; with a ``row``, ``one_panel`` puts all heads in one panel."""
+    x, y = tokens.labels(side, kind)
+    cut = len(tokens.source) + 1 if kind == "mixed" else 0
+    axes = AXES[kind]
+    matrices = [_HeadMatrix(suffix, text, matrix, y) for suffix, text, matrix in heads]
+    if row is not None:
+        axes = (axes[0], "head" if one_panel else "target")
+        width = len(x) if kind == "cross" else len(x) - len(tokens.target) + row
+        matrices = _at_row(row, matrices, width, tokens.predicted[row], one_panel)
     return [
-        (suffix, f"{text}, {step}", matrix[row : row + 1, :seen], [predicted])
-        for suffix, text, matrix, _ in shown
+        Panel(
+            name + head.suffix,
+            f"{title}, {head.text}",
+            head.matrix,
+            x[: head.matrix.shape[1]],
+            head.row_labels,
+            MEASURE,
+            axes,
+            cut=cut,
+        )
+        for head in matrices
+    ]
+
+
+def _at_row(
+    row: int, matrices: Sequence[_HeadMatrix], width: int, predicted: str, one_panel: bool
+) -> list[_HeadMatrix]:
+    """Keep one row and the first ``width`` columns of each matrix."""
+    step = f"step {row + 1}: {predicted}"
+    if one_panel:
+        stacked = np.stack([head.matrix[row, :width] for head in matrices])
+        return [_HeadMatrix(".heads", step, stacked, [head.text for head in matrices])]
+    return [
+        _HeadMatrix(
+            head.suffix, f"{head.text}, {step}", head.matrix[row : row + 1, :width], [predicted]
+        )
+        for head in matrices
     ]
 
 
 def _missing(weights: Collection[str], side: str, kind: str) -> DataError:
-    """The error for attention that the model does not have, with what it has."""
-    there = {match.group(1, 3) for name in weights if (match := _NAME.fullmatch(name))}
-    lacks = f"this model has no {NAMES[kind]} in its {side}"
-    if side == "decoder" and ("decoder", "mixed") in there:
-        other = " or encoder-self" if ("encoder", "self") in there and kind == "self" else ""
+    """Return the error for a kind of attention that the model does not have."""
+    recorded = {match.group(1, 3) for name in weights if (match := _NAME.fullmatch(name))}
+    message = f"this model has no {NAMES[kind]} in its {side}"
+    if side == "decoder" and ("decoder", "mixed") in recorded:
+        encoder_self = ("encoder", "self") in recorded and kind == "self"
+        other = " or encoder-self" if encoder_self else ""
         return DataError(
-            f"{lacks}, which attends to source and target in one softmax: choose --what mixed{other}"
+            f"{message}; its decoder attends to source and target in one softmax: "
+            f"choose --what mixed{other}"
         )
-    whats = [
+    choices = [
         what
         for what, (sides, kind) in KINDS.items()
-        if all((side, kind) in there for side in sides)
+        if all((side, kind) in recorded for side in sides)
     ]
-    return DataError(
-        f"{lacks}: "
-        + (f"choose --what {', '.join(whats)}" if whats else "it has no attention to draw")
-    )
+    if choices:
+        return DataError(f"{message}: choose --what {', '.join(choices)}")
+    return DataError(f"{message}: it has no attention to draw")
 
 
-def columns(shown: Sequence[Panel]) -> int:
-    """How many panels the layer with the most heads has: with as many side by side, a row is a layer."""
-    return max(Counter(panel.name.partition(".head")[0] for panel in shown).values())
+def columns(panels: Sequence[Panel]) -> int:
+    """Return the largest number of panels of a layer: a row of the figure is then a layer."""
+    return max(Counter(panel.name.partition(".head")[0] for panel in panels).values())
 
 
 def _heads(weights: np.ndarray, head: int | str) -> list[tuple[str, str, np.ndarray]]:
-    """Suffix of the name, text for the title, and matrix (T, S) of each chosen head of (H, T, S)."""
+    """Return the name suffix, title text and matrix (T, S) of each chosen head of (H, T, S)."""
     count = len(weights)
     if head == "mean":
         return [("", f"mean of {count} heads" if count > 1 else "1 head", weights.mean(0))]
     if isinstance(head, int) and not 1 <= head <= count:
-        raise DataError(f"there is no head {head}: there are {count}, counted from 1")
-    chosen = range(1, count + 1) if head == "all" else [int(head)]
-    return [(f".head{h}", f"head {h}", weights[h - 1]) for h in chosen]
+        raise DataError(f"--head {head} is out of range: there are {count} heads, counted from 1")
+    numbers = range(1, count + 1) if head == "all" else [int(head)]
+    return [(f".head{number}", f"head {number}", weights[number - 1]) for number in numbers]
 
 
 def _ranges(numbers: Mapping[int, str]) -> str:
-    first, last = min(numbers), max(numbers)
+    first = min(numbers)
+    last = max(numbers)
     if len(numbers) == last - first + 1:
         return f"{first} to {last}" if last > first else str(first)
     return ", ".join(map(str, sorted(numbers)))

@@ -1,14 +1,15 @@
-"""The learned weights of ``connect: linear``: what each layer reads from the layers below it."""
+"""The learned weights of ``connect: linear``: how each layer combines the layers below it."""
 
 import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
 from fusetk.models.stack import Stack
-from fusetk.plotting.forward_trace import forced
+from fusetk.plotting.forward_trace import trace_forward
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
@@ -18,50 +19,50 @@ _NAME = re.compile(r"(encoder|decoder)\.connect\.layer(\d+)")
 
 
 def panels(model: "Seq2Seq") -> list[Panel]:
-    """For each side a row for every layer that reads and a column for every layer that it may read, l0 the word embedding.
+    """Return a panel for each side with learned connections.
 
-    The last row, ``top``, is what comes after the stack, where that reads like one more layer. The weights are the same for
-    every sentence. A layer without a choice may have no row: the first, where weights are
-    made to sum to 1. Raises DataError for a model whose layers read the layer below alone.
+    A row is a layer, a column is an output that the layer can read; l0 is the word embedding.
+    The last row, ``top``, is the stack's output if it is combined like the input of a further
+    layer. The weights are the same for every sentence. A layer without a choice may have no row:
+    for example the first layer, if weights are normalised to sum to 1. Raises DataError if every
+    layer reads only the layer below.
     """
-    found = forced(model, [([UNK], [UNK])], "*.connect.*").found  # any sentence will do
+    # The weights do not depend on the sentence: any sentence will do.
+    recorded = trace_forward(model, [([UNK], [UNK])], "*.connect.*").recorded
     depths = {
         stack.connect.name.partition(".")[0]: len(stack.layers)
         for stack in model.modules()
         if isinstance(stack, Stack)
     }
-    shown = []
+    side_panels = []
     for side in ("encoder", "decoder"):
         weights = {
-            int(match[2]): found[name]
-            for name in found
+            int(match[2]): values
+            for name, values in recorded.items()
             if (match := _NAME.fullmatch(name)) and match[1] == side
         }
-        if not weights:
-            continue
-        matrix = np.full(
-            (len(weights), max(len(w) for w in weights.values())), np.nan, dtype=np.float32
-        )
-        for row, layer in enumerate(sorted(weights)):
-            matrix[row, : len(weights[layer])] = weights[layer].float().cpu().numpy()
-        x, y = (
-            [f"l{i}" for i in range(matrix.shape[1])],
-            ["top" if i > depths.get(side, i) else f"l{i}" for i in sorted(weights)],
-        )
-        title = f"{side}, learned weights of what a layer reads"
-        shown.append(
-            Panel(
-                f"{side}.connect",
-                title,
-                matrix,
-                x,
-                y,
-                "learned weight",
-                ("layer that is read", "layer that reads"),
-            )
-        )
-    if not shown:
+        if weights:
+            side_panels.append(_panel(side, weights, depths.get(side)))
+    if not side_panels:
         raise DataError(
-            "there are no connections to draw: in this model every layer reads the one below it (connect: last)"
+            "there are no connections to draw: every layer of this model reads the layer below it "
+            "(connect: last)"
         )
-    return shown
+    return side_panels
+
+
+def _panel(side: str, weights: dict[int, Tensor], depth: int | None) -> Panel:
+    """Return the panel of one side from the weights of each reading layer."""
+    shape = len(weights), max(len(values) for values in weights.values())
+    matrix = np.full(shape, np.nan, dtype=np.float32)
+    for row, layer in enumerate(sorted(weights)):
+        matrix[row, : len(weights[layer])] = weights[layer].float().cpu().numpy()
+    return Panel(
+        f"{side}.connect",
+        f"{side}, learned weights of each layer's input",
+        matrix,
+        [f"l{i}" for i in range(matrix.shape[1])],
+        ["top" if depth is not None and i > depth else f"l{i}" for i in sorted(weights)],
+        "learned weight",
+        ("output that is read", "layer that reads"),
+    )

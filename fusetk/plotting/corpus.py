@@ -1,4 +1,4 @@
-"""What fusions do on average over many sentences, and in which part of a sentence."""
+"""Layer weights of fusions averaged over many sentences, in total and by part of the sentence."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,114 +8,131 @@ import numpy as np
 from fusetk.decoding.target_scores import batches
 from fusetk.fusion.base import Fusion
 from fusetk.plotting.forward_trace import Pairs
-from fusetk.plotting.fusion import BY_GRADIENT, HOPS, SHARE, Fused, choose, fused, learned
+from fusetk.plotting.fusion import (
+    BY_GRADIENT,
+    HOPS,
+    SHARE,
+    FusionTrace,
+    choose_hops,
+    learned_panels,
+    trace_fusions,
+)
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
 PARTS = ["first", "1/5", "2/5", "3/5", "4/5", "5/5", "last"]
-TOKENS = 4096  # positions of a batch, both sides and the padding counted
+TOKENS = 4096  # positions of a batch: both sides, including padding
 
 
-class Means:
-    """Sums over sentences, from which ``panels`` makes means: memory does not grow with the corpus."""
+class CorpusMeans:
+    """Running sums over sentences and the panels of their means.
 
-    def __init__(self, model: "Seq2Seq", chosen: Sequence[Fusion]):
-        self.model, self.chosen = model, chosen
+    The memory does not grow with the number of sentences.
+    """
+
+    def __init__(self, model: "Seq2Seq", fusions: Sequence[Fusion]):
+        self.model = model
+        self.fusions = fusions
         self.sentences = 0
-        self.last: list[Fused] = []  # of the last batch: what is the same for all
-        self.sums: list[np.ndarray] = []  # for each fusion (parts, H, L)
-        self.counts: list[np.ndarray] = []  # for each fusion (parts,) positions
+        self.last: list[FusionTrace] = []  # traces of the last batch, for names and learned values
+        self.sums: list[np.ndarray] = []  # for each fusion: (parts, H, L)
+        self.counts: list[np.ndarray] = []  # for each fusion: (parts,) positions
 
     def add(self, pairs: Pairs) -> None:
-        """Read pairs of source and target ids without marks, sorted by length into batches."""
-        for batch in batches(
-            [(len(source) + 1, len(target) + 1) for source, target in pairs], TOKENS
-        ):
-            self.last = fused(self.model, [pairs[i] for i in batch], self.chosen)
+        """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
+        sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
+        for batch in batches(sizes, TOKENS):
+            self.last = trace_fusions(self.model, [pairs[i] for i in batch], self.fusions)
             self.sentences += len(batch)
             if not self.sums:
-                self.sums = [np.zeros((len(PARTS), *one.weights.shape[2:])) for one in self.last]
-                self.counts = [np.zeros(len(PARTS)) for _ in self.last]
-            for one, sums, counts in zip(self.last, self.sums, self.counts, strict=True):
-                part = parts(one.lengths, one.weights.shape[1])
-                for i in range(len(PARTS)):
-                    here = part == i
-                    sums[i] += one.weights[here].sum(0, dtype=np.float64)
-                    counts[i] += here.sum()
+                shapes = [traced.weights.shape[2:] for traced in self.last]
+                self.sums = [np.zeros((len(PARTS), *shape)) for shape in shapes]
+                self.counts = [np.zeros(len(PARTS)) for _ in shapes]
+            for traced, sums, counts in zip(self.last, self.sums, self.counts, strict=True):
+                _add_positions(traced, sums, counts)
 
     def panels(self, hop: int | str = "all") -> list[Panel]:
-        """Means over all positions, then by part of the sentence, then what was learned. Call ``add`` before."""
-        shown: list[Panel] = []
-        for one, sums, counts in zip(self.last, self.sums, self.counts, strict=True):
+        """Return the means over all positions, the means by part, and the learned values.
+
+        ``add`` must have been called.
+        """
+        all_panels: list[Panel] = []
+        for traced, sums, counts in zip(self.last, self.sums, self.counts, strict=True):
             mean = sums.sum(0) / counts.sum()  # (H, L)
             with np.errstate(invalid="ignore"):
-                by_part = sums / counts[:, None, None]  # NaN for a part that no sentence has
-            shown += _hops(one, mean, by_part, hop) if one.hops else _shares(one, mean, by_part)
-            shown += learned(one)
-        return shown
+                by_part = sums / counts[:, None, None]  # NaN for a part without positions
+            if traced.hops:
+                all_panels += _hop_panels(traced, mean, by_part, hop)
+            else:
+                all_panels += _share_panels(traced, mean, by_part)
+            all_panels += learned_panels(traced)
+        return all_panels
 
 
-def _hops(one: Fused, mean: np.ndarray, by_part: np.ndarray, hop: int | str) -> list[Panel]:
-    names = [f"hop {h}" for h in range(1, len(mean) + 1)]
-    title = f"{one.side} fusion, mean over all positions"
-    shown = [
-        Panel(
-            f"{one.side}.fuse.hops.mean",
-            title,
-            mean.T,
-            names,
-            one.layers,
-            HOPS,
-            ("hop", "layer"),
-            True,
-        )
+def _add_positions(traced: FusionTrace, sums: np.ndarray, counts: np.ndarray) -> None:
+    """Add a batch's weights to ``sums`` and its numbers of positions to ``counts``, in place."""
+    part = parts(traced.lengths, traced.weights.shape[1])
+    for i in range(len(PARTS)):
+        positions = part == i
+        sums[i] += traced.weights[positions].sum(0, dtype=np.float64)
+        counts[i] += positions.sum()
+
+
+def _hop_panels(
+    traced: FusionTrace, mean: np.ndarray, by_part: np.ndarray, hop: int | str
+) -> list[Panel]:
+    mean_panel = Panel(
+        f"{traced.side}.fuse.hops.mean",
+        f"{traced.side} fusion, mean over all positions",
+        mean.T,
+        [f"hop {h}" for h in range(1, len(mean) + 1)],
+        traced.layers,
+        HOPS,
+        ("hop", "layer"),
+        up=True,
+    )
+    part_panels = [
+        _part_panel(name, title, by_part[:, hops].mean(1).T, traced.layers, HOPS)
+        for name, title, hops in choose_hops(traced, hop)
     ]
-    for name, text, hops in choose(one, hop):
-        matrix = by_part[:, hops].mean(1).T
-        shown.append(
-            Panel(
-                f"{name}.parts",
-                text,
-                matrix,
-                PARTS,
-                one.layers,
-                HOPS,
-                ("part of the sentence", "layer"),
-                True,
-            )
-        )
-    return shown
+    return [mean_panel, *part_panels]
 
 
-def _shares(one: Fused, mean: np.ndarray, by_part: np.ndarray) -> list[Panel]:
-    name, title = f"{one.side}.fuse.contribution", f"{one.side} fusion, {BY_GRADIENT}"
+def _share_panels(traced: FusionTrace, mean: np.ndarray, by_part: np.ndarray) -> list[Panel]:
+    name = f"{traced.side}.fuse.contribution"
+    title = f"{traced.side} fusion, {BY_GRADIENT}"
+    mean_panel = Panel(
+        f"{name}.mean",
+        f"{traced.side} fusion, mean over all positions",
+        mean.T,
+        ["mean"],
+        traced.layers,
+        SHARE,
+        ("", "layer"),
+        up=True,
+    )
+    return [_part_panel(name, title, by_part[:, 0].T, traced.layers, SHARE), mean_panel]
+
+
+def _part_panel(
+    name: str, title: str, matrix: np.ndarray, layers: Sequence[str], measure: str
+) -> Panel:
     axes = ("part of the sentence", "layer")
-    return [
-        Panel(f"{name}.parts", title, by_part[:, 0].T, PARTS, one.layers, SHARE, axes, True),
-        Panel(
-            f"{name}.mean",
-            f"{one.side} fusion, mean over all positions",
-            mean.T,
-            ["mean"],
-            one.layers,
-            SHARE,
-            ("", "layer"),
-            True,
-        ),
-    ]
+    return Panel(f"{name}.parts", title, matrix, PARTS, layers, measure, axes, up=True)
 
 
 def parts(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """The part of the sentence (an index of PARTS) at each of ``longest`` positions: (B,) -> (B, longest), -1 behind the end.
+    """Return the part of the sentence (an index of PARTS) of each position.
 
-    The first position and the last are parts of their own; what is between them is cut into five equal ones.
+    (B,) lengths -> (B, ``longest``); -1 after the end of the sentence. The first and the last
+    position are parts of their own. The positions between them form five parts of equal size.
     """
-    place = np.arange(longest)[None]
-    count = lengths[:, None]
-    between = np.maximum(count - 2, 1)
-    found = 1 + np.minimum((place - 1) * 5 // between, 4)
-    found = np.where(place == count - 1, len(PARTS) - 1, found)
-    found = np.where(place == 0, 0, found)
-    return np.where(place < count, found, -1)
+    position = np.arange(longest)[None]
+    length = lengths[:, None]
+    inner = np.maximum(length - 2, 1)
+    part = 1 + np.minimum((position - 1) * 5 // inner, 4)
+    part = np.where(position == length - 1, len(PARTS) - 1, part)
+    part = np.where(position == 0, 0, part)
+    return np.where(position < length, part, -1)

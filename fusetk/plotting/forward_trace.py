@@ -1,4 +1,4 @@
-"""A forced pass: the model reads given translations, and what it records of itself is kept."""
+"""Forced decoding of given translations that records the model's intermediate values."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,56 +15,64 @@ from fusetk.decoding.target_scores import check_length, collate
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-Pairs = Sequence[
-    tuple[Sequence[int], Sequence[int]]
-]  # source and target ids without begin and end marks
+# Source and target ids of each pair, without BOS and EOS.
+Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
-class Pass(NamedTuple):
-    """What one pass over B sentence pairs left."""
+class ForwardTrace(NamedTuple):
+    """The values recorded in one forward pass over B sentence pairs."""
 
-    found: dict[str, Tensor]  # by trace name, what was recorded last
-    read: dict[str, Any]  # by the name that was given, what a module was fed
-    lengths: dict[
-        str, np.ndarray
-    ]  # (B,) positions of the encoder and of the decoder, a mark counted
+    recorded: dict[str, Tensor]  # the last value recorded under each trace name
+    inputs: dict[str, Any]  # the first argument of each watched module
+    lengths: dict[str, np.ndarray]  # per side (B,): positions, including EOS or BOS
 
 
-def forced(
-    model: "Seq2Seq", pairs: Pairs, pattern: str = "*", watched: dict[str, nn.Module] | None = None
-) -> Pass:
-    """One pass in evaluation mode, without gradients. ``pattern`` of trace names; ``watched`` modules, by any name.
+def trace_forward(
+    model: "Seq2Seq",
+    pairs: Pairs,
+    pattern: str = "*",
+    watched: dict[str, nn.Module] | None = None,
+) -> ForwardTrace:
+    """Run one forward pass in evaluation mode, without gradients, and return what it recorded.
 
-    The encoder reads the source and the end mark, the decoder the begin mark and the target; shorter sentences are padded
-    at the right, so the first ``lengths`` positions of what is recorded are a sentence's own. Raises DataError for a
-    sentence longer than the model's positions.
+    Only trace names that match ``pattern`` are recorded. ``watched`` gives a name of the caller's
+    choice to each module whose input is kept.
+
+    The encoder reads the source and EOS; the decoder reads BOS and the target. Sentences are
+    padded at the right: the first ``lengths`` positions of a recorded value belong to the
+    sentence. Raises DataError if a sentence is longer than the model's positions.
     """
-    ended = [([*source, EOS], target) for source, target in pairs]
-    check_length([model], ended)
+    with_eos = [([*source, EOS], target) for source, target in pairs]
+    check_length([model], with_eos)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    batch = collate(ended).to(device)
-    read: dict[str, Any] = {}
-    with evaluating(model), torch.no_grad(), trace.listen(pattern) as found, ExitStack() as hooks:
+    batch = collate(with_eos).to(device)
+    inputs: dict[str, Any] = {}
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        trace.listen(pattern) as recorded,
+        ExitStack() as hooks,
+    ):
         for name, module in (watched or {}).items():
-            hooks.callback(module.register_forward_pre_hook(_keep(read, name)).remove)
+            hooks.callback(module.register_forward_pre_hook(_store_input(inputs, name)).remove)
         model(batch.src, batch.src_mask, batch.tgt_in)
     lengths = {
         "encoder": np.array([len(source) + 1 for source, _ in pairs]),
         "decoder": np.array([len(target) + 1 for _, target in pairs]),
     }
-    return Pass({name: values[-1] for name, values in found.items()}, read, lengths)
+    return ForwardTrace({name: values[-1] for name, values in recorded.items()}, inputs, lengths)
 
 
-def _keep(read: dict[str, Any], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _store_input(inputs: dict[str, Any], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        read[name] = arguments[0]
+        inputs[name] = arguments[0]
 
     return hook
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and afterwards as it was."""
+    """Put the model in evaluation mode; restore its mode afterwards."""
     training = model.training
     model.eval()
     try:

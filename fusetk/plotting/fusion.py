@@ -1,4 +1,4 @@
-"""What a fusion makes of its layers: hops of attention over them, or the share of each in the result; and learned weights."""
+"""How a fusion uses its layers: attention hops, contributions by gradient, learned weights."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,260 +14,276 @@ from fusetk.fusion.base import Fusion, LayerFusion
 from fusetk.fusion.last import LastFusion
 from fusetk.fusion.linear import LinearFusion
 from fusetk.models.stack import Stack
-from fusetk.plotting.attention import Words
-from fusetk.plotting.forward_trace import Pairs, Pass, evaluating, forced
-from fusetk.plotting.panel import Panel, beside, share_out
+from fusetk.plotting.attention import TokenPair
+from fusetk.plotting.forward_trace import ForwardTrace, Pairs, evaluating, trace_forward
+from fusetk.plotting.panel import Panel, near_square, split_rows
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-# What --what names: the sides.
+# The values of --what and their sides.
 KINDS = {"fuse": ("encoder", "decoder"), "encoder-fuse": ("encoder",), "decoder-fuse": ("decoder",)}
 
 HOPS = "attention weight (a column sums to 1)"
 SHARE = "share of a layer (a column sums to 1)"
-BY_GRADIENT = "what each layer contributes (gradient times input)"
+BY_GRADIENT = "contribution of each layer (gradient times input)"
 
 
-class Fused(NamedTuple):
-    """One fusion of L layers at work on B sentences."""
+class FusionTrace(NamedTuple):
+    """The layer weights of one fusion of L layers on B sentences."""
 
     side: str
-    hops: bool  # attention in H hops; otherwise gradient times input, and H is 1
-    weights: (
-        np.ndarray
-    )  # (B, T, H, L), each L summing to 1, float32; rubbish behind the end of a sentence
+    hops: bool  # True: attention weights of H hops; False: gradient times input, H = 1
+    # (B, T, H, L), float32; each L sums to 1. Undefined after the end of a sentence.
+    weights: np.ndarray
     lengths: np.ndarray  # (B,) positions of each sentence
-    layers: list[str]  # names of the L layers, as of ``layer_names``
-    learned: dict[
-        str, np.ndarray
-    ]  # "weights" (L,) of the layers, "betas" (nodes,) of the nodes of a tree or a chain
+    layers: list[str]  # names of the L layers, see ``layer_names``
+    learned: dict[str, np.ndarray]  # "weights" (L,) of layers, "betas" (nodes,) of a tree or chain
 
 
-def fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
-    """The fusions of several layers on the sides of ``what`` (a key of KINDS). Raises DataError when there is none."""
-    found = {
+def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
+    """Return the fusions of several layers on the sides of ``what`` (a key of KINDS).
+
+    Raises DataError if there are none.
+    """
+    by_side = {
         module.name.partition(".")[0]: module
         for module in model.modules()
-        if isinstance(module, Fusion) and _several(module)
+        if isinstance(module, Fusion) and _fuses_several(module)
     }
-    chosen = [found[side] for side in KINDS[what] if side in found]
-    if not chosen:
-        if what == "fuse":
-            raise DataError(
-                "there is no fusion to draw: neither side of this model fuses several layers"
-            )
-        others = f", its {next(iter(found))} does" if found else ""
-        raise DataError(
-            f"there is no fusion to draw: the {KINDS[what][0]} of this model does not fuse several layers{others}"
-        )
-    return chosen
-
-
-def _several(fusion: Fusion) -> bool:
-    return (
-        fusion.depth > 1 if isinstance(fusion, LayerFusion) else not isinstance(fusion, LastFusion)
+    fusions = [by_side[side] for side in KINDS[what] if side in by_side]
+    if fusions:
+        return fusions
+    if what == "fuse":
+        raise DataError("no fusion to draw: neither side of this model fuses several layers")
+    side = KINDS[what][0]
+    hint = f", its {next(iter(by_side))} does" if by_side else ""
+    raise DataError(
+        f"no fusion to draw: the {side} of this model does not fuse several layers{hint}"
     )
 
 
-def fused(model: "Seq2Seq", pairs: Pairs, chosen: Sequence[Fusion]) -> list[Fused]:
-    """What the chosen fusions do in one forced pass over pairs of source and target ids without marks.
+def _fuses_several(fusion: Fusion) -> bool:
+    if isinstance(fusion, LayerFusion):
+        return fusion.depth > 1
+    return not isinstance(fusion, LastFusion)
 
-    Raises DataError for a sentence longer than the model's positions, and for a fusion that cannot be differentiated.
+
+def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
+    """Return the layer weights of the fusions in one forced pass.
+
+    ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
+    longer than the model's positions or if a fusion has no forward-mode derivative.
     """
-    done = forced(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in chosen})
+    traced = trace_forward(model, pairs, "*.fuse.*", {fusion.name: fusion for fusion in fusions})
     depths = {stack.fuse.name: stack.depth for stack in model.modules() if isinstance(stack, Stack)}
     with evaluating(model):
-        return [
-            _fused(fusion, done.read[fusion.name], done, depths.get(fusion.name))
-            for fusion in chosen
-        ]
+        return [_trace_fusion(fusion, traced, depths.get(fusion.name)) for fusion in fusions]
 
 
-def _fused(fusion: Fusion, history: Sequence[Tensor], done: Pass, depth: int | None) -> Fused:
+def _trace_fusion(fusion: Fusion, traced: ForwardTrace, depth: int | None) -> FusionTrace:
+    history: Sequence[Tensor] = traced.inputs[fusion.name]
     side = fusion.name.partition(".")[0]
-    hops = done.found.get(f"{fusion.name}.hops")
-    hops = (
-        None if hops is None or hops.ndim != 4 else hops
-    )  # a fusion of one's own may show what it likes
-    weights = contributions(fusion, history).unsqueeze(-2) if hops is None else hops
-    learned = {what: done.found.get(f"{fusion.name}.{what}") for what in ("weights", "betas")}
-    return Fused(
+    weights = traced.recorded.get(f"{fusion.name}.hops")
+    # A user's own fusion may record values of any shape under this name.
+    has_hops = weights is not None and weights.ndim == 4
+    if weights is None or not has_hops:
+        weights = contributions(fusion, history).unsqueeze(-2)
+    learned = {}
+    for what in ("weights", "betas"):
+        values = traced.recorded.get(f"{fusion.name}.{what}")
+        if values is not None and values.ndim == 1:
+            learned[what] = values.float().cpu().numpy()
+    return FusionTrace(
         side,
-        hops is not None,
+        has_hops,
         weights.float().cpu().numpy(),
-        done.lengths[side],
+        traced.lengths[side],
         layer_names(len(history), depth)[-weights.shape[-1] :],
-        {
-            what: values.float().cpu().numpy()
-            for what, values in learned.items()
-            if values is not None and values.ndim == 1
-        },
+        learned,
     )
 
 
 def layer_names(history: int, depth: int | None = None) -> list[str]:
-    """Names of the outputs in a history of a stack of ``depth`` layers (None: as many as the history has).
+    """Return the names of the ``history`` outputs of a stack of ``depth`` layers.
 
-    l0 is the word embedding; where the history begins with a summary of the layers below, that is ``sum``.
+    l0 is the word embedding. If the history starts with a summary of the lower layers, the name of
+    that summary is ``sum``. ``depth=None``: the history has every layer.
     """
-    above = [
-        f"l{i}" for i in range((depth or history - 1) - history + 2, (depth or history - 1) + 1)
-    ]
+    top = depth or history - 1
+    above = [f"l{i}" for i in range(top - history + 2, top + 1)]
     return ["l0" if depth is None or history == depth + 1 else "sum", *above]
 
 
 def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
-    """The share of each layer in what is fused, by gradient times input: [(..., D)] -> (..., L), each L summing to 1.
+    """Return each layer's share in the fused output, by gradient times input.
 
-    That of layer l goes by the length of the vector J_l h_l, J_l being the derivative of the fusion by layer l at this
-    position, before the closing norm. For sum_l w_l h_l it is |w_l| times the length of h_l; where a fusion is no sum,
-    it says what the first-order change would be if layer l grew in proportion. h_l is the layer as it is combined: with
-    its layer embedding, and normalised if ``linear`` normalises it, for what grows before a normalisation changes nothing
-    behind it. 0 where nothing contributes.
+    [(..., D)] -> (..., L); each L sums to 1. All shares are 0 if no layer contributes.
+
+    The share of layer l is proportional to the norm of J_l h_l. J_l is the derivative of the fusion
+    with respect to layer l at this position, before the closing norm. For sum_l w_l h_l the norm is
+    |w_l| times the norm of h_l. For a fusion that is not a sum, J_l h_l is the first-order change
+    of the output when layer l is scaled. h_l includes the layer embedding, and the normalisation of
+    ``linear``: scaling a layer before a normalisation does not change the output.
+    Raises DataError if the fusion has no forward-mode derivative.
     """
     with torch.no_grad():
-        layers, phi = _as_combined(fusion, history)
-        found = []
-        for i in range(len(layers)):
-            with (
-                forward_ad.dual_level(),
-                sdpa_kernel(SDPBackend.MATH),
-            ):  # the fused kernels have no forward derivative
-                fed = [
-                    forward_ad.make_dual(layer, layer) if i == j else layer
-                    for j, layer in enumerate(layers)
-                ]
-                try:
-                    change = forward_ad.unpack_dual(phi(fed)).tangent
-                except NotImplementedError as error:
-                    raise DataError(
-                        f"{fusion.name}: its layers' shares cannot be computed, {str(error).splitlines()[0]}"
-                    ) from error
-            # A layer that the result does not depend on leaves no tangent.
-            found.append(
-                layers[i].new_zeros(layers[i].shape[:-1]) if change is None else change.norm(dim=-1)
-            )
-        lengths = torch.stack(found, -1)
-        return lengths / lengths.sum(-1, keepdim=True).clamp_min(torch.finfo(lengths.dtype).tiny)
+        layers, combine = _as_combined(fusion, history)
+        norms = [_change_norm(fusion, combine, layers, i) for i in range(len(layers))]
+        norm = torch.stack(norms, -1)
+        return norm / norm.sum(-1, keepdim=True).clamp_min(torch.finfo(norm.dtype).tiny)
+
+
+def _change_norm(
+    fusion: Fusion, combine: Callable[[list[Tensor]], Tensor], layers: list[Tensor], scaled: int
+) -> Tensor:
+    """Return the norm (...) of the output's first-order change when one layer is scaled."""
+    # The fused attention kernels have no forward-mode derivative; the math backend has one.
+    with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        dual = list(layers)
+        dual[scaled] = forward_ad.make_dual(layers[scaled], layers[scaled])
+        try:
+            change = forward_ad.unpack_dual(combine(dual)).tangent
+        except NotImplementedError as error:
+            raise DataError(
+                f"{fusion.name}: the contributions of its layers cannot be computed: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+    if change is None:  # the output does not depend on this layer
+        return layers[scaled].new_zeros(layers[scaled].shape[:-1])
+    return change.norm(dim=-1)
 
 
 def _as_combined(
     fusion: Fusion, history: Sequence[Tensor]
 ) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
-    """The layers that a fusion combines, and how, without its closing norm where that is known."""
+    """Return the layers that a fusion combines, and the function that combines them.
+
+    The function omits the closing norm if the fusion is a LayerFusion.
+    """
     if not isinstance(fusion, LayerFusion):
         return list(history), fusion
     layers = fusion.layers(history)
     if not isinstance(fusion, LinearFusion):
         return layers, fusion.fuse
     normed = [norm(layer) for norm, layer in zip(fusion.norm_layers, layers, strict=True)]
-    return normed, lambda fed: fusion.refine(fusion.combine(fed))
+    return normed, lambda inputs: fusion.refine(fusion.combine(inputs))
 
 
-# Panels --------------------------------------------------------------------------------------------------------------
+# Panels -------------------------------------------------------------------------------------------
 
 
-def panels(found: Sequence[Fused], words: Words, hop: int | str = "all") -> list[Panel]:
-    """The panels of one sentence pair, the first of each batch; ``hop`` is a number from 1, ``mean`` or ``all``.
+def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "all") -> list[Panel]:
+    """Return the panels of one sentence pair: the first of each trace's batch.
 
-    Columns are the words that the side reads at a position: in the decoder the begin mark first. Rows are layers, the
-    lowest at the bottom. Raises DataError for a hop that is not there.
+    ``hop`` is a number from 1, ``mean`` or ``all``. A column is a token that the side reads; the
+    decoder reads BOS first. A row is a layer, the lowest at the bottom. Raises DataError if ``hop``
+    is out of range or no fusion has hops.
     """
-    if hop != "all" and not any(one.hops for one in found):
-        raise DataError(
-            "there are no hops to choose from: only fuse: attention has them, so leave out --head"
-        )
-    shown: list[Panel] = []
-    for one in found:
-        x, _ = words.labels(one.side, "self")
-        weights = one.weights[0, : len(x)]  # (T, H, L)
-        axes = ("word that is read", "layer")
-        if one.hops:
-            chosen = choose(one, hop)
-            shown += [
-                Panel(name, title, weights[:, hops].mean(1).T, x, one.layers, HOPS, axes, True)
-                for name, title, hops in chosen
+    if hop != "all" and not any(traced.hops for traced in traces):
+        raise DataError("no fusion of this model has hops (only fuse: attention has): omit --head")
+    all_panels: list[Panel] = []
+    for traced in traces:
+        x, _ = tokens.labels(traced.side, "self")
+        weights = traced.weights[0, : len(x)]  # (T, H, L)
+        if traced.hops:
+            all_panels += [
+                _layer_panel(name, title, weights[:, hops].mean(1).T, x, traced.layers, HOPS)
+                for name, title, hops in choose_hops(traced, hop)
             ]
         else:
-            name, title = f"{one.side}.fuse.contribution", f"{one.side} fusion, {BY_GRADIENT}"
-            shown.append(Panel(name, title, weights[:, 0].T, x, one.layers, SHARE, axes, True))
-            title = f"{one.side} fusion, mean over the sentence"
-            shown.append(
-                Panel(
-                    f"{name}.mean",
-                    title,
-                    weights.mean(0).T,
-                    ["mean"],
-                    one.layers,
-                    SHARE,
-                    ("", "layer"),
-                    True,
-                )
-            )
-        shown += learned(one)
-    return shown
+            all_panels += _contribution_panels(traced, weights[:, 0], x)
+        all_panels += learned_panels(traced)
+    return all_panels
 
 
-def choose(one: Fused, hop: int | str) -> list[tuple[str, str, list[int]]]:
-    """Name, title and hops (counted from 0) of each panel; raises DataError for a hop that is not there."""
-    count = one.weights.shape[2]
+def _layer_panel(
+    name: str, title: str, matrix: np.ndarray, x: Sequence[str], layers: Sequence[str], measure: str
+) -> Panel:
+    return Panel(name, title, matrix, x, layers, measure, ("input token", "layer"), up=True)
+
+
+def _contribution_panels(traced: FusionTrace, shares: np.ndarray, x: Sequence[str]) -> list[Panel]:
+    """Return the panel of all positions (T, L), and that of their mean."""
+    name = f"{traced.side}.fuse.contribution"
+    title = f"{traced.side} fusion, {BY_GRADIENT}"
+    mean = Panel(
+        f"{name}.mean",
+        f"{traced.side} fusion, mean over the sentence",
+        shares.mean(0)[:, None],
+        ["mean"],
+        traced.layers,
+        SHARE,
+        ("", "layer"),
+        up=True,
+    )
+    return [_layer_panel(name, title, shares.T, x, traced.layers, SHARE), mean]
+
+
+def choose_hops(traced: FusionTrace, hop: int | str) -> list[tuple[str, str, list[int]]]:
+    """Return the name, title and hops (counted from 0) of each panel.
+
+    Raises DataError if ``hop`` is out of range.
+    """
+    side = traced.side
+    count = traced.weights.shape[2]
     if hop == "mean":
-        return [
-            (
-                f"{one.side}.fuse.hops",
-                f"{one.side} fusion, mean of {count} hops",
-                list(range(count)),
-            )
-        ]
+        return [(f"{side}.fuse.hops", f"{side} fusion, mean of {count} hops", list(range(count)))]
     if isinstance(hop, int) and not 1 <= hop <= count:
-        raise DataError(f"there is no hop {hop}: the {one.side} fusion has {count}, counted from 1")
+        raise DataError(
+            f"--head {hop} is out of range: the {side} fusion has {count} hops, counted from 1"
+        )
     numbers = range(1, count + 1) if hop == "all" else [int(hop)]
-    return [(f"{one.side}.fuse.hop{h}", f"{one.side} fusion, hop {h}", [h - 1]) for h in numbers]
+    return [
+        (f"{side}.fuse.hop{number}", f"{side} fusion, hop {number}", [number - 1])
+        for number in numbers
+    ]
 
 
-def learned(one: Fused) -> list[Panel]:
-    """A panel of one column for each kind of number that the fusion has learned, the same at every position."""
-    shown = []
-    for what, values in one.learned.items():
-        nodes = what == "betas"
-        numbered = [str(i) for i in range(1, len(values) + 1)]
-        rows = (
-            [*(f"n{i}" for i in numbered[:-1]), "root"]
-            if nodes
-            else one.layers
-            if len(values) == len(one.layers)
-            else numbered
-        )
-        title = (
-            f"{one.side} fusion, learned {'beta of each node' if nodes else 'weight of each layer'}"
-        )
-        measure, axis = ("learned beta", "node") if nodes else ("learned weight", "layer")
-        shown.append(
-            Panel(
-                f"{one.side}.fuse.{what}",
-                title,
-                values[:, None],
-                [what.removesuffix("s")],
-                rows,
-                measure,
-                ("", axis),
-                True,
-            )
-        )
-    return shown
+def learned_panels(traced: FusionTrace) -> list[Panel]:
+    """Return a one-column panel for each kind of learned number; all positions share it."""
+    return [_learned_panel(traced, what, values) for what, values in traced.learned.items()]
 
 
-def rows(shown: Sequence[Panel]) -> list[int]:
-    """How many panels stand in each row of a figure: sides apart, hops as a block, what belongs together side by side."""
+def _learned_panel(traced: FusionTrace, what: str, values: np.ndarray) -> Panel:
+    rows = [str(i) for i in range(1, len(values) + 1)]
+    if what == "betas":
+        rows = [*(f"n{row}" for row in rows[:-1]), "root"]
+        text = "beta of each node"
+        measure = "learned beta"
+        axis = "node"
+    else:
+        if len(values) == len(traced.layers):
+            rows = traced.layers
+        text = "weight of each layer"
+        measure = "learned weight"
+        axis = "layer"
+    return Panel(
+        f"{traced.side}.fuse.{what}",
+        f"{traced.side} fusion, learned {text}",
+        values[:, None],
+        [what.removesuffix("s")],
+        rows,
+        measure,
+        ("", axis),
+        up=True,
+    )
+
+
+def row_lengths(panels: Sequence[Panel]) -> list[int]:
+    """Return the number of panels in each row of a figure.
+
+    Each side starts a row. The hops of a side form a block; its other panels share a row.
+    """
     lengths: list[int] = []
-    for side in dict.fromkeys(panel.name.partition(".")[0] for panel in shown):
-        mine = [panel for panel in shown if panel.name.startswith(f"{side}.")]
-        hops = [panel for panel in mine if ".fuse.hop" in panel.name and panel.axes[0] != "hop"]
+    for side in dict.fromkeys(panel.name.partition(".")[0] for panel in panels):
+        of_side = [panel for panel in panels if panel.name.startswith(f"{side}.")]
+        hops = [panel for panel in of_side if ".fuse.hop" in panel.name and panel.axes[0] != "hop"]
         if not hops:
-            lengths.append(len(mine))
+            lengths.append(len(of_side))
             continue
-        before = mine.index(hops[0])
-        block = share_out(len(hops), beside(len(hops), len(hops[0].y), len(hops[0].x)))
-        lengths += [length for length in (before, *block, len(mine) - before - len(hops)) if length]
+        before = of_side.index(hops[0])
+        after = len(of_side) - before - len(hops)
+        block = split_rows(len(hops), near_square(len(hops), len(hops[0].y), len(hops[0].x)))
+        lengths += [length for length in (before, *block, after) if length]
     return lengths

@@ -1,4 +1,4 @@
-"""Scores of systems by the length of sentences, as lines."""
+"""Line charts of system scores by sentence length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,45 +13,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: a point for each system and row."""
+    """A score for each system and each range of lengths."""
 
-    rows: Sequence[str]  # which lengths
-    sentences: Sequence[int]  # of each row; one without any is left out
-    scores: Mapping[str, Sequence[float | None]]  # of each system, row by row
-    x: str  # what the rows are
-    y: str  # what the scores are
+    rows: Sequence[str]  # labels of the ranges
+    sentences: Sequence[int]  # number of sentences in each range; empty ranges are not drawn
+    scores: Mapping[str, Sequence[float | None]]  # of each system, range by range
+    x: str  # label of the ranges
+    y: str  # label of the scores
 
 
 def plot(chart: Chart, path: Path) -> None:
-    """Draw the chart; raises DataError when ``path`` cannot be written."""
+    """Draw the chart to a file. Raises DataError if ``path`` cannot be written."""
     check_output(path, numbers=False)
     save_picture(draw(chart), path)
 
 
 def draw(chart: Chart) -> "Figure":
-    """The figure of ``plot``: a colour for each system, and below each row its number of sentences."""
+    """Return the figure of ``plot``: a colour for each system, sentence counts below the ranges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    kept = [i for i, count in enumerate(chart.sentences) if count]
+    rows = [i for i, count in enumerate(chart.sentences) if count]
     height = 4.0 + 0.19 * len(chart.scores)
-    figure = Figure(figsize=(max(6.4, len(kept)), height), layout="constrained")
+    figure = Figure(figsize=(max(6.4, len(rows)), height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     entries = []
     for (name, scores), color in zip(chart.scores.items(), colors(len(chart.scores)), strict=True):
-        [line] = axes.plot(
-            [cast(float, scores[i]) for i in kept],
-            "-o",
-            color=color,
-            linewidth=1.8,
-            markersize=4.5,
-            zorder=3,
-        )
+        values = [cast(float, scores[i]) for i in rows]
+        [line] = axes.plot(values, "-o", color=color, linewidth=1.8, markersize=4.5, zorder=3)
         entries.append((line, label(name, 60)))
-    axes.set_xticks(
-        range(len(kept)), [f"{chart.rows[i]}\nn = {chart.sentences[i]:,}" for i in kept], fontsize=9
-    )
+    ticks = [f"{chart.rows[i]}\nn = {chart.sentences[i]:,}" for i in rows]
+    axes.set_xticks(range(len(rows)), ticks, fontsize=9)
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
     dress(axes)

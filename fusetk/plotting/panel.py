@@ -1,4 +1,4 @@
-"""What a heatmap is made of: matrices with a label at every row and column, and their form as numbers."""
+"""Heatmap data: labelled matrices, their colour scales, and their form in .npz and .json files."""
 
 import math
 from collections.abc import Sequence
@@ -9,41 +9,41 @@ import numpy as np
 
 from fusetk.plotting.figure import finite
 
-# Colours by name: matplotlib's name, and the value of their upper end (None: the greatest of the panels).
-# `grey` is as papers print attention: white is probability 1, black 0.
+# Each name of a colour map: matplotlib's name, and the value of the map's upper end (None: the
+# maximum of the panels). `grey` prints attention as papers do: probability 1 is white, 0 is black.
 COLORS: dict[str, tuple[str, float | None]] = {
     "blue": ("Blues", None),
     "viridis": ("viridis_r", None),
     "grey": ("gray", 1.0),
 }
-DIVERGING = "RdBu_r"  # where there are numbers below 0: white is 0, red above, blue below
+DIVERGING = "RdBu_r"  # for panels with negative numbers: 0 is white, positive red, negative blue
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix (rows, columns) of numbers, with a label for each row and column. NaN is an empty cell."""
+    """A matrix of numbers with a label for each row and column. NaN is an empty cell."""
 
     name: str  # key in .npz and .json files
     title: str
     matrix: np.ndarray  # (len(y), len(x))
     x: Sequence[str]
     y: Sequence[str]
-    measure: str = (
-        "weight"  # what the numbers are; panels of one measure share their colours and a colour bar
-    )
-    axes: tuple[str, str] = ("", "")  # what the columns and what the rows are
-    up: bool = False  # the first row stands at the bottom
-    cut: int = 0  # columns before a dividing line, where they are of two kinds; 0: all are of one
+    # The quantity. Panels with the same measure share their colour scale and colour bar.
+    measure: str = "weight"
+    axes: tuple[str, str] = ("", "")  # names of the columns and of the rows
+    up: bool = False  # draw the first row at the bottom
+    cut: int = 0  # number of columns left of the dividing line; 0: no line
 
     def __post_init__(self) -> None:
         if self.matrix.shape != (len(self.y), len(self.x)):
             raise ValueError(
-                f"{self.name}: a matrix {self.matrix.shape} with {len(self.y)} row and {len(self.x)} column labels"
+                f"{self.name}: a matrix {self.matrix.shape} with {len(self.y)} row and "
+                f"{len(self.x)} column labels"
             )
 
 
 class Page(NamedTuple):
-    """The panels of one sentence pair, or of what stands for many (number 0)."""
+    """The panels of one sentence pair, or of an average over many (number 0)."""
 
     panels: Sequence[Panel]
     number: int = 0  # from 1, in the order of the input
@@ -52,7 +52,7 @@ class Page(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The colours of a measure: a map of matplotlib from ``low`` to ``high``."""
+    """The colour scale of a measure: a matplotlib colour map from ``low`` to ``high``."""
 
     map: str
     low: float
@@ -60,53 +60,62 @@ class Scale(NamedTuple):
 
 
 def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
-    """The scale of each measure, in order of appearance. No number lies outside: the ends move, or the map has two directions."""
-    found: dict[str, Scale] = {}
+    """Return the colour scale of each measure, in order of appearance.
+
+    Every number is inside its scale. Measures with negative numbers get a diverging map.
+    """
+    by_measure: dict[str, Scale] = {}
     for measure in dict.fromkeys(panel.measure for panel in panels):
         values = np.concatenate(
             [panel.matrix.ravel() for panel in panels if panel.measure == measure]
         )
         values = values[np.isfinite(values)]
-        low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+        low = float(values.min(initial=0.0))
+        high = float(values.max(initial=0.0))
         if low < 0:
-            far = max(-low, high)
-            found[measure] = Scale(DIVERGING, -far, far)
+            limit = max(-low, high)
+            by_measure[measure] = Scale(DIVERGING, -limit, limit)
         else:
             name, top = COLORS.get(colors, (colors, None))
-            found[measure] = Scale(name, 0.0, max(top or 0.0, high) or 1.0)
-    return found
+            by_measure[measure] = Scale(name, 0.0, max(top or 0.0, high) or 1.0)
+    return by_measure
+
+
+def _key(page: Page, panel: Panel, pages: Sequence[Page]) -> str:
+    """Return a panel's name in a file; with several pages it starts with the page's number."""
+    return panel.name if len(pages) == 1 else f"{page.number}.{panel.name}"
 
 
 def arrays(pages: Sequence[Page]) -> dict[str, np.ndarray]:
-    """For .npz: each matrix under its name, its labels under NAME.x and NAME.y; numbered names where there are several pages."""
-    found: dict[str, np.ndarray] = {}
+    """Return the content of an .npz file: each matrix as NAME, its labels as NAME.x and NAME.y."""
+    content: dict[str, np.ndarray] = {}
     for page in pages:
         for panel in page.panels:
-            name = panel.name if len(pages) == 1 else f"{page.number}.{panel.name}"
-            found[name] = panel.matrix
-            found[f"{name}.x"] = np.array(list(panel.x), dtype=np.str_)
-            found[f"{name}.y"] = np.array(list(panel.y), dtype=np.str_)
-    return found
+            name = _key(page, panel, pages)
+            content[name] = panel.matrix
+            content[f"{name}.x"] = np.array(list(panel.x), dtype=np.str_)
+            content[f"{name}.y"] = np.array(list(panel.y), dtype=np.str_)
+    return content
 
 
 def document(pages: Sequence[Page], title: str) -> dict[str, Any]:
-    """For .json: the panels, row by row, as ``arrays`` names them; NaN is null."""
+    """Return the content of a .json file, with the names of ``arrays``; NaN is null."""
     x, y = axes([panel for page in pages for panel in page.panels])
-    found: dict[str, Any] = {"title": title, "x_label": x, "y_label": y}
+    content: dict[str, Any] = {"title": title, "x_label": x, "y_label": y}
     if len(pages) > 1:
-        found["sentences"] = [
+        content["sentences"] = [
             {"number": page.number, "source": page.source, "target": page.target} for page in pages
         ]
-    found["panels"] = [
-        {"name": panel.name if len(pages) == 1 else f"{page.number}.{panel.name}", **numbers(panel)}
+    content["panels"] = [
+        {"name": _key(page, panel, pages), **numbers(panel)}
         for page in pages
         for panel in page.panels
     ]
-    return found
+    return content
 
 
 def numbers(panel: Panel) -> dict[str, Any]:
-    """A panel for JSON, without its name."""
+    """Return a panel as a JSON object without its name."""
     return {
         "title": panel.title,
         "measure": panel.measure,
@@ -119,7 +128,7 @@ def numbers(panel: Panel) -> dict[str, Any]:
 
 
 def axes(panels: Sequence[Panel]) -> tuple[str, str]:
-    """What the columns and the rows of all panels are."""
+    """Return the names of the columns and of the rows of all panels, joined by slashes."""
     x, y = (
         " / ".join(dict.fromkeys(panel.axes[i] for panel in panels if panel.axes[i]))
         for i in range(2)
@@ -127,13 +136,17 @@ def axes(panels: Sequence[Panel]) -> tuple[str, str]:
     return x, y
 
 
-def beside(count: int, rows: int, columns: int) -> int:
-    """How many of ``count`` panels of rows x columns cells should stand side by side for a figure near a square."""
-    words = 6  # about the room of the labels, in cells
-    best = max(1, min(count, math.ceil(math.sqrt(count * (rows + words) / (columns + words)))))
-    return math.ceil(count / math.ceil(count / best))  # no nearly empty last row
+def near_square(count: int, rows: int, columns: int) -> int:
+    """Return how many of ``count`` panels go side by side so that the figure is nearly square.
+
+    A panel has ``rows`` x ``columns`` cells.
+    """
+    margin = 6  # approximate size of the labels, in cells
+    best = math.ceil(math.sqrt(count * (rows + margin) / (columns + margin)))
+    best = max(1, min(count, best))
+    return math.ceil(count / math.ceil(count / best))  # avoid a nearly empty last row
 
 
-def share_out(count: int, columns: int) -> list[int]:
-    """Lengths of the rows of ``count`` panels, ``columns`` in a row."""
+def split_rows(count: int, columns: int) -> list[int]:
+    """Return the number of panels in each row, at most ``columns``."""
     return [min(columns, count - start) for start in range(0, count, columns)]

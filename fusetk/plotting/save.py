@@ -1,4 +1,4 @@
-"""Panels to a file: a picture, a page or numbers, as its name ends."""
+"""Writing heatmap panels as a picture, an HTML page or numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +25,12 @@ def save(
     colors: str = "blue",
     columns: int | Sequence[int] | None = None,
 ) -> None:
-    """Write the pages; a picture has only one, whose panels stand as ``columns`` says (see ``heatmap.draw``).
+    """Write the pages in the format of the file's ending.
 
-    An .npz file holds each matrix under its panel's name, and its labels under NAME.x and NAME.y; the names of several
-    pages begin with their number and a dot. Raises DataError when ``path`` cannot be written.
+    A picture has exactly one page; ``columns`` arranges its panels (see ``heatmap.draw``). An .npz
+    file holds each matrix under its panel's name and the labels under NAME.x and NAME.y; with
+    several pages, each name starts with the page's number and a dot. Raises DataError if ``path``
+    cannot be written.
     """
     check_output(path, pages=True)
     ending = path.suffix.lower()
@@ -42,9 +44,10 @@ def save(
 
 
 def check_one(sentences: int, path: Path) -> None:
-    """Raise DataError for a picture of several sentences: call it before the work."""
+    """Raise DataError for a picture of several sentences. Call this before the work."""
     if sentences > 1 and path.suffix.lower() in PICTURES:
         raise DataError(
-            f"{path}: a picture shows one sentence, and there are several; choose one (--lines N), write HTML, in which a slider moves"
-            " between them (.html), or draw the average of a fusion (--corpus)"
+            f"{path}: a picture shows one sentence, but the input has several; choose one "
+            "(--lines N), write an HTML page with a slider (.html), or draw the average of a "
+            "fusion (--corpus)"
         )

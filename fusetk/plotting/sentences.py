@@ -1,4 +1,4 @@
-"""Sentences to draw: from the command line or from files, as tokens and ids."""
+"""The sentences of ``fusetk plot-attention``, from the command line or from files."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,14 @@ from fusetk.data.text import Pair, read_lines, read_pairs, standard_input
 from fusetk.data.vocab import UNK
 from fusetk.errors import DataError
 
-SHOWN = 20  # of the numbers and words that a warning names
+MAX_NAMED = 20  # numbers or words that one warning names
+
+BLANK = "blank"
+TOO_LONG = "longer than the model's positions"
 
 
-class Text(NamedTuple):
-    """A line of the input and its translation, if one is given."""
+class InputPair(NamedTuple):
+    """A line of the input and its translation, if the user gave one."""
 
     number: int  # from 1
     source: str
@@ -22,142 +25,134 @@ class Text(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """Tokens as the model sees them, without begin and end marks. An unknown word is UNK in the ids."""
+    """Tokens as the model reads them, without BOS and EOS. An unknown word is UNK in the ids."""
 
     number: int
     source: list[str]
-    target: list[str] | None  # None: to be found by search
+    target: list[str] | None  # None: to be translated by beam search
     source_ids: list[int]
     target_ids: list[int]
 
 
-def given(sources: Sequence[str], targets: Sequence[str]) -> list[Text]:
-    """Sentences of the command line; raises DataError when one has several lines, or when translations are missing."""
+def command_line_pairs(sources: Sequence[str], targets: Sequence[str]) -> list[InputPair]:
+    """Return the sentences of the command line.
+
+    Raises DataError if a text has several lines or if only some translations are given.
+    """
     if targets and len(targets) != len(sources):
         raise DataError(
-            f"there are {len(sources)} source sentences and {len(targets)} translations: give one for each, in order, or none"
+            f"there are {len(sources)} source sentences and {len(targets)} translations: "
+            "give one translation for each sentence, in order, or none"
         )
     for side, texts in (("source", sources), ("target", targets)):
         for text in texts:
             if "\n" in text.rstrip("\n"):
                 raise DataError(f"the {side} text has more than one line; give one sentence")
     return [
-        Text(i + 1, source.rstrip("\n"), targets[i].rstrip("\n") if targets else None)
+        InputPair(i + 1, source.rstrip("\n"), targets[i].rstrip("\n") if targets else None)
         for i, source in enumerate(sources)
     ]
 
 
-def read(source: str, target: str | None, lines: range | None) -> Iterator[Text]:
-    """The ``lines`` (None: all) of a file, - being standard input, and of its translation.
+def file_pairs(source: str, target: str | None, lines: range | None) -> Iterator[InputPair]:
+    """Yield the ``lines`` (None: all) of a file and of its translation; ``-`` is standard input.
 
-    Raises DataError where the files cannot be read, have not as many lines as are asked for, or differ in length.
+    Raises DataError if a file cannot be read, if it has fewer lines than ``lines`` requires, or if
+    the two files have different numbers of lines.
     """
-    number = 0
     pairs: Iterator[tuple[str, str | None]]
-    if target is not None:
-        if "-" in (source, target):
-            raise DataError(
-                "with a file of translations the source must be a file too: neither can be standard input"
-            )
-        pairs = iter(read_pairs(Pair(Path(source), Path(target))))
+    if target is None:
+        source_lines = standard_input() if source == "-" else read_lines(source)
+        pairs = ((line, None) for line in source_lines)
+    elif "-" in (source, target):
+        raise DataError("with a file of translations (-r), neither file can be standard input (-)")
     else:
-        pairs = (
-            (line, None) for line in (standard_input() if source == "-" else read_lines(source))
-        )
+        pairs = iter(read_pairs(Pair(Path(source), Path(target))))
+    number = 0
     for number, (left, right) in enumerate(pairs, 1):
         if lines is None or number in lines:
-            yield Text(number, left, right)
+            yield InputPair(number, left, right)
+        # Read two files to their ends: only then is it certain that they have equal lengths.
         if lines is not None and number >= lines.stop - 1 and target is None:
-            return  # a pair of files is read to the end: they may be out of step
+            return
     if lines is not None and number < lines.stop - 1:
         raise DataError(f"{source} has {number} lines; --lines asks for {lines.stop - 1}")
 
 
 def line_range(text: str) -> range:
-    """``A-B`` or ``N``, counted from 1; raises ValueError."""
+    """Parse ``A-B`` or ``N``, counted from 1. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    first = int(match[1]) if match else 0
+    last = int(match[2] or match[1]) if match else 0
     if not 1 <= first <= last:
         raise ValueError(f"{text!r} is neither a line nor a range of lines A-B, counted from 1")
     return range(first, last + 1)
 
 
 class Reader:
-    """Text to tokens and ids. Notes what it passes over and what the model does not know, for ``warn``."""
+    """Converts text to tokens and ids. Collects skipped lines and unknown words for ``notes``."""
 
     def __init__(self, pipeline: Pipeline, tokenized: bool, positions: int | None, strict: bool):
-        """``positions`` that the model has. ``strict`` passes over nothing: it raises DataError for a sentence that is empty."""
-        self.pipeline, self.tokenized, self.positions, self.strict = (
-            pipeline,
-            tokenized,
-            positions,
-            strict,
-        )
-        self.passed_over: dict[str, list[int]] = {
-            "blank": [],
-            "longer than the model's positions": [],
-        }
+        """``positions``: the model's maximum. ``strict``: raise DataError for an empty sentence."""
+        self.pipeline = pipeline
+        self.tokenized = tokenized
+        self.positions = positions
+        self.strict = strict
+        self.skipped: dict[str, list[int]] = {BLANK: [], TOO_LONG: []}
         self.unknown: dict[str, dict[str, None]] = {"source": {}, "target": {}}
 
-    def __call__(self, texts: Iterator[Text] | Sequence[Text]) -> Iterator[Sentence]:
-        for text in texts:
-            source = self._tokens("source", text.source)
-            target = None if text.target is None else self._tokens("target", text.target)
-            if source and target != [] and not self._too_long(text.number, source, target):
+    def __call__(self, pairs: Iterator[InputPair] | Sequence[InputPair]) -> Iterator[Sentence]:
+        for pair in pairs:
+            source = self._tokens("source", pair.source)
+            target = None if pair.target is None else self._tokens("target", pair.target)
+            if not source or target == []:
+                self.skipped[BLANK].append(pair.number)
+            elif self._is_too_long(source, target):
+                self.skipped[TOO_LONG].append(pair.number)
+            else:
                 source_ids = self._ids("source", source)
-                yield Sentence(
-                    text.number,
-                    source,
-                    target,
-                    source_ids,
-                    [] if target is None else self._ids("target", target),
-                )
-            elif not source or target == []:
-                self.passed_over["blank"].append(text.number)
+                target_ids = [] if target is None else self._ids("target", target)
+                yield Sentence(pair.number, source, target, source_ids, target_ids)
 
-    def found(self, sentence: Sentence, target: list[str]) -> Sentence:
-        """A sentence with the translation that was found for it."""
+    def with_target(self, sentence: Sentence, target: list[str]) -> Sentence:
+        """Return the sentence with a translation."""
         return sentence._replace(target=target, target_ids=self._ids("target", target))
 
     def _tokens(self, side: str, text: str) -> list[str]:
-        found = self.pipeline.subwords(
-            side, text if self.tokenized else self.pipeline.words(side, text)
-        )
-        if self.strict and not found:
+        words = text if self.tokenized else self.pipeline.words(side, text)
+        tokens = self.pipeline.subwords(side, words)
+        if self.strict and not tokens:
             raise DataError(f"the {side} sentence is empty; give one with words")
-        return found
+        return tokens
 
     def _ids(self, side: str, words: list[str]) -> list[int]:
         vocabulary = self.pipeline.source_vocab if side == "source" else self.pipeline.target_vocab
         ids = list(vocabulary.encode(words))
-        self.unknown[side] |= dict.fromkeys(
-            word for word, i in zip(words, ids, strict=True) if i == UNK
-        )
+        unknown = [word for word, i in zip(words, ids, strict=True) if i == UNK]
+        self.unknown[side] |= dict.fromkeys(unknown)
         return ids
 
-    def _too_long(self, number: int, source: list[str], target: list[str] | None) -> bool:
-        longest = max(len(source), len(target or []))
-        if self.strict or self.positions is None or longest + 1 <= self.positions:
+    def _is_too_long(self, source: list[str], target: list[str] | None) -> bool:
+        if self.strict or self.positions is None:
             return False
-        self.passed_over["longer than the model's positions"].append(number)
-        return True
+        return max(len(source), len(target or [])) + 1 > self.positions
 
     def notes(self) -> list[str]:
-        """What the user should know, a line each."""
-        found = [
-            f"warning: the model reads <unk> for what it does not know on the {side} side: {_some(list(words))}"
+        """Return messages for the user, one a line: unknown words and skipped lines."""
+        messages = [
+            f"warning: these words are unknown to the model and read as <unk>, {side} side: "
+            f"{_shorten(list(words))}"
             for side, words in self.unknown.items()
             if words
         ]
-        for reason, numbers in self.passed_over.items():
+        for reason, numbers in self.skipped.items():
             if numbers:
-                lines = _some([str(number) for number in numbers])
-                found.append(
-                    f"passed over {len(numbers)} line{'s' if len(numbers) > 1 else ''} ({reason}): {lines}"
-                )
-        return found
+                count = f"{len(numbers)} line{'s' if len(numbers) > 1 else ''}"
+                lines = _shorten([str(number) for number in numbers])
+                messages.append(f"skipped {count} ({reason}): {lines}")
+        return messages
 
 
-def _some(words: Sequence[str]) -> str:
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return " ".join(words[:SHOWN]) + more
+def _shorten(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
+    return " ".join(words[:MAX_NAMED]) + more

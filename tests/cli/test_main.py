@@ -1,4 +1,4 @@
-"""The command as a whole: help, one sentence for a user's error, exit codes."""
+"""The complete command: help, one-line user errors, exit codes."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from fusetk.cli import foreign
 from fusetk.cli.foreign import NEEDLESS, OPTIONS
 from fusetk.cli.main import COMMANDS, main
-from fusetk.cli.manual import commands
 from fusetk.config import FOREIGN_KEYS
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
+from tools.manual import commands
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -34,9 +34,9 @@ def test_describe_counts_the_parameters_of_mlrf(toy: Path) -> None:
     command = ["describe", str(toy), "--set", f"model={{kind: transformer, {sizes}}}"]
     command += ["--src-vocab-size", "8389", "--tgt-vocab-size", "6428"]
     result = CliRunner().invoke(main, [*command, "--json"])
-    found = json.loads(result.output)
-    assert found["parameters"] == sum(found["parts"].values()) == 10_974_748
-    assert found["config"]["model"]["width"] == 256
+    document = json.loads(result.output)
+    assert document["parameters"] == sum(document["parts"].values()) == 10_974_748
+    assert document["config"]["model"]["width"] == 256
     assert "10,974,748" in CliRunner().invoke(main, command).output
 
 
@@ -47,7 +47,7 @@ def test_describe_reads_the_prepared_vocabularies(toy: Path) -> None:
 
 
 def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
-    """prep, train, average, decode, score, plot: each finds what the one before left."""
+    """prep, train, average, decode, score, plot: each command reads the output of the last."""
     run, text = tmp_path / "run", tmp_path / "in.de"
     text.write_text("eins zwei\n\ndrei\n", encoding="utf-8")
 
@@ -78,13 +78,13 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
         for name in ("best", "a/b", "", "..", "update-0000001")
     ],
 )
-def test_average_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
+def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["average", "run", *options])
     assert result.exit_code == 2 and said in result.output
 
 
 def refused(*words: str) -> str:
-    """What is said of a command line that cannot be right, in one sentence."""
+    """Return the error about a wrong command line; it is one line."""
     result = CliRunner().invoke(main, words)
     assert (
         result.exit_code == 2
@@ -99,71 +99,72 @@ def refused(*words: str) -> str:
     [
         (
             "train a.yaml --max-tokens 3",
-            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+            "it is a key of the config: use --set training.stages.0.batch.size=VALUE",
         ),
         (
             "train a.yaml --lenpen=3",
-            "here it is a key of the config: --set decoding.normalize=VALUE",
+            "it is a key of the config: use --set decoding.normalize=VALUE",
         ),
         (
             "train a.yaml --mini-batch 3",
-            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+            "it is a key of the config: use --set training.stages.0.batch.size=VALUE",
         ),
         (
             "train a.yaml --batch-size 3",
-            "here it is a key of the config: --set training.stages.0.batch.size=VALUE",
+            "it is a key of the config: use --set training.stages.0.batch.size=VALUE",
         ),
-        ("train a.yaml --arch big", "here it is a key of the config: --set model.kind=VALUE"),
+        ("train a.yaml --arch big", "it is a key of the config: use --set model.kind=VALUE"),
         (
             "train a.yaml --lr 0.1",
-            "here it is a key of the config: --set training.stages.0.schedule.peak=VALUE",
+            "it is a key of the config: use --set training.stages.0.schedule.peak=VALUE",
         ),
         (
             "train a.yaml --after-epochs 3",
-            "here it is a key of the config: --set training.stages.0.end.epochs=VALUE",
+            "it is a key of the config: use --set training.stages.0.end.epochs=VALUE",
         ),
         (
             "train a.yaml --epochs 3",
-            "here it is a key of the config: --set training.stages.0.end.epochs=VALUE",
+            "it is a key of the config: use --set training.stages.0.end.epochs=VALUE",
         ),
         (
             "train a.yaml --valid-freq 3",
-            "here it is a key of the config: --set training.validation.every_updates=VALUE",
+            "it is a key of the config: use --set training.validation.every_updates=VALUE",
         ),
-        ("train a.yaml --seed 3", "here it is a key of the config: --set training.seed=VALUE"),
-        ("train a.yaml --fp16", "here it is a key of the config: --set training.precision=fp16"),
+        ("train a.yaml --seed 3", "it is a key of the config: use --set training.seed=VALUE"),
+        ("train a.yaml --fp16", "it is a key of the config: use --set training.precision=fp16"),
         ("train --config a.yaml", "give the config without an option: fusetk train CONFIG"),
         ("train -c a.yaml", "give the config without an option: fusetk train CONFIG"),
-        ("train a.yaml --save-dir b", "here it is --run"),
-        ("train a.yaml --model b", "here it is --run"),
-        ("train a.yaml --cpu-threads 2", "here it is --threads"),
+        ("train a.yaml --save-dir b", "use --run"),
+        ("train a.yaml --model b", "use --run"),
+        ("train a.yaml --cpu-threads 2", "use --threads"),
         ("train a.yaml --log-file b", "the log is always written to log.txt in the run folder"),
         (
             "train a.yaml --no-shuffle",
-            "the order of batches is always drawn by training.seed and epoch",
+            "training.seed and the epoch always determine the order of batches",
         ),
         ("train a.yaml --verbose", "progress is printed by default"),
-        ("decode -m a --lenpen 0.6", "here it is -n"),
-        ("decode -m a --max-tokens 100", "here it is --batch-tokens"),
-        ("decode -m a --max-len-b 100", "here it is --max-length-extra"),
-        ("decode -m a --fp16", "here it is --precision bf16"),
-        ("decode --path a", "here it is --model"),
-        ("rescore -m a --lenpen 0.6", "here it is -n"),
+        ("decode -m a --lenpen 0.6", "use -n"),
+        ("decode -m a --max-tokens 100", "use --batch-tokens"),
+        ("decode -m a --max-len-b 100", "use --max-length-extra"),
+        ("decode -m a --fp16", "use --precision bf16"),
+        ("decode --path a", "use --model"),
+        ("rescore -m a --lenpen 0.6", "use -n"),
         (
             "score --patience 3",
-            "it is a key of the config: fusetk train CONFIG --set training.stages.0.end.patience=VALUE",
+            "it is a key of the config: use fusetk train CONFIG "
+            "--set training.stages.0.end.patience=VALUE",
         ),
         (
             "score --trainpref a",
-            "it is a key of the config: fusetk prep CONFIG --set data.train=VALUE",
+            "it is a key of the config: use fusetk prep CONFIG --set data.train=VALUE",
         ),
         ("score --lenpen 3", "it is an option of fusetk decode"),
-        ("prep a.yaml --workers 3", "here it is --jobs"),
+        ("prep a.yaml --workers 3", "use --jobs"),
     ],
 )
 def test_options_of_other_toolkits_are_translated(words: str, here: str) -> None:
     option = next(word for word in words.split() if word.startswith(("--", "-c"))).partition("=")[0]
-    assert refused(*words.split()) == f"there is no option {option}; {here}"
+    assert refused(*words.split()) == f"unknown option {option}; {here}"
 
 
 @pytest.mark.parametrize("setting", sorted(set(FOREIGN_KEYS.values())))
@@ -177,18 +178,18 @@ def test_every_key_that_is_advised_exists(toy: Path, setting: str) -> None:
 
 
 def test_every_option_that_is_advised_exists() -> None:
-    """Or its advice is never given."""
+    """The advice names only options and commands of fusetk."""
     members = commands().values()
     every = {
         name
-        for one in members
-        for member in getattr(one, "commands", {"": one}).values()
-        for p in member.params
-        for name in p.opts
+        for member in members
+        for command in getattr(member, "commands", {"": member}).values()
+        for parameter in command.params
+        for name in parameter.opts
     }
     for names in OPTIONS.values():
         assert {name.partition(" ")[0] for name in names} <= every
-    assert {name for given, _ in NEEDLESS.values() for name in given} <= set(COMMANDS)
+    assert {name for commands, _ in NEEDLESS.values() for name in commands} <= set(COMMANDS)
     assert {name.partition(" ")[0] for name in foreign.COMMANDS.values()} <= {*COMMANDS, "--help"}
 
 
@@ -203,19 +204,17 @@ def test_every_option_that_is_advised_exists() -> None:
     ],
 )
 def test_a_mistyped_command(name: str, near: str) -> None:
-    assert refused(name, "x") == f"there is no command {name!r}; did you mean `fusetk {near}`?"
+    assert refused(name, "x") == f"unknown command {name!r}; did you mean `fusetk {near}`?"
 
 
 def test_a_command_that_resembles_none() -> None:
-    assert (
-        refused("xyzzy") == f"there is no command 'xyzzy'; the commands are {', '.join(COMMANDS)}"
-    )
+    assert refused("xyzzy") == f"unknown command 'xyzzy'; the commands are {', '.join(COMMANDS)}"
 
 
 def test_the_home_folder_in_a_run_option(
     toy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A shell does not expand the ~ of --run=~/x."""
+    """A shell does not expand the ~ of --run=~/x; fusetk does."""
     folders: list[Path] = []
     monkeypatch.setattr(
         "fusetk.train.train", lambda recipe, run, device, quiet: folders.append(run)
@@ -241,5 +240,8 @@ def test_no_more_threads_than_processors(name: str, monkeypatch: pytest.MonkeyPa
     ):
         result = CliRunner().invoke(command, words)
         assert result.stdout == f"threads: {used}\n"
-        said = "warning: --threads 1000 is limited to 3, the processors that this process may use\n"
+        said = (
+            "warning: --threads 1000 is limited to 3, "
+            "the number of processors that this process may use\n"
+        )
         assert result.stderr == (said if "1000" in "".join(words) else "")

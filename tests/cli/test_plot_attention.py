@@ -19,7 +19,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS
 from fusetk.plotting import attention
 
-# torch scripts the forward derivative of its layer normalisation itself
+# torch compiles the forward derivative of layer normalisation by torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 SOURCE = ["der", "mann", "привет", "$5", ",", "."]
@@ -28,7 +28,7 @@ TARGET = ["the", "man", "hello", "."]
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run that needs no training: a random Transformer of 2 + 3 layers with 4 heads."""
+    """A run with a random Transformer of 2 + 3 layers with 4 heads."""
     monkeypatch.chdir(tmp_path)
     return load(monkeypatch, encoder={"layers": 2}, decoder={"layers": 3})
 
@@ -57,14 +57,14 @@ def load(monkeypatch: pytest.MonkeyPatch, kind: str = "transformer", **sides: An
     ).eval()
     recipe = SimpleNamespace(decoding=SearchConfig.model_validate({"beam": 2}))
     checkpoint = Path("demo/checkpoints/update-0000010")
-    found = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
-    monkeypatch.setattr("fusetk.system.load_model", lambda path, device: found)
-    return found
+    loaded = SimpleNamespace(recipe=recipe, pipeline=pipeline, model=model, checkpoint=checkpoint)
+    monkeypatch.setattr("fusetk.system.load_model", lambda path, device: loaded)
+    return loaded
 
 
 @pytest.fixture
 def fusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same with fusions and connections."""
+    """A run like ``loaded`` with fusions and connections."""
     monkeypatch.chdir(tmp_path)
     linear = {"layers": 2, "fuse": {"kind": "linear"}, "connect": {"kind": "linear"}}
     return load(
@@ -91,9 +91,9 @@ def panels() -> dict[str, dict[str, Any]]:
 def test_a_forced_translation(loaded: Any) -> None:
     result = run("-s", "Der Mann .", "-t", "The man .")
     assert (result.exit_code, result.output) == (0, "")
-    found = panels()
-    assert list(found) == [f"decoder.layer{n}.cross" for n in (1, 2, 3)]
-    for panel in found.values():
+    by_name = panels()
+    assert list(by_name) == [f"decoder.layer{n}.cross" for n in (1, 2, 3)]
+    for panel in by_name.values():
         assert panel["x"] == ["der", "mann", ".", "</s>"]
         assert panel["y"] == ["the", "man", ".", "</s>"]
         np.testing.assert_allclose(np.sum(panel["matrix"], axis=1), 1, rtol=1e-5)
@@ -103,10 +103,12 @@ def test_a_forced_translation(loaded: Any) -> None:
         for vocabulary, text in zip(vocabularies, ["der mann .", "the man ."], strict=True)
     ]
     weights = attention.record(loaded.model, *ids)["decoder.layer2.cross"]
-    np.testing.assert_allclose(found["decoder.layer2.cross"]["matrix"], weights.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(
+        by_name["decoder.layer2.cross"]["matrix"], weights.mean(0), rtol=1e-6
+    )
 
 
-def test_a_found_translation_is_that_of_the_search(loaded: Any) -> None:
+def test_a_missing_translation_is_found_by_search(loaded: Any) -> None:
     from fusetk.decoding.beam import search
 
     result = run("-s", "Der Mann .")
@@ -115,7 +117,7 @@ def test_a_found_translation_is_that_of_the_search(loaded: Any) -> None:
     best = search([loaded.model], src, src > 0, loaded.recipe.decoding)[0][0]
     words = loaded.pipeline.target_vocab.decode(best.ids)
     assert panels()["decoder.layer1.cross"]["y"] == [*words, "</s>"]
-    assert f"found: {' '.join(words)}\n" in result.stderr
+    assert f"translation: {' '.join(words)}\n" in result.stderr
     assert result.stdout == ""
 
 
@@ -131,12 +133,12 @@ def test_sides_layers_and_heads(loaded: Any) -> None:
     run(*text, "--what", "decoder-self", "--layer", "3", "--head", "4")
     [panel] = panels().values()
     assert panel["y"] == ["<s>", "the", "man"]
-    assert np.triu(panel["matrix"], 1).max() == 0  # nobody looks ahead
+    assert np.triu(panel["matrix"], 1).max() == 0  # no future token is attended to
 
 
 @pytest.fixture
 def mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A coordinated model of 3 layers, the decoder of which has mixed attention."""
+    """A coordinated model of 3 layers; its decoder has mixed attention."""
     monkeypatch.chdir(tmp_path)
     return load(monkeypatch, kind="coordinated", stack={"layers": 3})
 
@@ -153,7 +155,7 @@ def test_mixed_attention(mixing: Any, more: list[str], output: str) -> None:
     assert Path(output).stat().st_size > 500
 
 
-def test_a_row_of_mixed_attention_is_that_of_the_step(mixing: Any) -> None:
+def test_a_step_is_a_row_of_mixed_attention(mixing: Any) -> None:
     text = ["-s", "Der Mann .", "-t", "The man .", "--what", "mixed", "--head", "all"]
     run(*text, "--layer", "2")
     full = panels()
@@ -165,26 +167,26 @@ def test_a_row_of_mixed_attention_is_that_of_the_step(mixing: Any) -> None:
     assert first["y"] == ["the", "man", ".", "</s>"]
     for step in ("man", "2"):
         run(*text, "--step", step)
-        found = panels()
-        assert list(found) == [f"decoder.layer{n}.mixed.heads" for n in (1, 2, 3)]
-        one = found["decoder.layer2.mixed.heads"]
-        assert one["x"] == first["x"][:6] and one["y"] == [f"head {n}" for n in (1, 2, 3, 4)]
+        by_name = panels()
+        assert list(by_name) == [f"decoder.layer{n}.mixed.heads" for n in (1, 2, 3)]
+        heads = by_name["decoder.layer2.mixed.heads"]
+        assert heads["x"] == first["x"][:6] and heads["y"] == [f"head {n}" for n in (1, 2, 3, 4)]
         np.testing.assert_allclose(
-            one["matrix"], [panel["matrix"][1][:6] for panel in full.values()], rtol=1e-5
+            heads["matrix"], [panel["matrix"][1][:6] for panel in full.values()], rtol=1e-5
         )
 
 
-def test_with_all_heads_a_row_is_a_layer(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_all_heads_of_a_layer_share_a_row(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns_of_calls = []
     monkeypatch.setattr(
-        "fusetk.cli.plot_attention.save", lambda *_, columns, **__: asked.append(columns)
+        "fusetk.cli.plot_attention.save", lambda *_, columns, **__: columns_of_calls.append(columns)
     )
     for head in ("all", "mean"):
         assert run("-s", "der", "-t", "the", "--head", head).exit_code == 0
-    assert asked == [4, None]
+    assert columns_of_calls == [4, None]
 
 
-def test_tokenized_text_is_taken_as_it_is(loaded: Any) -> None:
+def test_tokenized_text_is_not_changed(loaded: Any) -> None:
     result = run("-s", "Der mann", "-t", "the man", "--tokenized")
     assert panels()["decoder.layer1.cross"]["x"] == ["Der", "mann", "</s>"]
     assert "<unk>" in result.stderr and "source side: Der\n" in result.stderr
@@ -206,10 +208,10 @@ def test_pictures_and_numbers(loaded: Any, output: str, caplog: pytest.LogCaptur
         )
     assert result.exit_code == 0, result.output
     assert Path(output).stat().st_size > 1000
-    assert not caplog.records  # Cyrillic needs no further font
+    assert not caplog.records  # the default font has Cyrillic
 
 
-# Fusions -------------------------------------------------------------------------------------------------------------
+# Fusions ------------------------------------------------------------------------------------------
 
 TEXT = ["-s", "Der Mann .", "-t", "The man ."]
 HOPS = [f"decoder.fuse.hop{h}" for h in (1, 2)]
@@ -220,11 +222,11 @@ def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
     for what, names in (("fuse", SHARES + HOPS), ("encoder-fuse", SHARES), ("decoder-fuse", HOPS)):
         result = run(*TEXT, "--what", what)
         assert (result.exit_code, result.output) == (0, "")
-        found = panels()
-        assert list(found) == names
+        by_name = panels()
+        assert list(by_name) == names
         for name in set(names) - {"encoder.fuse.weights"}:
-            np.testing.assert_allclose(np.sum(found[name]["matrix"], axis=0), 1, rtol=1e-5)
-    assert found[HOPS[0]]["x"] == ["<s>", "the", "man", "."] and found[HOPS[0]]["y"] == [
+            np.testing.assert_allclose(np.sum(by_name[name]["matrix"], axis=0), 1, rtol=1e-5)
+    assert by_name[HOPS[0]]["x"] == ["<s>", "the", "man", "."] and by_name[HOPS[0]]["y"] == [
         "l0",
         "l1",
         "l2",
@@ -262,8 +264,8 @@ def test_sentences_of_a_file(fusing: Any) -> None:
     write("a.en", "the man", "the", "the .", "man", "", "the")
     result = run("-i", "a.de", "-r", "a.en", "--what", "fuse")
     assert result.exit_code == 0, result.output
-    assert "passed over 2 lines (blank): 2 5\n" in result.stderr
-    assert "passed over 1 line (longer than the model's positions): 4\n" in result.stderr
+    assert "skipped 2 lines (blank): 2 5\n" in result.stderr
+    assert "skipped 1 line (longer than the model's positions): 4\n" in result.stderr
     assert list(panels()) == [f"{n}.{name}" for n in (1, 3, 6) for name in SHARES + HOPS]
     third = panels()["3.decoder.fuse.hop1"]["matrix"]
     sentences = json.loads(Path("a.json").read_text(encoding="utf-8"))["sentences"]
@@ -273,7 +275,7 @@ def test_sentences_of_a_file(fusing: Any) -> None:
     run("-i", "a.de", "-r", "a.en", "--lines", "2-3")
     assert list(panels()) == [
         f"decoder.layer{n}.cross" for n in (1, 2, 3)
-    ]  # of one sentence no number
+    ]  # names of one sentence have no number
     run("-s", "der mann", "-t", "the man", "-s", "der .", "-t", "the .", "--what", "fuse")
     assert panels()["2.decoder.fuse.hop1"]["matrix"] == third
     assert run("-i", "a.de", "-r", "a.en", output="a.html").exit_code == 0
@@ -287,7 +289,7 @@ def _npz(*arguments: str) -> str:
     return "b.npz"
 
 
-def test_translations_are_found_for_a_file(fusing: Any) -> None:
+def test_missing_translations_of_a_file_are_found_by_search(fusing: Any) -> None:
     write("a.de", "der mann", "der", "mann der .")
     result = run("-i", "a.de", "--what", "decoder-fuse")
     assert (result.exit_code, result.output) == (0, "")
@@ -308,18 +310,18 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
     write("a.de", "der mann", "", "der", "mann der .")
     write("a.en", "the man", "", "the", "man the hello .")
     result = run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
-    assert result.exit_code == 0 and "passed over 1 line (blank): 2" in result.stderr
-    document, found = json.loads(Path("a.json").read_text(encoding="utf-8")), panels()
+    assert result.exit_code == 0 and "skipped 1 line (blank): 2" in result.stderr
+    document, by_name = json.loads(Path("a.json").read_text(encoding="utf-8")), panels()
     assert "mean over 3 sentences" in document["title"]
     run("-i", "a.de", "-r", "a.en", "--what", "fuse")
     hops = [np.array(panels()[f"{n}.decoder.fuse.hop2"]["matrix"]) for n in (1, 3, 4)]
-    mean = np.array(found["decoder.fuse.hops.mean"]["matrix"])[:, 1]
+    mean = np.array(by_name["decoder.fuse.hops.mean"]["matrix"])[:, 1]
     np.testing.assert_allclose(mean, np.concatenate(hops, 1).mean(1), rtol=1e-4)
     monkeypatch.setattr("fusetk.cli.plot_attention.CHUNK", 2)
     run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
     for name, panel in panels().items():
         np.testing.assert_allclose(
-            np.array(panel["matrix"], float), np.array(found[name]["matrix"], float), rtol=1e-4
+            np.array(panel["matrix"], float), np.array(by_name[name]["matrix"], float), rtol=1e-4
         )
     assert run("-i", "a.de", "--what", "fuse", "--corpus", output="a.png").exit_code == 0
 
@@ -327,26 +329,35 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["-s", "der", "--what", "fuse", "--layer", "1"], "leave out --layer"),
-        (["-s", "der", "--what", "fuse", "--head", "3"], "no hop 3: the decoder fusion has 2"),
-        (["-s", "der", "--what", "encoder-fuse", "--head", "1"], "no hops"),
-        (["--what", "connect", "--corpus"], "leave out --corpus"),
-        (["--what", "connect", "--head", "1"], "leave out --corpus, --layer, --head and --step"),
+        (["-s", "der", "--what", "fuse", "--layer", "1"], "omit --layer"),
+        (
+            ["-s", "der", "--what", "fuse", "--head", "3"],
+            "--head 3 is out of range: the decoder fusion has 2",
+        ),
+        (
+            ["-s", "der", "--what", "encoder-fuse", "--head", "1"],
+            "no fusion of this model has hops",
+        ),
+        (["--what", "connect", "--corpus"], "omit --corpus"),
+        (["--what", "connect", "--head", "1"], "omit --corpus, --layer, --head and --step"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
-        (["-s", "der", "-r", "a.en"], "-r and --lines go with"),
-        (["-s", "der", "--lines", "1"], "-r and --lines go with"),
-        (["-i", "a.de", "-t", "the"], "-t goes with -s"),
+        (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
+        (["-s", "der", "--lines", "1"], "-r and --lines need a file"),
+        (["-i", "a.de", "-t", "the"], "-t needs -s"),
         (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
-        (["-i", "a.de", "--corpus"], "it goes with --what fuse, encoder-fuse, decoder-fuse"),
-        (["-i", "a.de", "--what", "self", "--corpus"], "attention is to words of one sentence"),
+        (["-i", "a.de", "--corpus"], "use --corpus with --what fuse, encoder-fuse, decoder-fuse"),
+        (
+            ["-i", "a.de", "--what", "self", "--corpus"],
+            "attention belongs to the tokens of one sentence",
+        ),
         (["-i", "a.de", "-r", "short.en"], "a.de has 3 lines and short.en has 1"),
         (["-i", "a.de", "-r", "short.en", "--lines", "1"], "a.de has 3 lines and short.en has 1"),
         (["-i", "a.de", "--lines", "2-4"], "a.de has 3 lines; --lines asks for 4"),
         (["-i", "a.de", "--lines", "3-2"], "neither a line nor a range"),
         (["-i", "a.de", "--lines", "0-2"], "neither a line nor a range"),
         (["-i", "none.de"], "none.de does not exist"),
-        (["-i", "-", "-r", "a.de"], "neither can be standard input"),
+        (["-i", "-", "-r", "a.de"], "neither file can be standard input"),
         (["-i", "blank.de"], "blank.de has no sentence to draw"),
         (["-i", "blank.de", "--what", "fuse", "--corpus"], "blank.de has no sentence to draw"),
     ],
@@ -364,13 +375,13 @@ def test_mistakes_with_files_and_fusions(fusing: Any, arguments: list[str], said
 @pytest.mark.parametrize(
     "arguments", [["-i", "a.de"], ["-s", "der", "-s", "mann"], ["-i", "a.de", "--what", "fuse"]]
 )
-def test_a_picture_is_of_one_sentence(fusing: Any, arguments: list[str]) -> None:
+def test_a_picture_of_several_sentences_is_refused(fusing: Any, arguments: list[str]) -> None:
     write("a.de", "der", "mann", "der mann")
     result = run(*arguments, output="a.png")
     assert result.exit_code == 2 and "HTML" in result.stderr and "--corpus" in result.stderr
 
 
-def test_help_imports_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from fusetk.cli.main import main\n"
         "assert CliRunner().invoke(main, ['plot-attention', '--help']).exit_code == 0\n"
@@ -385,10 +396,12 @@ def test_a_model_without_fusions(loaded: Any) -> None:
         (["--what", "connect"], "no connections"),
     ):
         result = run(*more)
-        assert result.exit_code == 2 and said in result.stderr and "found:" not in result.stderr
+        assert (
+            result.exit_code == 2 and said in result.stderr and "translation:" not in result.stderr
+        )
 
 
-# Mistakes ------------------------------------------------------------------------------------------------------------
+# Mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -396,34 +409,40 @@ def test_a_model_without_fusions(loaded: Any) -> None:
     [
         (
             ["-s", "der", "--layer", "4"],
-            "no layer 4: the decoder has cross-attention in layers 1 to 3",
+            "--layer 4 is out of range: the decoder has cross-attention in layers 1 to 3",
         ),
         (
             ["-s", "der", "--what", "self", "--layer", "3"],
-            "no layer 3: the encoder has self-attention in layers 1 to 2",
+            "--layer 3 is out of range: the encoder has self-attention in layers 1 to 2",
         ),
-        (["-s", "der", "--head", "5"], "no head 5: there are 4"),
-        (["-s", "der", "--head", "-1"], "neither a number nor mean nor all"),
+        (["-s", "der", "--head", "5"], "--head 5 is out of range: there are 4"),
+        (["-s", "der", "--head", "-1"], "not a number from 1, mean or all"),
         (
             ["-s", "der", "--what", "mixed"],
             "no mixed attention in its decoder: choose --what cross",
         ),
-        (["-s", "der", "-t", "the man", "--step", "hello"], "no word 'hello': it has the man </s>"),
-        (["-s", "der", "-t", "the man", "--step", "4"], "no step 4: there are 3"),
+        (
+            ["-s", "der", "-t", "the man", "--step", "hello"],
+            "does not contain 'hello': it is the man </s>",
+        ),
+        (
+            ["-s", "der", "-t", "the man", "--step", "4"],
+            "--step 4 is out of range: the translation has 3 tokens",
+        ),
         (
             ["-s", "der", "--what", "encoder-self", "--step", "1"],
-            "--step is a step of the decoder's attention",
+            "--step selects a step of the decoder's attention",
         ),
         (
             ["-s", "der", "--what", "fuse", "--step", "1"],
-            "--step is a step of the decoder's attention",
+            "--step selects a step of the decoder's attention",
         ),
-        (["--what", "connect", "--step", "1"], "leave out --corpus, --layer, --head and --step"),
+        (["--what", "connect", "--step", "1"], "omit --corpus, --layer, --head and --step"),
         (["-s", " "], "the source sentence is empty"),
         (["-s", "der", "-t", ""], "the target sentence is empty"),
         (["-s", "der\nmann"], "more than one line"),
         (["-s", "der", "-o", "a.jpg"], ".png, .pdf, .svg"),
-        (["-s", "der", "-o", "nowhere/a.png"], "no folder nowhere"),
+        (["-s", "der", "-o", "nowhere/a.png"], "the folder nowhere does not exist"),
     ],
 )
 def test_mistakes(loaded: Any, arguments: list[str], said: str) -> None:

@@ -42,8 +42,8 @@ def test_a_picture(runs: Path) -> None:
     assert Path("a.png").stat().st_size > 10_000
 
 
-def test_what_stands_in_the_numbers(runs: Path) -> None:
-    def found(*arguments: str) -> list[tuple[str, str, str]]:
+def test_curves_in_the_numbers(runs: Path) -> None:
+    def curves(*arguments: str) -> list[tuple[str, str, str]]:
         result = run("x/base", "y/base", "-o", "a.json", *arguments)
         assert result.exit_code == 0, result.output
         return [
@@ -51,17 +51,17 @@ def test_what_stands_in_the_numbers(runs: Path) -> None:
             for curve in json.loads(Path("a.json").read_text())
         ]
 
-    x, y = "x/base", "y/base"  # the folders' own names are the same
+    x, y = "x/base", "y/base"  # the names of the folders are equal
     both = [(name, kind, "loss") for name in (x, y) for kind in ("train", "valid")]
     bleu = [(x, "valid", "bleu"), (y, "valid", "bleu")]
-    assert found() == [*both, *bleu]
-    assert found("--train", "--valid", "--what", "loss") == both
-    assert found("--valid", "--what", "bleu,loss") == [
+    assert curves() == [*both, *bleu]
+    assert curves("--train", "--valid", "--what", "loss") == both
+    assert curves("--valid", "--what", "bleu,loss") == [
         *bleu,
         (x, "valid", "loss"),
         (y, "valid", "loss"),
     ]
-    assert found("--train", "--names", "one,two", "--what", "lr") == [
+    assert curves("--train", "--names", "one,two", "--what", "lr") == [
         ("one", "train", "lr"),
         ("two", "train", "lr"),
     ]
@@ -71,12 +71,12 @@ def test_what_stands_in_the_numbers(runs: Path) -> None:
     "arguments, said",
     [
         (["x/base", "-o", "a.jpg"], ".png, .pdf, .svg"),
-        (["x/base", "-o", "nowhere/a.png"], "no folder nowhere"),
+        (["x/base", "-o", "nowhere/a.png"], "the folder nowhere does not exist"),
         (["x", "-o", "a.png"], "x has no metrics.jsonl"),
-        (["z", "-o", "a.png"], "no run folder z"),
+        (["z", "-o", "a.png"], "the run folder z does not exist"),
         (["x/base", "-o", "a.png", "--what", "blue"], "did you mean 'bleu'"),
         (["x/base", "-o", "a.png", "--names", "a,b"], "2 names for 1 runs"),
-        (["x/base", "x/base", "-o", "a.png"], "two runs are called"),
+        (["x/base", "x/base", "-o", "a.png"], "two runs have the name"),
         (["x/base", "-o", "a.png", "--smooth", "0"], "--smooth"),
         (["-o", "a.png"], "RUN"),
     ],

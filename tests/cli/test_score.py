@@ -678,7 +678,7 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
         (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
         (["--source", "short"], "base.en has 10 lines and short has 1"),
         (["-o", "a.json"], "must end in .png, .pdf, .svg for a picture"),
-        (["-o", "nowhere/a.png"], "no folder nowhere"),
+        (["-o", "nowhere/a.png"], "the folder nowhere does not exist"),
         (
             ["-o", "a.png", "--longer-than", "--bounds", "99,100"],
             "no line has more than 99 words; give lower --bounds",

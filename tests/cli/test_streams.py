@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or whose reader is gone."""
+"""Standard streams that are closed or cannot be written."""
 
 import os
 import shlex
@@ -54,15 +54,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(words: str, place: Path, toy: Path, capsys: pytest.CaptureFixture) -> tuple[int, str]:
-    """The exit status, and what standard error has."""
-    (place / "OUT").write_text("kept\n")
+    """Return the exit status and the content of standard error."""
+    (place / "OUT").write_text("old content\n")
     paths = {name: str(place / name) for name in ("RUN", "TEXT", "OUT")} | {
         "CONFIG": str(toy),
         "PICTURE": str(place / "a.html"),
     }
     with pytest.raises(SystemExit) as caught:
         main([paths.get(word, word) for word in words.split()])
-    assert (place / "OUT").read_text() == "kept\n"
+    assert (place / "OUT").read_text() == "old content\n"
     assert isinstance(caught.value.code, int)
     return caught.value.code, capsys.readouterr().err
 
@@ -93,12 +93,14 @@ def test_standard_output_is_closed(words, place, toy, capsys, monkeypatch):
         (
             "<&-",
             2,
-            "fusetk: standard input is closed: name a file instead, or connect it to a file or pipe\n",
+            "fusetk: standard input is closed: "
+            "name a file instead, or connect it to a file or pipe\n",
         ),
         (
             "< TEXT >&-",
             2,
-            "fusetk: standard output is closed: connect it to a file or pipe; to discard it, use > /dev/null\n",
+            "fusetk: standard output is closed: "
+            "connect it to a file or pipe; to discard it, use > /dev/null\n",
         ),
         ("-i TEXT -o NEW <&- >&-", 0, ""),
         ("-i TEXT -o NEW <&- >&- 2>&-", 0, ""),
@@ -113,7 +115,7 @@ def test_the_shell_closes_streams(closed, code, said, place):
 
 
 def without_reader(arguments: list[str], stream: str, cwd: Path, **options: object) -> int:
-    """The exit status of a command when the reader of one of its streams is gone."""
+    """Return the exit status of a command if the reader of ``stream`` has closed the pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -129,12 +131,12 @@ def without_reader(arguments: list[str], stream: str, cwd: Path, **options: obje
         os.close(writing)
 
 
-def test_prep_finishes_when_nobody_reads_its_messages(folder):
+def test_prep_finishes_without_a_reader_of_its_messages(folder):
     assert without_reader(["prep", "config.yaml"], "stderr", folder) == 0
     assert (folder / "out" / "manifest.json").exists()
 
 
-def test_learn_bpe_finishes_when_nobody_reads_its_messages(folder):
+def test_learn_bpe_finishes_without_a_reader_of_its_messages(folder):
     arguments = ["text", "learn-bpe", "-i", "train.de"]
     assert without_reader([*arguments, "-o", "codes"], "stderr", folder) == 0
     with open(folder / "printed", "wb") as out:
@@ -142,7 +144,7 @@ def test_learn_bpe_finishes_when_nobody_reads_its_messages(folder):
     assert (folder / "codes").read_text() == (folder / "printed").read_text() != ""
 
 
-def test_compare_writes_its_file_when_nobody_reads_its_output(place):
-    words = ["compare", "TEXT", "TEXT", "-i", "TEXT", "-o", "found.json", "--all"]
+def test_compare_writes_its_file_without_a_reader_of_its_output(place):
+    words = ["compare", "TEXT", "TEXT", "-i", "TEXT", "-o", "cases.json", "--all"]
     assert without_reader(words, "stdout", place) == 0
-    assert (place / "found.json").exists()
+    assert (place / "cases.json").exists()

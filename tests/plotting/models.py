@@ -1,4 +1,4 @@
-"""Models that have something to show and need no training."""
+"""Random models with fusions and connections, for the tests of plots."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import torch
 from fusetk.models import MODELS
 from fusetk.models.seq2seq import Seq2Seq
 
-SIZE = 12  # of both vocabularies
+SIZE = 12  # tokens of each vocabulary
 
 
 def transformer(encoder: dict[str, Any], decoder: dict[str, Any], **more: Any) -> Seq2Seq:
-    """A random Transformer; numbers that begin equal for all layers are drawn too."""
+    """Return a random Transformer. Weights that are initialised equally are random, too."""
     torch.manual_seed(4)
     kind = MODELS["transformer"]
     settings = {

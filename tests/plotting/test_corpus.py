@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fusetk.plotting import corpus
-from fusetk.plotting.corpus import PARTS, Means, parts
-from fusetk.plotting.fusion import fused, fusions, rows
+from fusetk.plotting.corpus import PARTS, CorpusMeans, parts
+from fusetk.plotting.fusion import find_fusions, row_lengths, trace_fusions
 from tests.plotting.models import SIZE, stack, transformer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -20,57 +20,57 @@ PAIRS = [(source, target) for source, target in PAIRS]
 
 def test_parts_of_a_sentence() -> None:
     lengths = np.arange(1, 40)
-    found = parts(lengths, 40)
-    for length, row in zip(lengths, found, strict=True):
+    by_length = parts(lengths, 40)
+    for length, row in zip(lengths, by_length, strict=True):
         assert (row[length:] == -1).all() and row[0] == 0 and (row[length - 1] == 6 or length == 1)
         inner = row[1 : length - 1]
         assert (np.diff(inner) >= 0).all() and ((inner >= 1) & (inner <= 5)).all()
         counts = np.bincount(inner, minlength=6)[1:]
         assert (
             counts.sum() == max(0, length - 2) and counts.max() - counts.min() <= 1
-        )  # five equal ones
-    assert found[6, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+        )  # five parts of equal size
+    assert by_length[6, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert len(PARTS) == 7
 
 
 @pytest.mark.parametrize("encoder, decoder", [("linear", "attention"), ("ffn", "tree")])
-def test_means_are_those_of_the_sentences_one_by_one(
+def test_means_equal_those_of_single_sentences(
     monkeypatch: pytest.MonkeyPatch, encoder: str, decoder: str
 ) -> None:
     model = transformer(stack(encoder, 4), stack(decoder, 4))
-    chosen = fusions(model)
+    chosen = find_fusions(model)
     monkeypatch.setattr(corpus, "TOKENS", 60)
-    means = Means(model, chosen)
+    means = CorpusMeans(model, chosen)
     means.add(PAIRS[:10])
     means.add(PAIRS[10:])
     assert means.sentences == len(PAIRS)
-    found = {panel.name: panel for panel in means.panels()}
+    by_name = {panel.name: panel for panel in means.panels()}
     positions: list[list[np.ndarray]] = [[], []]  # by side, (H, L) of every position
     inside: list[list[int]] = [[], []]
     for pair in PAIRS:
-        for side, one in enumerate(fused(model, [pair], chosen)):
-            positions[side] += list(one.weights[0])
-            inside[side] += parts(one.lengths, one.weights.shape[1])[0].tolist()
+        for side, traced in enumerate(trace_fusions(model, [pair], chosen)):
+            positions[side] += list(traced.weights[0])
+            inside[side] += parts(traced.lengths, traced.weights.shape[1])[0].tolist()
     for side, name in enumerate(("encoder", "decoder")):
         every, part = np.array(positions[side]), np.array(inside[side])
-        hops = f"{name}.fuse.hops.mean" in found
-        mean = found[f"{name}.fuse.{'hops' if hops else 'contribution'}.mean"]
+        hops = f"{name}.fuse.hops.mean" in by_name
+        mean = by_name[f"{name}.fuse.{'hops' if hops else 'contribution'}.mean"]
         np.testing.assert_allclose(mean.matrix, every.mean(0).T, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(mean.matrix.sum(0), 1, rtol=1e-5)
         for h in range(every.shape[1]):
-            panel = found[
+            panel = by_name[
                 f"{name}.fuse.hop{h + 1}.parts" if hops else f"{name}.fuse.contribution.parts"
             ]
             assert panel.x == PARTS and panel.y[0] in ("l0", "l1") and panel.up
             expected = np.stack([every[part == i, h].mean(0) for i in range(len(PARTS))], 1)
             np.testing.assert_allclose(panel.matrix, expected, rtol=1e-4, atol=1e-6)
-    assert sum(rows(list(found.values()))) == len(found)
-    assert ("encoder.fuse.weights" in found) == (encoder == "linear")
+    assert sum(row_lengths(list(by_name.values()))) == len(by_name)
+    assert ("encoder.fuse.weights" in by_name) == (encoder == "linear")
 
 
 def test_one_hop_or_their_mean() -> None:
     model = transformer(stack("last"), stack({"kind": "attention", "hops": 3}))
-    means = Means(model, fusions(model))
+    means = CorpusMeans(model, find_fusions(model))
     means.add(PAIRS[:3])
     assert [panel.name for panel in means.panels(2)] == [
         "decoder.fuse.hops.mean",
@@ -83,9 +83,9 @@ def test_one_hop_or_their_mean() -> None:
     )
 
 
-def test_parts_that_no_sentence_has_are_empty() -> None:
+def test_parts_without_positions_are_empty() -> None:
     model = transformer(stack("average"), stack("last"))
-    means = Means(model, fusions(model))
-    means.add([([4], [4])])  # with the end mark a first and a last position
+    means = CorpusMeans(model, find_fusions(model))
+    means.add([([4], [4])])  # with EOS: a first and a last position
     panel = means.panels()[0]
     assert np.isnan(panel.matrix).all(0).tolist() == [False, *[True] * 5, False]

@@ -40,28 +40,28 @@ def valid(update: int, loss: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_curves_are_what_was_noted(tmp_path: Path) -> None:
+def test_curves_have_the_recorded_values(tmp_path: Path) -> None:
     validated = [valid(2, 4.5, bleu=1.0), valid(4, 4.75), valid(6, 4.25, bleu=2.0)]
     run = write(
         tmp_path / "a", train(1, 5.0), train(2, 4.0), validated[0], train(3, 3.0), *validated[1:]
     )
-    found = {
+    by_name = {
         (curve.kind, curve.what): curve
         for curve in curves({"a": read_metrics(run)}, ["loss", "bleu"])
     }
-    assert list(found) == [("train", "loss"), ("valid", "loss"), ("valid", "bleu")]
-    assert found["train", "loss"].value.tolist() == [5, 4, 3]
-    assert found["valid", "bleu"].update.tolist() == [2, 6]  # BLEU is not measured every time
-    assert found["valid", "bleu"].epoch.tolist() == [0.2, 0.6]
+    assert list(by_name) == [("train", "loss"), ("valid", "loss"), ("valid", "bleu")]
+    assert by_name["train", "loss"].value.tolist() == [5, 4, 3]
+    assert by_name["valid", "bleu"].update.tolist() == [2, 6]  # BLEU is not measured every time
+    assert by_name["valid", "bleu"].epoch.tolist() == [0.2, 0.6]
     assert (
-        found["valid", "loss"].best() == 2 and found["valid", "bleu"].best() == 1
+        by_name["valid", "loss"].best() == 2 and by_name["valid", "bleu"].best() == 1
     )  # the lowest loss, the highest BLEU
-    assert found["train", "loss"].best() is None
+    assert by_name["train", "loss"].best() is None
     [lr] = curves({"a": read_metrics(run)}, ["lr"])
     assert lr.best() is None
 
 
-def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
+def test_after_a_resume_the_later_record_counts(tmp_path: Path) -> None:
     run = write(
         tmp_path / "a",
         train(1, 9.0),
@@ -72,9 +72,9 @@ def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
         valid(2, 5.0),
         train(3, 4.0),
     )
-    found = curves({"a": read_metrics(run)}, ["loss"])
-    assert found[0].update.tolist() == [1, 2, 3] and found[0].value.tolist() == [9, 6, 4]
-    assert found[1].value.tolist() == [5]
+    drawn = curves({"a": read_metrics(run)}, ["loss"])
+    assert drawn[0].update.tolist() == [1, 2, 3] and drawn[0].value.tolist() == [9, 6, 4]
+    assert drawn[1].value.tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_after_a_resume_the_later_note_wins(tmp_path: Path) -> None:
         '{"kind": "train", "update": 2, "loss": 3',
     ],
 )
-def test_a_damaged_last_line_is_passed_over(
+def test_a_damaged_last_line_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, rest: str
 ) -> None:
     run = write(tmp_path / "a", train(1, 9.0), rest)
@@ -99,13 +99,13 @@ def test_a_damaged_last_line_is_passed_over(
 @pytest.mark.parametrize(
     "line", ['{"kind": "tr\n', "{}\n", '{"kind": "train", "update": true}\n', "\x00\n"]
 )
-def test_a_damaged_line_elsewhere_is_named(tmp_path: Path, line: str) -> None:
+def test_another_damaged_line_is_an_error(tmp_path: Path, line: str) -> None:
     run = write(tmp_path / "a", train(1, 9.0), "\n", line, train(3, 8.0))
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 3"):
         read_metrics(run)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_invalid_utf_8_is_an_error(tmp_path: Path) -> None:
     run = write(tmp_path / "a", train(1, 9.0), train(2, 9.0))
     path = run / "metrics.jsonl"
     path.write_bytes(b"\xff\xfe\n" + path.read_bytes())
@@ -114,7 +114,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         read_metrics(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no metrics\.jsonl"):
         read_metrics(tmp_path)
@@ -127,7 +127,7 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
         read_metrics(tmp_path / "file")
 
 
-def test_what_is_drawn_when_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_the_default_quantities(tmp_path: Path) -> None:
     metrics = {
         "a": read_metrics(
             write(tmp_path / "a", train(1, 9.0, tokens_per_second=3.0), valid(1, 8.0, accuracy=0.5))
@@ -152,18 +152,18 @@ def test_smoothing() -> None:
     line = np.arange(20.0)
     np.testing.assert_allclose(
         smooth(line, 7), line
-    )  # a straight line is not moved, at its ends neither
+    )  # a straight line does not change, not even at its ends
     assert np.isnan(smooth(np.array([math.nan, math.nan]), 5)).all()
     assert smooth(np.array([]), 3).shape == (0,)
 
 
-def test_numbers_come_back(tmp_path: Path) -> None:
+def test_numbers_are_stored(tmp_path: Path) -> None:
     run = write(
         tmp_path / "a", train(1, 5.0), train(2, math.nan), train(3, math.inf), valid(3, 4.0)
     )
-    found = curves({"my run": read_metrics(run)}, ["loss"])
-    plot(found, tmp_path / "a.npz")
-    plot(found, tmp_path / "a.json")
+    drawn = curves({"my run": read_metrics(run)}, ["loss"])
+    plot(drawn, tmp_path / "a.npz")
+    plot(drawn, tmp_path / "a.json")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["my run/train/loss.value"], [5, math.nan, math.inf])
         assert arrays["my run/valid/loss.update"].tolist() == [3]
@@ -194,7 +194,7 @@ def test_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(start)
 
 
-def test_a_run_may_have_any_name(tmp_path: Path) -> None:
+def test_a_run_can_have_any_name(tmp_path: Path) -> None:
     metrics = read_metrics(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0)))
     names = ["_hidden", "$_{$", "тест"]
     figure = draw(curves({name: metrics for name in names}, ["loss"]), "updates", 1)
@@ -214,10 +214,11 @@ def test_many_runs_have_many_colours(tmp_path: Path) -> None:
 
 
 def test_over_epochs(tmp_path: Path) -> None:
-    found = curves(
+    drawn = curves(
         {"a": read_metrics(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
     )
-    assert draw(found, "epochs", 1).axes[0].lines[0].get_xdata().tolist() == [1, 2]  # type: ignore[union-attr]
+    [line] = draw(drawn, "epochs", 1).axes[0].lines
+    assert list(line.get_xdata()) == [1, 2]
     without = [{"kind": "train", "update": 1, "loss": 2.0}]
     with pytest.raises(DataError, match="no epochs"):
         plot(curves({"a": without}, ["loss"]), tmp_path / "a.png", x="epochs")

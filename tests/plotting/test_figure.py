@@ -7,31 +7,31 @@ from fusetk.errors import DataError
 from fusetk.plotting.figure import check_output, fonts, label
 
 
-def test_outputs_that_cannot_be(tmp_path: Path) -> None:
+def test_impossible_outputs_are_refused(tmp_path: Path) -> None:
     check_output(tmp_path / "a.PNG")
     with pytest.raises(DataError, match=r"\.png.*\.svg.*\.npz"):
         check_output(tmp_path / "a.jpg")
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         check_output(tmp_path / "nowhere" / "a.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(DataError, match="is a folder"):
         check_output(tmp_path / "folder.png")
 
 
-def test_labels_show_what_has_no_shape() -> None:
+def test_labels_show_unprintable_characters_as_codes() -> None:
     assert label("a\tb\u2028c\x00") == "a\\u0009b\\u2028c\\u0000"
     assert label("Straße") == "Straße"
     cut = label("x" * 50 + "y" * 50)
     assert len(cut) < 35 and cut.startswith("xx") and cut.endswith("yy") and "\u2026" in cut
 
 
-def test_latin_greek_and_cyrillic_need_no_other_font(caplog: pytest.LogCaptureFixture) -> None:
+def test_latin_greek_and_cyrillic_need_one_font(caplog: pytest.LogCaptureFixture) -> None:
     assert fonts(["Straße", "Привет , мир", "αβγ", "</s>", "an@@"]) == ["DejaVu Sans"]
     assert not caplog.records
 
 
 def test_characters_without_a_font_are_named_by_script(caplog: pytest.LogCaptureFixture) -> None:
-    unassigned = "\U000e0080"  # no font can have it
+    unassigned = "\U000e0080"  # an unassigned code point
     with caplog.at_level(logging.WARNING):
         fonts(["a", unassigned])
     [record] = caplog.records

@@ -12,14 +12,22 @@ from fusetk.fusion import FUSIONS
 from fusetk.fusion.base import Fusion, FusionConfig, LayerFusion
 from fusetk.fusion.linear import LinearFusion
 from fusetk.plotting import connect
-from fusetk.plotting.attention import Words
-from fusetk.plotting.fusion import HOPS, contributions, fused, fusions, layer_names, panels, rows
+from fusetk.plotting.attention import TokenPair
+from fusetk.plotting.fusion import (
+    HOPS,
+    contributions,
+    find_fusions,
+    layer_names,
+    panels,
+    row_lengths,
+    trace_fusions,
+)
 from tests.plotting.models import stack, transformer
 
-# torch scripts the forward derivative of its layer normalisation itself
+# torch compiles the forward derivative of layer normalisation by torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
-WORDS = Words(["ein", "Hund", "schläft"], ["a", "dog"])
+TOKENS = TokenPair(["ein", "Hund", "schläft"], ["a", "dog"])
 PAIR = [4, 5, 6], [7, 8]
 KINDS: list[dict[str, Any]] = [
     {"kind": "average"},
@@ -58,17 +66,17 @@ def drawn(
     hop: int | str = "all",
 ) -> dict[str, Any]:
     model = transformer(stack(encoder), stack(decoder, 5))
-    found = fused(model, [PAIR], fusions(model, what))
-    return {panel.name: panel for panel in panels(found, WORDS, hop)}
+    traces = trace_fusions(model, [PAIR], find_fusions(model, what))
+    return {panel.name: panel for panel in panels(traces, TOKENS, hop)}
 
 
-# Contributions -------------------------------------------------------------------------------------------------------
+# Contributions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "change", [{}, {"embedding": False}, {"normalize": "softmax"}, {"norm_layers": True}], ids=str
 )
-def test_the_share_in_a_sum_is_the_length_of_the_weighted_layer(change: dict[str, Any]) -> None:
+def test_the_share_in_a_sum_is_the_norm_of_the_weighted_layer(change: dict[str, Any]) -> None:
     fusion, history = build({"kind": "linear", **change})
     assert isinstance(fusion, LinearFusion)
     w = fusion.combine.weight.detach()
@@ -77,7 +85,7 @@ def test_the_share_in_a_sum_is_the_length_of_the_weighted_layer(change: dict[str
     layers = [
         norm(layer).detach()
         for norm, layer in zip(fusion.norm_layers, history[fusion.first :], strict=True)
-    ]  # nothing, mostly
+    ]  # the identity in most cases
     lengths = torch.stack(
         [abs(weight) * layer.norm(dim=-1) for weight, layer in zip(w, layers, strict=True)], -1
     )
@@ -90,10 +98,10 @@ def test_the_share_in_a_sum_is_the_length_of_the_weighted_layer(change: dict[str
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_shares_are_the_derivative_by_each_layer_times_the_layer(options: dict[str, Any]) -> None:
+def test_shares_are_gradient_times_input(options: dict[str, Any]) -> None:
     fusion, history = build(options)
     layers = [layer.detach() for layer in fusion.layers(history)]
-    found = []
+    norms = []
     for i in range(len(layers)):
 
         def by_one(layer: Tensor, i: int = i) -> Tensor:
@@ -101,9 +109,9 @@ def test_shares_are_the_derivative_by_each_layer_times_the_layer(options: dict[s
 
         _, change = torch.autograd.functional.jvp(
             by_one, layers[i], layers[i]
-        )  # twice backward, not forward
-        found.append(change.norm(dim=-1))
-    expected = torch.stack(found, -1)
+        )  # by two backward passes, not forward mode
+        norms.append(change.norm(dim=-1))
+    expected = torch.stack(norms, -1)
     shares = contributions(fusion, history)
     torch.testing.assert_close(
         shares, expected / expected.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6
@@ -131,7 +139,7 @@ def test_a_layer_that_is_not_used_has_no_share() -> None:
         np.testing.assert_array_equal(contributions(fusion, history), [[expected, expected]])
 
 
-def test_a_fusion_of_ones_own_may_use_torchs_attention_and_other_widths() -> None:
+def test_a_custom_fusion_can_use_torch_attention_and_several_widths() -> None:
     class Own(Fusion):
         def forward(self, history: Sequence[Tensor]) -> Tensor:
             z = torch.stack([layer[..., :4] for layer in history], -2)
@@ -145,7 +153,7 @@ def test_a_fusion_of_ones_own_may_use_torchs_attention_and_other_widths() -> Non
     torch.testing.assert_close(shares.sum(-1), torch.ones(2, 3))
 
 
-def test_a_fusion_that_cannot_be_differentiated_forward() -> None:
+def test_a_fusion_without_forward_derivative_is_refused() -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -153,24 +161,24 @@ def test_a_fusion_that_cannot_be_differentiated_forward() -> None:
 
     class Own(Fusion):
         def forward(self, history: Sequence[Tensor]) -> Tensor:
-            found: Tensor = Twice.apply(history[0])
-            return found
+            doubled: Tensor = Twice.apply(history[0])
+            return doubled
 
     with pytest.raises(
-        DataError, match=r"decoder\.fuse: its layers' shares cannot be computed, .*jvp"
+        DataError, match=r"decoder\.fuse: the contributions of its layers cannot be computed: .*jvp"
     ):
         contributions(
             Own(FusionConfig(kind="own"), [4, 4], 4, "decoder.fuse"), [torch.ones(1, 4)] * 2
         )
 
 
-# Panels --------------------------------------------------------------------------------------------------------------
+# Panels -------------------------------------------------------------------------------------------
 
 
-def test_hops_of_attention_over_the_words_that_are_read() -> None:
-    found = drawn("last", {"kind": "attention", "hops": 3})
-    assert list(found) == [f"decoder.fuse.hop{h}" for h in (1, 2, 3)]
-    for panel in found.values():
+def test_hops_are_drawn_over_the_input_tokens() -> None:
+    by_name = drawn("last", {"kind": "attention", "hops": 3})
+    assert list(by_name) == [f"decoder.fuse.hop{h}" for h in (1, 2, 3)]
+    for panel in by_name.values():
         assert (
             panel.x == ["<s>", "a", "dog"]
             and panel.y == ["l0", "l1", "l2", "l3", "l4", "l5"]
@@ -187,7 +195,7 @@ def test_hops_of_attention_over_the_words_that_are_read() -> None:
     from fusetk.data.vocab import BOS, EOS
 
     assert (BOS, EOS) == (2, 3)
-    for h, panel in enumerate(found.values()):
+    for h, panel in enumerate(by_name.values()):
         np.testing.assert_allclose(
             panel.matrix, heard["decoder.fuse.hops"][0][0, :, h].T, rtol=1e-4, atol=1e-6
         )
@@ -196,19 +204,19 @@ def test_hops_of_attention_over_the_words_that_are_read() -> None:
 def test_one_hop_and_their_mean() -> None:
     options = {"kind": "attention", "hops": 3, "embedding": False}
     every = drawn(options, options)
-    [one, other] = drawn(options, options, hop=2).values()
-    np.testing.assert_array_equal(one.matrix, every["encoder.fuse.hop2"].matrix)
+    [encoder_hop, decoder_hop] = drawn(options, options, hop=2).values()
+    np.testing.assert_array_equal(encoder_hop.matrix, every["encoder.fuse.hop2"].matrix)
     assert (
-        one.x == ["ein", "Hund", "schläft", "</s>"]
-        and one.y == ["l1", "l2", "l3"]
-        and other.y[0] == "l1"
+        encoder_hop.x == ["ein", "Hund", "schläft", "</s>"]
+        and encoder_hop.y == ["l1", "l2", "l3"]
+        and decoder_hop.y[0] == "l1"
     )
     [mean] = drawn(options, options, "decoder-fuse", hop="mean").values()
     expected = np.mean([every[f"decoder.fuse.hop{h}"].matrix for h in (1, 2, 3)], 0)
     np.testing.assert_allclose(mean.matrix, expected, rtol=1e-6)
-    with pytest.raises(DataError, match="no hop 4: the decoder fusion has 3"):
+    with pytest.raises(DataError, match="--head 4 is out of range: the decoder fusion has 3 hops"):
         drawn("ffn", options, hop=4)
-    with pytest.raises(DataError, match="no hops"):
+    with pytest.raises(DataError, match="no fusion of this model has hops"):
         drawn("ffn", "average", hop=1)
 
 
@@ -225,13 +233,13 @@ def test_one_hop_and_their_mean() -> None:
     ],
     ids=str,
 )
-def test_shares_their_mean_and_what_was_learned(
+def test_shares_their_mean_and_learned_values(
     options: dict[str, Any], learned: str | None, labels: list[str]
 ) -> None:
-    found = drawn("last", options)
+    by_name = drawn("last", options)
     names = ["contribution", "contribution.mean", *([learned] if learned else [])]
-    assert list(found) == [f"decoder.fuse.{name}" for name in names]
-    share, mean = found["decoder.fuse.contribution"], found["decoder.fuse.contribution.mean"]
+    assert list(by_name) == [f"decoder.fuse.{name}" for name in names]
+    share, mean = by_name["decoder.fuse.contribution"], by_name["decoder.fuse.contribution.mean"]
     assert "gradient times input" in share.title and "sums to 1" in share.measure
     np.testing.assert_allclose(share.matrix.sum(0), 1, rtol=1e-5)
     np.testing.assert_allclose(share.matrix.mean(1, keepdims=True), mean.matrix, rtol=1e-5)
@@ -240,10 +248,10 @@ def test_shares_their_mean_and_what_was_learned(
     ]
     assert share.y == mean.y == [f"l{i}" for i in range(first, 6)]
     if learned:
-        panel = found[f"decoder.fuse.{learned}"]
+        panel = by_name[f"decoder.fuse.{learned}"]
         assert panel.y == labels and panel.measure not in (share.measure, HOPS)
         model = transformer(stack("last"), stack(options, 5))
-        [fusion] = fusions(model)
+        [fusion] = find_fusions(model)
         trained = [
             p
             for name, p in fusion.named_parameters()
@@ -254,50 +262,54 @@ def test_shares_their_mean_and_what_was_learned(
         )
 
 
-def test_sides_stand_in_rows_of_their_own() -> None:
-    assert rows(list(drawn("linear", "ffn").values())) == [3, 2]
-    found = rows(list(drawn("linear", {"kind": "attention", "hops": 5}).values()))
-    assert found[0] == 3 and sum(found[1:]) == 5
+def test_each_side_starts_a_row() -> None:
+    assert row_lengths(list(drawn("linear", "ffn").values())) == [3, 2]
+    lengths = row_lengths(list(drawn("linear", {"kind": "attention", "hops": 5}).values()))
+    assert lengths[0] == 3 and sum(lengths[1:]) == 5
 
 
-def test_which_fusions_there_are() -> None:
-    assert [one.name for one in fusions(transformer(stack("ffn"), stack("average")))] == [
+def test_fusions_are_found_by_side() -> None:
+    assert [
+        fusion.name for fusion in find_fusions(transformer(stack("ffn"), stack("average")))
+    ] == [
         "encoder.fuse",
         "decoder.fuse",
     ]
     model = transformer(stack("last"), stack("linear"))
     assert (
-        [one.name for one in fusions(model)]
-        == [one.name for one in fusions(model, "decoder-fuse")]
+        [fusion.name for fusion in find_fusions(model)]
+        == [fusion.name for fusion in find_fusions(model, "decoder-fuse")]
         == ["decoder.fuse"]
     )
     with pytest.raises(
         DataError, match="the encoder of this model does not fuse several layers, its decoder does"
     ):
-        fusions(model, "encoder-fuse")
+        find_fusions(model, "encoder-fuse")
     one_layer = transformer(stack("last"), stack({"kind": "linear", "embedding": False}, 1))
     for model in (transformer(stack("last"), stack("last")), one_layer):
         with pytest.raises(DataError, match="neither side"):
-            fusions(model)
+            find_fusions(model)
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_restored() -> None:
     model = transformer(stack("linear"), stack("attention")).train()
-    fused(model, [PAIR], fusions(model))
+    trace_fusions(model, [PAIR], find_fusions(model))
     assert model.training and not trace.wanted("decoder.fuse.hops")
     assert all(not module._forward_pre_hooks for module in model.modules())
     with pytest.raises(DataError, match="too long"):
         model.max_positions = 3
-        fused(model, [PAIR], fusions(model))
+        trace_fusions(model, [PAIR], find_fusions(model))
 
 
-def test_a_batch_is_its_sentences() -> None:
+def test_a_batch_equals_single_sentences() -> None:
     pairs = [([4, 5, 6, 7, 8], [9]), ([4], [5, 6, 7, 8]), ([9, 9], [])]
     for encoder, decoder in (("linear", "attention"), ("ffn", "tree"), ("iterative", "average")):
         model = transformer(stack(encoder, 4), stack(decoder, 4))
-        together = fused(model, pairs, fusions(model))
+        together = trace_fusions(model, pairs, find_fusions(model))
         for i, pair in enumerate(pairs):
-            for alone, batch in zip(fused(model, [pair], fusions(model)), together, strict=True):
+            for alone, batch in zip(
+                trace_fusions(model, [pair], find_fusions(model)), together, strict=True
+            ):
                 length = alone.lengths[0]
                 assert batch.lengths[i] == length == alone.weights.shape[1]
                 np.testing.assert_allclose(
@@ -307,13 +319,13 @@ def test_a_batch_is_its_sentences() -> None:
 
 def test_names_of_layers() -> None:
     assert layer_names(4) == layer_names(4, 3) == ["l0", "l1", "l2", "l3"]
-    assert layer_names(3, 6) == ["sum", "l5", "l6"]  # the layers up to the fourth were summed up
+    assert layer_names(3, 6) == ["sum", "l5", "l6"]  # a summary replaces the first four layers
 
 
-# Connections ---------------------------------------------------------------------------------------------------------
+# Connections --------------------------------------------------------------------------------------
 
 
-def test_what_layers_read() -> None:
+def test_connections_are_drawn() -> None:
     model = transformer(stack("average", connect={"kind": "linear"}), stack("average", 4))
     [panel] = connect.panels(model)
     assert (panel.name, panel.x, panel.y) == (
@@ -328,15 +340,15 @@ def test_what_layers_read() -> None:
     weights = [p.detach() for name, p in model.named_parameters() if "connect.combine" in name]
     for row, expected in zip(panel.matrix, weights, strict=True):
         np.testing.assert_array_equal(row[: len(expected)], expected)
-    with pytest.raises(DataError, match="every layer reads the one below"):
+    with pytest.raises(DataError, match="every layer of this model reads the layer below"):
         connect.panels(transformer(stack("linear"), stack("linear")))
 
 
-def test_weights_that_sum_to_1_have_no_row_where_there_is_no_choice() -> None:
+def test_normalised_weights_have_no_row_for_the_first_layer() -> None:
     softmax = {"kind": "linear", "normalize": "softmax"}
-    found = connect.panels(
+    drawn_panels = connect.panels(
         transformer(stack("average", connect=softmax), stack("average", connect=softmax))
     )
-    for panel in found:
+    for panel in drawn_panels:
         assert panel.y == ["l2", "l3"]
         np.testing.assert_allclose(np.nansum(panel.matrix, 1), 1, rtol=1e-6)

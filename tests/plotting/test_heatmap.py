@@ -23,7 +23,7 @@ def panel(rows: int, columns: int, name: str = "decoder.layer1.cross", seed: int
 @pytest.mark.parametrize(
     "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
-def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(
+def test_pictures_have_the_format_of_their_ending_and_are_reproducible(
     tmp_path: Path, ending: str, start: bytes
 ) -> None:
     for name in ("a", "b"):
@@ -33,27 +33,27 @@ def test_pictures_are_what_their_names_say_and_come_out_the_same_twice(
     assert first == (tmp_path / f"b.{ending}").read_bytes()
 
 
-def test_numbers_come_back(tmp_path: Path) -> None:
+def test_numbers_are_stored(tmp_path: Path) -> None:
     panels = [panel(4, 6), panel(3, 3, "encoder.layer2.self", seed=2)]
     save([Page(panels)], tmp_path / "a.npz", title="x")
     save([Page(panels)], tmp_path / "a.json", title="Größe")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
-        for one in panels:
-            np.testing.assert_array_equal(arrays[one.name], one.matrix)
-            assert arrays[f"{one.name}.x"].tolist() == one.x
-            assert arrays[f"{one.name}.y"].tolist() == one.y
+        for expected in panels:
+            np.testing.assert_array_equal(arrays[expected.name], expected.matrix)
+            assert arrays[f"{expected.name}.x"].tolist() == expected.x
+            assert arrays[f"{expected.name}.y"].tolist() == expected.y
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert (document["title"], document["x_label"], document["y_label"]) == (
         "Größe",
         "source",
         "target",
     )
-    for one, found in zip(panels, document["panels"], strict=True):
-        np.testing.assert_array_equal(np.array(found["matrix"], dtype=np.float32), one.matrix)
-        assert (found["name"], found["x"], found["y"]) == (one.name, one.x, one.y)
+    for expected, stored in zip(panels, document["panels"], strict=True):
+        np.testing.assert_array_equal(np.array(stored["matrix"], dtype=np.float32), expected.matrix)
+        assert (stored["name"], stored["x"], stored["y"]) == (expected.name, expected.x, expected.y)
 
 
-def test_of_several_sentences_the_names_are_numbered(tmp_path: Path) -> None:
+def test_names_of_several_sentences_start_with_their_numbers(tmp_path: Path) -> None:
     pages = [
         Page([panel(2, 3, "a")], 4, "ein Satz", "a sentence"),
         Page([panel(3, 2, "a", 2)], 7, "noch einer", "another"),
@@ -67,7 +67,7 @@ def test_of_several_sentences_the_names_are_numbered(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["7.a"], pages[1].panels[0].matrix)
     document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert document["sentences"][1] == {"number": 7, "source": "noch einer", "target": "another"}
-    assert [one["name"] for one in document["panels"]] == ["4.a", "7.a"]
+    assert [entry["name"] for entry in document["panels"]] == ["4.a", "7.a"]
     with pytest.raises(DataError, match=r"several.*HTML.*--corpus"):
         save(pages, tmp_path / "a.png")
 
@@ -89,20 +89,20 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
         assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
 
 
-def test_columns_as_asked() -> None:
+def test_columns_set_the_number_of_panels_in_a_row() -> None:
     figure = draw([panel(3, 3, str(i)) for i in range(6)], title="a run", columns=2)
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes[:6]}) == 2
 
 
-def test_words_are_not_formulas() -> None:
+def test_dollars_in_words_are_not_formulas() -> None:
     words = ["$5", "$_{$", "\\frac", "_x"]
     figure = draw([Panel("a", "$x$", np.eye(4), words, words)], title="$_{$")
-    figure.canvas.draw()  # matplotlib would raise on a formula that does not end
+    figure.canvas.draw()  # matplotlib raises for an incomplete formula
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == words
 
 
 @pytest.mark.parametrize("colors", COLORS)
-def test_more_weight_is_more_of_one_direction_in_brightness(tmp_path: Path, colors: str) -> None:
+def test_brightness_is_monotonic_in_the_weight(tmp_path: Path, colors: str) -> None:
     import matplotlib
 
     shades = matplotlib.colormaps[COLORS[colors][0]](np.linspace(0, 1, 20))[:, :3] @ (
@@ -139,7 +139,7 @@ def test_panels_of_one_measure_share_one_scale() -> None:
 
 
 @pytest.mark.parametrize("colors", COLORS)
-def test_no_number_is_outside_of_its_colours(colors: str) -> None:
+def test_every_number_is_inside_its_scale(colors: str) -> None:
     def of(*values: float) -> Panel:
         return Panel("a", "a", np.array([values]), ["x"] * len(values), ["y"])
 
@@ -156,7 +156,7 @@ def test_no_number_is_outside_of_its_colours(colors: str) -> None:
     assert scales([of(np.nan)], colors)["weight"].low == 0.0
 
 
-def test_the_first_row_may_stand_at_the_bottom() -> None:
+def test_the_first_row_can_be_at_the_bottom() -> None:
     up = Panel("a", "a", np.array([[1.0], [2.0]]), ["x"], ["low", "high"], up=True)
     figure = draw([up, Panel("b", "b", up.matrix, up.x, up.y)])
     places = []
@@ -173,7 +173,7 @@ def test_the_first_row_may_stand_at_the_bottom() -> None:
     assert places == [(True, True), (False, False)]
 
 
-def test_an_empty_cell_has_a_colour_of_its_own() -> None:
+def test_an_empty_cell_has_its_own_colour() -> None:
     for colors in COLORS:
         figure = draw(
             [Panel("a", "a", np.array([[np.nan, 0.0, 1.0]]), ["x", "y", "z"], ["a"])], colors=colors
@@ -187,8 +187,8 @@ def test_an_empty_cell_has_a_colour_of_its_own() -> None:
 
 
 def test_rows_of_panels_of_different_sizes_do_not_overlap() -> None:
-    one = [panel(7, 1, "encoder.a"), panel(7, 40, "encoder.b"), panel(6, 1, "encoder.c")]
-    figure = draw([*one, *one, panel(3, 30), panel(3, 30)], title="a run", columns=[3, 3, 2])
+    side = [panel(7, 1, "encoder.a"), panel(7, 40, "encoder.b"), panel(6, 1, "encoder.c")]
+    figure = draw([*side, *side, panel(3, 30), panel(3, 30)], title="a run", columns=[3, 3, 2])
     boxes = [axes.get_tightbbox(figure.canvas.get_renderer()) for axes in figure.axes]
     for i, box in enumerate(boxes):
         assert (
@@ -231,7 +231,7 @@ def test_a_line_divides_columns_of_two_kinds(up: bool) -> None:
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 row"):
         Panel("a", "a", np.zeros((3, 2)), ["x", "y"], ["x", "y"])
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         save([Page([panel(2, 2)])], tmp_path / "nowhere" / "a.png")
     with pytest.raises(DataError, match=r"\.html.*\.npz"):
         save([Page([panel(2, 2)])], tmp_path / "a.jpg")

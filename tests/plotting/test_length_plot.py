@@ -14,12 +14,16 @@ CHART = Chart(
 )
 
 
-def test_what_is_drawn() -> None:
+def test_the_chart_has_a_line_for_each_system() -> None:
     figure = draw(CHART)
     figure.canvas.draw()
     [axes] = figure.axes
     ticks = [text.get_text() for text in axes.get_xticklabels()]
-    assert ticks == ["0-10\nn = 1,200", "11-20\nn = 30", "> 30\nn = 4"]  # the empty row is left out
+    assert ticks == [
+        "0-10\nn = 1,200",
+        "11-20\nn = 30",
+        "> 30\nn = 4",
+    ]  # the empty range is not drawn
     assert [list(line.get_ydata()) for line in axes.lines] == [[30, 25, 20], [31, 26, 19]]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("words of the source sentence", "multi-bleu")
     legend = axes.get_legend()

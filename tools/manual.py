@@ -1,6 +1,7 @@
-"""The manual, made from the code: ``python -m fusetk.cli.manual FOLDER`` writes a page for each command and one for the config.
+"""Generation of the manual pages: ``python -m tools.manual FOLDER``.
 
-Nothing in a page depends on when or where it was made, so a test can compare the pages of the project with the code.
+There is a page for each command and one for the config. A page depends only on the code, not on the
+time or the machine, so a test can compare the pages in the repository with the code.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -18,7 +20,6 @@ from pydantic_core import PydanticUndefined
 from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.options import Sections
-from fusetk.cli.troff import bold, escape, italic, page, prose
 from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS
@@ -27,8 +28,9 @@ from fusetk.models.stack import ATTENDS, CONNECTIONS
 from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES
+from tools.troff import bold, escape, italic, page, prose
 
-# Fields whose `kind` chooses a class, and what they choose from.
+# The config keys whose `kind` selects a class, and the classes.
 REGISTRIES: dict[str, Mapping[str, type]] = {
     "model": MODELS,
     "connect": CONNECTIONS,
@@ -37,7 +39,7 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-# Exit codes of some commands only.
+# The errors with exit codes of their own, and the commands that have them.
 SPECIAL: dict[type[FusetkError], set[str]] = {
     DiskFull: {"train", "average"},
     Interrupted: {"train"},
@@ -46,11 +48,11 @@ PRIMITIVES = {int: "whole number", float: "number", str: "string", bool: "true o
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
-# Commands ------------------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------
 
 
 def commands() -> dict[str, click.Command]:
-    """Every command by its name, in the order of the help."""
+    """Return every command by its name, in the order of the help."""
     return {
         name: command
         for name in COMMANDS
@@ -59,35 +61,16 @@ def commands() -> dict[str, click.Command]:
 
 
 def context_of(command: click.Command) -> click.Context:
-    """As when the command is called, with the settings that all commands share."""
+    """Return a context like that of a call, with the settings that all commands share."""
     top = click.Context(fusetk_command, info_name="fusetk", **fusetk_command.context_settings)
     return top if command is fusetk_command else click.Context(command, parent=top)
 
 
 def command_page(name: str, command: click.Command) -> str:
-    """``fusetk-<name>(1)``."""
+    """Return the page ``fusetk-<name>(1)``."""
     full = f"fusetk {name}"
     if isinstance(command, click.Group):
-        context = context_of(command)
-        members = [
-            (sub, command.get_command(context, sub)) for sub in command.list_commands(context)
-        ]
-        body = [
-            ".SH SYNOPSIS",
-            f"{bold(full)} {italic('COMMAND')} [{italic('OPTIONS')}] ...",
-            ".SH DESCRIPTION",
-            prose(command.help or ""),
-        ]
-        body.append(".SH COMMANDS")
-        for sub, member in members:
-            assert member is not None
-            body += [
-                f".SS {bold(f'{full} {sub}')}",
-                prose(member.help or ""),
-                ".PP",
-                synopsis(f"{full} {sub}", member),
-                *options(member),
-            ]
+        body = group_body(full, command)
     else:
         body = [
             ".SH SYNOPSIS",
@@ -106,8 +89,31 @@ def command_page(name: str, command: click.Command) -> str:
     return page(f"fusetk-{name}", 1, COMMANDS[name], [*body, *exit_codes(name), *see_also(name)])
 
 
+def group_body(full: str, group: click.Group) -> list[str]:
+    """Return the body of the page of a command with subcommands."""
+    body = [
+        ".SH SYNOPSIS",
+        f"{bold(full)} {italic('COMMAND')} [{italic('OPTIONS')}] ...",
+        ".SH DESCRIPTION",
+        prose(group.help or ""),
+        ".SH COMMANDS",
+    ]
+    context = context_of(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        body += [
+            f".SS {bold(f'{full} {name}')}",
+            prose(command.help or ""),
+            ".PP",
+            synopsis(f"{full} {name}", command),
+            *options(command),
+        ]
+    return body
+
+
 def main_page() -> str:
-    """``fusetk(1)``."""
+    """Return the page ``fusetk(1)``."""
     body = [
         ".SH SYNOPSIS",
         f"{bold('fusetk')} {italic('COMMAND')} [{italic('OPTIONS')}] ...",
@@ -122,7 +128,7 @@ def main_page() -> str:
 
 
 def synopsis(full: str, command: click.Command) -> str:
-    """One line: the command, required options, arguments."""
+    """Return one line with the command, its required options and its arguments."""
     words = [bold(full)]
     for option in command.params:
         if isinstance(option, click.Option) and option.required:
@@ -135,27 +141,25 @@ def synopsis(full: str, command: click.Command) -> str:
 
 
 def metavar(option: click.Option) -> str:
-    """What stands for an option's value."""
+    """Return the placeholder of an option's value."""
     return option.make_metavar(click.Context(fusetk_command)).replace(" RANGE", "")
 
 
 def options(command: click.Command) -> Iterator[str]:
-    """Every option with its help and default, under headings where the command has them."""
+    """Yield every option with its help and default, under the command's headings if it has any."""
     context = context_of(command)
     if isinstance(command, Sections):
         for title, members in command.by_section(context).items():
             yield f".SS {escape(title)}"
-            yield from entries_of(members, context)
+            yield from option_entries(members, context)
     else:
-        yield from entries_of(
-            [option for option in command.get_params(context) if isinstance(option, click.Option)],
-            context,
-        )
+        parameters = command.get_params(context)
+        members = [option for option in parameters if isinstance(option, click.Option)]
+        yield from option_entries(members, context)
 
 
-def entries_of(members: Iterable[click.Option], context: click.Context) -> Iterator[str]:
-    """Each option with its help and default."""
-    for option in members:
+def option_entries(options: Iterable[click.Option], context: click.Context) -> Iterator[str]:
+    for option in options:
         if option.hidden:
             continue
         names = ", ".join(bold(name) for name in sorted(option.opts, key=len))
@@ -172,40 +176,40 @@ def entries_of(members: Iterable[click.Option], context: click.Context) -> Itera
 
 
 def exit_codes(name: str) -> list[str]:
-    """EXIT STATUS, with those that only some commands have; all of them without a name."""
-    found = {
-        0: "All went well.",
-        FusetkError.exit_code: "An error that you can mend; standard error says what, where and how.",
+    """Return the section EXIT STATUS of a command; an empty name means all commands."""
+    texts = {
+        0: "Success.",
+        FusetkError.exit_code: "A user error; standard error says what it is and what to do.",
     }
-    for error, those in SPECIAL.items():
-        if not name or name in those:
-            found[error.exit_code] = inspect.getdoc(error) or ""
+    for error, special_commands in SPECIAL.items():
+        if not name or name in special_commands:
+            texts[error.exit_code] = inspect.getdoc(error) or ""
     body = [".SH EXIT STATUS"]
-    for code, text in found.items():
+    for code, text in texts.items():
         body += [".TP", bold(str(code)), prose(text)]
     return body
 
 
 def see_also(name: str) -> list[str]:
-    """Other pages."""
+    """Return the section SEE ALSO; the main page lists the commands elsewhere."""
     others = ["fusetk", *(f"fusetk-{other}" for other in COMMANDS if other != name)] if name else []
-    pages_of = [f"\\fB{escape(other)}\\fR(1)" for other in others]
-    return [".SH SEE ALSO", ", ".join([*pages_of, f"{bold('fusetk-config')}(5)"])]
+    references = [f"{bold(other)}(1)" for other in others]
+    return [".SH SEE ALSO", ", ".join([*references, f"{bold('fusetk-config')}(5)"])]
 
 
-# The config ----------------------------------------------------------------------------------------------------------
+# The config ---------------------------------------------------------------------------------------
 
 
 def config_page() -> str:
-    """``fusetk-config(5)``: every key of a config, from the classes that read it."""
+    """Return the page ``fusetk-config(5)``: every key of a config, from the config classes."""
     intro = """
-        A config is a YAML file with the sections below. `extends: FILE` (or a list of files) takes another config as the
-        ground; keys given here win, and mappings are laid over each other key by key. `--set a.b=VALUE` on the command
-        line wins over the file. Unknown keys are errors. A key that may be null takes the word none for null, too, unless none is a word
-        of its own there.
+        A config is a YAML file with the sections below. `extends: FILE` (or a list of files) starts
+        from another config. The keys of this file override it; mappings are merged key by key.
+        `--set a.b=VALUE` on the command line overrides the file. Unknown keys are errors. If a key
+        can be null, the word none also means null, unless none is a value of that key.
 
-        Where a `kind` chooses, `key: NAME` is short for `key: {kind: NAME}`, and the kind may be `package.module:Name`, a
-        class outside fusetk.
+        If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind can also
+        be `package.module:Name`, a class outside fusetk.
         """
     body = [".SH DESCRIPTION", prose(intro)]
     for section, field in Recipe.model_fields.items():
@@ -214,11 +218,11 @@ def config_page() -> str:
             body += entries(config_of(field.annotation)[0], section)
     for key, table in REGISTRIES.items():
         body.append(f'.SH "KINDS OF {escape(key)}"')
-        for kind, found in table.items():
-            config: type[Config] = found.Config  # type: ignore[attr-defined]
+        for kind, component in table.items():
+            config: type[Config] = component.Config  # type: ignore[attr-defined]
             body += [
                 f".SS {escape(kind)}",
-                prose(inspect.getdoc(found) or ""),
+                prose(inspect.getdoc(component) or ""),
                 *entries(config, "", skip="kind"),
             ]
     example = (
@@ -234,7 +238,7 @@ def config_page() -> str:
 
 
 def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
-    """The keys of a config class and of those inside it, each with its whole path, type, default and text."""
+    """Yield the keys of a config class and of nested ones: full path, type, default and text."""
     for name, field in config.model_fields.items():
         if name == skip:
             continue
@@ -246,46 +250,51 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
         )
         nested = [] if is_choice(field) else config_of(field.annotation)
         inner = f"{path}[]" if get_origin(field.annotation) is list else path
-        for one in nested:
+        for alternative in nested:
             if len(nested) > 1:
                 yield from (
                     ".TP",
-                    bold(f"{inner}: {{{tag_of(one)}}}"),
-                    prose(inspect.getdoc(one) or ""),
+                    bold(f"{inner}: {{{tag_of(alternative)}}}"),
+                    prose(inspect.getdoc(alternative) or ""),
                 )
-            yield from entries(one, inner, skip="step" if len(nested) > 1 else "")
+            yield from entries(alternative, inner, skip="step" if len(nested) > 1 else "")
 
 
 def is_choice(field: FieldInfo) -> bool:
-    """Whether a ``kind`` chooses the field's class."""
+    """Whether a ``kind`` selects the field's class."""
     return any(issubclass(config, ComponentConfig) for config in config_of(field.annotation))
 
 
 def text_of(name: str, field: FieldInfo) -> str:
-    """The field's text, or the first line of the text of the one config class that it holds."""
+    """Return the field's description, or the first line of its config class's docstring."""
     text = field.description or ""
     if is_choice(field):
         return f"{text[:1].upper()}{text[1:].rstrip('.')}; see `KINDS OF {name}`."
     nested = config_of(field.annotation)
-    return text or ((inspect.getdoc(nested[0]) or "").split("\n")[0] if len(nested) == 1 else "")
+    if text or len(nested) != 1:
+        return text
+    return (inspect.getdoc(nested[0]) or "").split("\n")[0]
 
 
 def tag_of(config: type[Config]) -> str:
-    """What tells this class from others that may stand in its place: its ``step``, or the keys that must be given."""
+    """Return the keys that distinguish this class from its alternatives.
+
+    These are its ``step``, or else its required keys.
+    """
     if step := config.model_fields.get("step"):
         return f"step: {get_args(step.annotation)[0]}"
     return ", ".join(name for name, field in config.model_fields.items() if field.is_required())
 
 
 def config_of(annotation: Any) -> list[type[Config]]:
-    """Every config class in a type: of Config, list[Config], A | B."""
+    """Return every config class in a type such as Config, list[Config] or A | B."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return [annotation] if issubclass(annotation, Config) else []
-    return [found for inner in get_args(annotation) for found in config_of(inner)]
+    return [config for inner in get_args(annotation) for config in config_of(inner)]
 
 
 def kind_of(name: str, field: FieldInfo) -> str:
-    """The type in words, with its bounds."""
+    """Return the type in words, with its bounds."""
     if is_choice(field):
         return " | ".join(REGISTRIES[name])
     bounds = [
@@ -298,7 +307,7 @@ def kind_of(name: str, field: FieldInfo) -> str:
 
 
 def words_of(annotation: Any) -> str:
-    """A type in words: ``list[str]`` is a list of text."""
+    """Return a type in words: ``list[str]`` is a list of strings."""
     if annotation in PRIMITIVES:
         return PRIMITIVES[annotation]
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -309,25 +318,28 @@ def words_of(annotation: Any) -> str:
     if origin is list:
         return f"list of {many(inner[0])}"
     if origin is tuple:
-        return f"list of {len(inner)}: {', '.join(words_of(one) for one in inner)}"
+        return f"list of {len(inner)}: {', '.join(map(words_of, inner))}"
     if origin is dict:
         return f"mapping of names to {many(inner[1])}"
     if origin in (typing.Union, types.UnionType):
-        shown = dict.fromkeys("null" if one is type(None) else words_of(one) for one in inner)
-        return " or ".join(shown)
+        words = ["null" if member is type(None) else words_of(member) for member in inner]
+        return " or ".join(dict.fromkeys(words))
     return "mapping"
 
 
 def many(annotation: Any) -> str:
-    """A type in words, in the plural."""
+    """Return a type in words, in the plural."""
     words = words_of(annotation)
     return words.replace("list", "lists", 1) if words.startswith("list") else f"{words}s"
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default, or that the key must be given; nothing for a mapping whose keys have their own."""
+    """Return the default, or that the key is required.
+
+    Empty for a mapping: its keys have their own defaults.
+    """
     if field.is_required():
-        return "; must be given"
+        return "; required"
     default = (
         field.default
         if field.default is not PydanticUndefined
@@ -344,32 +356,31 @@ def default_of(field: FieldInfo) -> str:
     return f"; default {default}"
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
+@cache
 def pages() -> dict[str, str]:
-    """Every page by its file name."""
-    found = {"fusetk.1": main_page()}
-    found |= {
-        f"fusetk-{name}.1": command_page(name, command) for name, command in commands().items()
-    }
-    found["fusetk-config.5"] = config_page()
-    return found
+    """Return every page by its file name."""
+    by_name = {"fusetk.1": main_page()}
+    for name, command in commands().items():
+        by_name[f"fusetk-{name}.1"] = command_page(name, command)
+    by_name["fusetk-config.5"] = config_page()
+    return by_name
 
 
 def write(folder: Path) -> None:
-    """Write all pages, and delete those of commands that are no more."""
+    """Write all pages. Delete the pages of commands that were removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = pages()
+    by_name = pages()
     for old in [*folder.glob("fusetk*.1"), *folder.glob("fusetk*.5")]:
-        if old.name not in made:
+        if old.name not in by_name:
             old.unlink()
-    for name, text in made.items():
+    for name, text in by_name.items():
         (folder / name).write_text(text, encoding="ascii")
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="write the manual pages")
     parser.add_argument("folder", type=Path)
     write(parser.parse_args().folder)
