@@ -71,7 +71,7 @@ def test_padding_has_one_number() -> None:
 def test_kernels_run_in_bf16_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if build_kernels.library() is None:
         pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(recurrence, "_plain", lambda *given: pytest.fail("the plain loop runs"))
+    monkeypatch.setattr(recurrence, "_run_step_by_step", lambda *args: pytest.fail("not fused"))
     model, found = SYSTEMS[name](), batch()
     with torch.autocast("cpu", torch.bfloat16):
         model(found.src, found.src_mask, found.tgt_in).float().sum().backward()
