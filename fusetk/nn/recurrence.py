@@ -57,8 +57,8 @@ def run_recurrence(
     attention = decoder.attention if decoder else None
     # The kernels compute gradients only for one hypothesis per sentence.
     one_hypothesis = decoder is None or len(decoder.keys) == h.shape[1]
-    differentiable = one_hypothesis or not torch.is_grad_enabled()
-    if not differentiable or not fused.usable(x, h, attention):
+    kernels_suffice = one_hypothesis or not torch.is_grad_enabled()
+    if not kernels_suffice or not fused.usable(x, h, attention):
         return _run_step_by_step(first, cells, x, h, sizes, dropout, random_bits, decoder, weights)
     spec = LoopSpec(
         cells=cells,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusetk.nn.cells import Cell, Transition
+from fusetk.nn.cells import Cell, InputCell, Transition
 
 KINDS = ["gru", "lau", "l-gru", "t-gru"]
 
@@ -104,7 +104,7 @@ def test_the_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
-def test_parameters(kind: str) -> None:
+def test_parameters(kind: InputCell) -> None:
     """GRU: 3 matrices for the input, 3 for the state; L-GRU, LAU: 5 and 4; T-GRU: 0 and 3.
 
     The source is section "Training details" of the paper.
@@ -118,5 +118,5 @@ def test_parameters(kind: str) -> None:
     matrices = (inputs * read + states * width) * width
     bottom = matrices + width * (1 + (gates == 3)) + 2 * gates * width
     above = 3 * width * width + width + 4 * width
-    assert count(Transition(kind, 2, read, width)) == bottom + 2 * above  # type: ignore[arg-type]
-    assert count(Transition(kind, 2, read, width, directions=2)) == 2 * (bottom + 2 * above)  # type: ignore[arg-type]
+    assert count(Transition(kind, 2, read, width)) == bottom + 2 * above
+    assert count(Transition(kind, 2, read, width, directions=2)) == 2 * (bottom + 2 * above)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusetk.nn import recurrence
 from fusetk.nn.additive import AdditiveAttention
-from fusetk.nn.cells import Transition
+from fusetk.nn.cells import InputCell, Transition
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.fused import build
 from fusetk.nn.fused.buffers import ForwardBuffers
@@ -35,7 +35,7 @@ class Case:
 
     def __init__(
         self,
-        kind: str,
+        kind: InputCell,
         directions: int = 1,
         norm: bool = True,
         attention: bool = False,
@@ -45,13 +45,13 @@ class Case:
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], len(self.packing.places)
-        self.first = randomised(Transition(kind, 2, READ, width, directions, norm))  # type: ignore[arg-type]
+        self.first = randomised(Transition(kind, 2, READ, width, directions, norm))
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
         self.leaves = [self.x, self.h, *self.first.parameters()]
         self.attention = randomised(AdditiveAttention(width, 4, sources)) if attention else None
         if self.attention is not None:
-            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm))  # type: ignore[arg-type]
+            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm))
             self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]

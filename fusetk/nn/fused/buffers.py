@@ -23,9 +23,7 @@ class LoopSpec(NamedTuple):
     cells: Sequence[Cell]  # from the lowest
     below_attention: int  # number of cells below the attention
     sizes: Sequence[int]  # rows of each step
-    random_bits: (
-        Sequence[Tensor] | None
-    )  # of dropout, for each cell (R, N, D) int16; None: no dropout
+    random_bits: Sequence[Tensor] | None  # of dropout, for each cell (R, N, D) int16
     threshold: int  # random bits below it drop an element
     scale: float  # factor of the other elements
     attention: AdditiveAttention | None
@@ -61,7 +59,7 @@ class ForwardBuffers:
     """Tensors of the forward pass for all N slots. The backward pass reads them, too."""
 
     spec: LoopSpec
-    starts: list[int]  # first slot of each step, and the number of slots
+    starts: list[int]  # first slot of each step, then the first slot after the last step
     x: Tensor  # (R, N, columns), the projected inputs of the lowest cell
     h: Tensor  # (R, rows, D), the states before the first step
     state_weights: list[Tensor]  # of each cell (R, D, columns), in the type of the products
@@ -128,9 +126,7 @@ class AttentionGradients:
 class BackwardBuffers:
     """Gradients. The gradient of the current state is ``state`` + ``product``."""
 
-    output_grads: list[
-        Tensor | None
-    ]  # of each cell (R, N, D), of its states as outputs of the loop
+    output_grads: list[Tensor | None]  # of each cell (R, N, D), its states as outputs of the loop
     state: Tensor  # (R, rows, D) float32
     product: Tensor  # (R, rows, D), from the product with a state weight
     projected: list[Tensor]  # of each cell (R, N, columns)

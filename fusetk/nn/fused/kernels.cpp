@@ -1,7 +1,7 @@
-// The computations between the matrix products of a recurrent model, forward and backward: the cells of
-// nn/cells.py and the additive attention of nn/additive.py, in one pass over each row. The backward pass
-// recomputes the gates from the results of the products, so that no other values are stored. T is the type
-// of the products, float or bfloat16; states and gradients of states are float.
+// The computations between the matrix products of a recurrent model, forward and backward: the
+// cells of nn/cells.py and the additive attention of nn/additive.py, in one pass over each row. The
+// backward pass recomputes the gates from the results of the products, so that no other values are
+// stored. T is the type of the products, float or bfloat16; states and their gradients are float.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -38,8 +38,8 @@ static inline void put(Bf16 *p, Int i, float value) {  // round to nearest, ties
     p[i] = value == value ? (Bf16)rounded : (Bf16)0x7fc0;
 }
 
-// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9; for larger
-// |x| tanh is 1 in float.
+// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9; for
+// larger |x|, tanh is 1 in float.
 static inline float tanh_(float x) {
     x = x > 7.9053111f ? 7.9053111f : x;
     x = x < -7.9053111f ? -7.9053111f : x;
@@ -88,20 +88,20 @@ struct Cell {
     const float *h;               // states before the step
     Int h_positions;
     float *out;                   // states after the step
-    void *next;                   // T: a copy of them for the next product, first next_rows rows only
+    void *next;                   // T: copy of the first next_rows rows for the next product
     Int next_rows, next_positions;
     const int16_t *random_bits;   // of dropout; null: no dropout
     Int threshold;
     float scale;
     const float *bias, *linear_bias, *gain, *shift;
     // Backward
-    float *grad;                  // in: of the state after; out: of the state before, without product
+    float *grad;                  // in: of the state after; out: before, without product
     Int grad_positions;
     const void *product;          // T: the part of the gradient that comes from the matrix product
     Int product_positions;
     const float *output_grad;     // gradient of the states as outputs of the loop; null: none
     void *da, *dx;                // T
-    float *partial;               // (threads, directions, 2, gates * width): gradients of gain and shift
+    float *partial;               // (threads, directions, 2, gates * width): of gain and shift
 };
 
 template <class T, int KIND>
@@ -118,14 +118,18 @@ struct Row {
     const int16_t *random_bits;
 
     Row(const Cell &c, Int r, Int i)
-        : c(c), width(c.width), x(READS ? (const T *)c.x + (r * c.positions + i) * INPUTS * c.width : 0),
-          a((const T *)c.a + (r * c.positions + i) * STATES * c.width), h(c.h + (r * c.h_positions + i) * c.width),
+        : c(c),
+          width(c.width),
+          x(READS ? (const T *)c.x + (r * c.positions + i) * INPUTS * c.width : 0),
+          a((const T *)c.a + (r * c.positions + i) * STATES * c.width),
+          h(c.h + (r * c.h_positions + i) * c.width),
           bias(c.bias + r * c.width), linear_bias(LINEAR ? c.linear_bias + r * c.width : 0),
-          gain(c.norm ? c.gain + r * GATES * c.width : 0), shift(c.norm ? c.shift + r * GATES * c.width : 0),
+          gain(c.norm ? c.gain + r * GATES * c.width : 0),
+          shift(c.norm ? c.shift + r * GATES * c.width : 0),
           random_bits(c.random_bits ? c.random_bits + (r * c.positions + i) * c.width : 0) {}
 
-    // Compute gate `g` into `result` and, with normalisation, its normalised argument into `normed`. Return
-    // 1 / standard deviation.
+    // Compute gate `g` into `result`. With normalisation, store its normalised argument in `normed`
+    // and return 1 / standard deviation; otherwise return 1.
     inline float gate(int g, float *result, float *normed) const {
         const Int at = g * width;
         float sum = 0, squares = 0;
@@ -152,7 +156,10 @@ struct Row {
         return scale;
     }
 
-    inline float dropout_mask(Int d) const { return !random_bits ? 1.0f : random_bits[d] >= c.threshold ? c.scale : 0.0f; }
+    inline float dropout_mask(Int d) const {
+        if (!random_bits) return 1.0f;
+        return random_bits[d] >= c.threshold ? c.scale : 0.0f;
+    }
 
     inline void forward(Int r, Int i, float *s) const {
         float *reset = s, *update = s + width, *third = s + 2 * width, *normed = s + 3 * width;
@@ -187,16 +194,20 @@ struct Row {
         const float *reset = gates, *update = gates + width, *third = gates + 2 * width;
         float *grad = c.grad + (r * c.grad_positions + i) * width;
         const T *product = (const T *)c.product + (r * c.product_positions + i) * width;
-        const float *output_grad = c.output_grad ? c.output_grad + (r * c.positions + i) * width : 0;
+        const float *output_grad = 0;
+        if (c.output_grad) output_grad = c.output_grad + (r * c.positions + i) * width;
         T *da = (T *)c.da + (r * c.positions + i) * STATES * width;
         T *dx = READS ? (T *)c.dx + (r * c.positions + i) * INPUTS * width : 0;
         const bool drop = random_bits != 0, has_output_grad = output_grad != 0;
 #pragma omp simd
-        for (Int d = 0; d < width; d++) grad[d] += get(product, d) + (has_output_grad ? output_grad[d] : 0.0f);
+        for (Int d = 0; d < width; d++)
+            grad[d] += get(product, d) + (has_output_grad ? output_grad[d] : 0.0f);
 #pragma omp simd
         for (Int d = 0; d < width; d++) {
-            float recalled = get(a, GATES * width + d) + bias[d], read = READS ? get(x, GATES * width + d) : 0.0f;
-            float nonlinear = tanh_(reset[d] * recalled + (KIND == LAU ? 1 - reset[d] : 1.0f) * read);
+            float recalled = get(a, GATES * width + d) + bias[d];
+            float read = READS ? get(x, GATES * width + d) : 0.0f;
+            float read_gate = KIND == LAU ? 1 - reset[d] : 1.0f;
+            float nonlinear = tanh_(reset[d] * recalled + read_gate * read);
             float linear = LINEAR ? get(x, (GATES + 1) * width + d) + linear_bias[d] : 0.0f;
             float candidate = nonlinear + (KIND == L_GRU ? third[d] * linear : 0.0f);
             float times = drop ? dropout_mask(d) : 1.0f;
@@ -223,13 +234,16 @@ struct Row {
             grads[width + d] = by_update * update[d] * (1 - update[d]);
             if (LINEAR) grads[2 * width + d] = by_third * third[d] * (1 - third[d]);
         }
-        for (int g = 0; g < GATES; g++) through_gate(r, g, grads + g * width, normed + g * width, scale[g], da, dx);
+        for (int g = 0; g < GATES; g++)
+            through_gate(r, g, grads + g * width, normed + g * width, scale[g], da, dx);
     }
 
-    inline void through_gate(Int r, int g, float *grad, const float *normed, float scale, T *da, T *dx) const {
+    inline void through_gate(Int r, int g, float *grad, const float *normed, float scale, T *da,
+                             T *dx) const {
         const Int at = g * width;
         if (c.norm) {
-            float *by_gain = c.partial + (omp_get_thread_num() * c.directions + r) * 2 * GATES * width + at;
+            const Int part = omp_get_thread_num() * c.directions + r;
+            float *by_gain = c.partial + part * 2 * GATES * width + at;
             float *by_shift = by_gain + GATES * width, sum = 0, along = 0;
 #pragma omp simd reduction(+ : sum, along)
             for (Int d = 0; d < width; d++) {
@@ -277,7 +291,9 @@ static void run_cell(const Cell &c, bool backward) {
     }
 }
 
-extern "C" void cell(const Cell *c, int backward) { c->bf16 ? run_cell<Bf16>(*c, backward) : run_cell<float>(*c, backward); }
+extern "C" void cell(const Cell *c, int backward) {
+    c->bf16 ? run_cell<Bf16>(*c, backward) : run_cell<float>(*c, backward);
+}
 
 // Attention ---------------------------------------------------------------------------------------
 
@@ -292,25 +308,28 @@ struct Attention {
     float *weights;                       // (rows, sources * length, heads)
     void *contexts;                       // T: (rows, value_width)
     // Backward, with one hypothesis per sentence
-    const void *product;                  // T: (rows, value_width), gradient of the contexts from a product
-    const float *output_grad;             // their gradient as outputs of the loop; null: none
+    const void *product;                  // T: (rows, value_width), of the contexts, from a product
+    const float *output_grad;             // of the contexts as outputs of the loop; null: none
     float *grad;                          // the sum of both
     void *by_queries;                     // T
     float *by_keys;                       // (sentences, sources * length, width), added to
     float *by_vector;                     // (threads, width / heads), added to
     // Gradient of the values, for all steps at once
-    const Int *starts, *sizes;            // first row in the buffers of all steps, and rows, of each step
+    const Int *starts, *sizes;            // first row and number of rows of each step
     Int steps, sentences;
     void *by_values;                      // T
 };
 
 template <class T>
 static void attention_forward(const Attention &c, Int row, float *scratch) {
-    const Int sentence = row / c.hypotheses, slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
-    const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + sentence * slots * c.width;
+    const Int sentence = row / c.hypotheses, slots = c.sources * c.length;
+    const Int size = c.width / c.heads, value_size = c.value_width / c.heads;
+    const T *q = (const T *)c.queries + row * c.width;
+    const T *keys = (const T *)c.keys + sentence * slots * c.width;
     const T *values = (const T *)c.values + sentence * slots * c.value_width;
     const uint8_t *mask = c.mask + sentence * c.length;
-    float *weights = c.weights + row * slots * c.heads, *sum = scratch, *query = sum + c.value_width;
+    float *weights = c.weights + row * slots * c.heads;
+    float *sum = scratch, *query = sum + c.value_width;
     for (Int d = 0; d < c.width; d++) query[d] = get(q, d);
     for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
     for (Int s = 0; s < slots; s++)
@@ -320,7 +339,8 @@ static void attention_forward(const Attention &c, Int row, float *scratch) {
             const float *head_query = query + h * size;
             if (mask[s % c.length])
 #pragma omp simd reduction(+ : score)
-                for (Int d = 0; d < size; d++) score += c.vector[d] * tanh_(head_query[d] + get(key, d));
+                for (Int d = 0; d < size; d++)
+                    score += c.vector[d] * tanh_(head_query[d] + get(key, d));
             weights[s * c.heads + h] = score;
         }
     for (Int source = 0; source < c.sources; source++) {
@@ -352,9 +372,12 @@ static void attention_forward(const Attention &c, Int row, float *scratch) {
 
 template <class T>
 static void attention_backward(const Attention &c, Int row, float *scratch) {
-    const Int slots = c.sources * c.length, size = c.width / c.heads, value_size = c.value_width / c.heads;
-    const T *q = (const T *)c.queries + row * c.width, *keys = (const T *)c.keys + row * slots * c.width;
-    const T *values = (const T *)c.values + row * slots * c.value_width, *product = (const T *)c.product + row * c.value_width;
+    const Int slots = c.sources * c.length;
+    const Int size = c.width / c.heads, value_size = c.value_width / c.heads;
+    const T *q = (const T *)c.queries + row * c.width;
+    const T *keys = (const T *)c.keys + row * slots * c.width;
+    const T *values = (const T *)c.values + row * slots * c.value_width;
+    const T *product = (const T *)c.product + row * c.value_width;
     const uint8_t *mask = c.mask + row * c.length;
     const float *weights = c.weights + row * slots * c.heads;
     float *grad = c.grad + row * c.value_width, *by_keys = c.by_keys + row * slots * c.width;
@@ -364,7 +387,10 @@ static void attention_backward(const Attention &c, Int row, float *scratch) {
         query[d] = get(q, d);
         by_query[d] = 0;
     }
-    for (Int d = 0; d < c.value_width; d++) grad[d] = get(product, d) + (c.output_grad ? c.output_grad[row * c.value_width + d] : 0.0f);
+    for (Int d = 0; d < c.value_width; d++) {
+        grad[d] = get(product, d);
+        if (c.output_grad) grad[d] += c.output_grad[row * c.value_width + d];
+    }
     for (Int s = 0; s < slots; s++)
         for (Int h = 0; h < c.heads; h++) {
             float sum = 0;
@@ -378,8 +404,12 @@ static void attention_backward(const Attention &c, Int row, float *scratch) {
         for (Int h = 0; h < c.heads; h++) {
             const Int at = source * c.length * c.heads + h;
             float mean = 0;
-            for (Int s = 0; s < c.length; s++) mean += weights[at + s * c.heads] * scores[at + s * c.heads];
-            for (Int s = 0; s < c.length; s++) scores[at + s * c.heads] = weights[at + s * c.heads] * (scores[at + s * c.heads] - mean);
+            for (Int s = 0; s < c.length; s++)
+                mean += weights[at + s * c.heads] * scores[at + s * c.heads];
+            for (Int s = 0; s < c.length; s++) {
+                const Int k = at + s * c.heads;
+                scores[k] = weights[k] * (scores[k] - mean);
+            }
         }
     for (Int s = 0; s < slots; s++)
         if (mask[s % c.length])
@@ -408,10 +438,12 @@ static void values_backward(const Attention &c, Int row, float *sum) {
         for (Int d = 0; d < c.value_width; d++) sum[d] = 0;
         for (Int t = 0; t < c.steps && row < c.sizes[t]; t++) {
             const Int at = c.starts[t] + row;
-            const float *weights = c.weights + (at * slots + s) * c.heads, *grad = c.grad + at * c.value_width;
+            const float *weights = c.weights + (at * slots + s) * c.heads;
+            const float *grad = c.grad + at * c.value_width;
             for (Int h = 0; h < c.heads; h++)
 #pragma omp simd
-                for (Int d = h * value_size; d < (h + 1) * value_size; d++) sum[d] += weights[h] * grad[d];
+                for (Int d = h * value_size; d < (h + 1) * value_size; d++)
+                    sum[d] += weights[h] * grad[d];
         }
         for (Int d = 0; d < c.value_width; d++) put(by_values, s * c.value_width + d, sum[d]);
     }
@@ -433,4 +465,6 @@ static void run_attention(const Attention &c, int mode) {
 }
 
 // mode: 0 forward, 1 backward, 2 gradient of the values
-extern "C" void attention(const Attention *c, int mode) { c->bf16 ? run_attention<Bf16>(*c, mode) : run_attention<float>(*c, mode); }
+extern "C" void attention(const Attention *c, int mode) {
+    c->bf16 ? run_attention<Bf16>(*c, mode) : run_attention<float>(*c, mode);
+}
