@@ -18,9 +18,9 @@ from fusetk.models.stack import Layer, Stack, StackConfig
 from fusetk.models.transformer import (
     BlockConfig,
     Residual,
-    SummaryLayer,
     TransformerEmbedding,
     TransformerLayer,
+    build_summary_layer,
     check_tying,
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
@@ -176,6 +176,25 @@ class TopSourceLayer(Layer):
         return None, self.project(self.norm(self.read(x)))
 
 
+def build_source_stack(config: CoordinatedConfig) -> Stack:
+    """Build separate layers for the source, without a fusion."""
+    depth = config.stack.layers
+
+    def build_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
+        if planned.layer + 1 == depth:
+            return TopSourceLayer(config, input_width, planned.width)
+        return CoordinatedLayer(config, planned.layer, input_width, planned.width, target=False)
+
+    return Stack(
+        config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}),
+        [config.width] * (depth + 1),
+        "encoder",
+        layer=build_layer,
+        summary=build_summary_layer,
+        uses_output=False,
+    )
+
+
 class Coordinated(Seq2Seq):
     """Source and target side by side.
 
@@ -199,10 +218,6 @@ class Coordinated(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size, language=language)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied, language)
-
-        def summary(planned: PlannedModule, name: str, input_width: int) -> Layer:
-            return SummaryLayer(input_width, planned.width)
-
         self.stack = Stack(
             config.stack,
             [width] * (depth + 1),
@@ -210,24 +225,9 @@ class Coordinated(Seq2Seq):
             layer=lambda planned, name, input_width: CoordinatedLayer(
                 config, planned.layer, input_width, planned.width
             ),
-            summary=summary,
+            summary=build_summary_layer,
         )
-        self.source_stack = None
-        if not config.share_weights:
-            self.source_stack = Stack(
-                config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}),
-                [width] * (depth + 1),
-                "encoder",
-                layer=lambda planned, name, input_width: (
-                    CoordinatedLayer(
-                        config, planned.layer, input_width, planned.width, target=False
-                    )
-                    if planned.layer + 1 < depth
-                    else TopSourceLayer(config, input_width, planned.width)
-                ),
-                summary=summary,
-                uses_output=False,
-            )
+        self.source_stack = None if config.share_weights else build_source_stack(config)
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
         # Layers of a pre-norm model do not normalise their output; it is normalised here.

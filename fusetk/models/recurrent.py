@@ -345,9 +345,8 @@ def _row_multiple(embedding: Tensor) -> int:
 
     For bf16 on CPU, torch compiles each new shape of a product first; rounding avoids new shapes.
     """
-    return (
-        16 if embedding.device.type == "cpu" and product_dtype(embedding) == torch.bfloat16 else 1
-    )
+    on_cpu = embedding.device.type == "cpu"
+    return 16 if on_cpu and product_dtype(embedding) == torch.bfloat16 else 1
 
 
 def _state_dtype(embedding: Tensor) -> torch.dtype:

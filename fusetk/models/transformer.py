@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
@@ -225,6 +226,11 @@ class SummaryLayer(Layer):
         return self.norm(self.map(x)), None
 
 
+def build_summary_layer(planned: PlannedModule, name: str, input_width: int) -> SummaryLayer:
+    """Build a summary layer for a ``Stack``."""
+    return SummaryLayer(input_width, planned.width)
+
+
 class TransformerEmbedding(nn.Module):
     """Token embeddings times sqrt(D), plus positions, plus a language vector, with dropout."""
 
@@ -296,7 +302,7 @@ class Transformer(Seq2Seq):
             layer=lambda planned, name, input_width: TransformerEncoderLayer(
                 config, name, input_width, planned.width
             ),
-            summary=lambda planned, name, input_width: SummaryLayer(input_width, planned.width),
+            summary=build_summary_layer,
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
         self.attend = build_memory_attention(
@@ -309,7 +315,7 @@ class Transformer(Seq2Seq):
             layer=lambda planned, name, input_width: TransformerDecoderLayer(
                 config, name, input_width, planned.width, self._source_widths(planned.layer)
             ),
-            summary=lambda planned, name, input_width: SummaryLayer(input_width, planned.width),
+            summary=build_summary_layer,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
         # Layers of a pre-norm model do not normalise their output; it is normalised here.
