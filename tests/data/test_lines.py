@@ -72,7 +72,7 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
         DataError, match=r"neither .*train\.de nor train\.de\.gz exists; did you mean train\.dee"
     ):
         locate(str(tmp_path / "train"), "de")
-    with pytest.raises(DataError, match="its folder .* does not exist either"):
+    with pytest.raises(DataError, match=r"its folder .* does not exist either"):
         locate(str(tmp_path / "nowhere" / "train"), "de")
     with pytest.raises(DataError, match="is a folder"):
         locate(str(tmp_path / "folder"), "de")
