@@ -43,7 +43,7 @@ class PaperConfig(Config):
     bleu: float | dict[str, float] | None = None
     """Published BLEU: one number, or a mapping of test set names to numbers."""
     note: str | None = None
-    """What the paper leaves open or states inconsistently."""
+    """Details that the paper leaves open or states inconsistently."""
 
 
 class Recipe(Config):

@@ -49,11 +49,13 @@ def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:
         tmp_path, words=["ein", "hund", "katze"]
     )  # no punctuation, so that text becomes the same tokens again
     system = fusetk.load([wordy, wordy / "checkpoints" / "best"], forbid_unknown=True)
-    found = [
+    best_of_line = [
         (line, best[0]) for line, best in zip(LINES, system.n_best(LINES), strict=True) if best
     ]
-    scores = system.score([line for line, _ in found], [best.text for _, best in found])
-    assert scores == pytest.approx([best.score for _, best in found], abs=1e-4)
+    scores = system.score(
+        [line for line, _ in best_of_line], [best.text for _, best in best_of_line]
+    )
+    assert scores == pytest.approx([best.score for _, best in best_of_line], abs=1e-4)
     assert system.score(LINES[:1], ["hund hund hund hund"])[0] < scores[0]
     with pytest.raises(DataError, match="2 source lines and 1 target lines"):
         system.score(["a", "b"], ["c"])
@@ -97,13 +99,13 @@ def test_any_iterable_of_lines_is_a_list_of_lines(trained: Path) -> None:
 
 
 def test_the_default_device_is_that_of_the_commands(trained: Path) -> None:
-    given = [
+    devices = [
         option.default
         for command in commands().values()
         for option in command.params
         if option.name == "device"
     ]
-    assert len(given) > 3 and set(given) == {fusetk.DEVICE} == {
+    assert len(devices) > 3 and set(devices) == {fusetk.DEVICE} == {
         signature(fusetk.load).parameters["device"].default
     }
     system = fusetk.load(trained)
@@ -143,26 +145,26 @@ def test_two_threads_give_what_each_gives_alone(trained: Path) -> None:
 def test_neither_batches_nor_threads_nor_order_change_a_translation(
     trained: Path, settings: dict[str, Any]
 ) -> None:
-    """Texts are equal, scores to rounding. Samples go by a line's number, so their order is kept."""
+    """Texts are equal, and scores up to rounding. Samples depend on the line number."""
     choose = random.Random(8)
     lines = [" ".join(choose.choices(WORDS, k=choose.randint(1, 9))) for _ in range(12)]
     system = fusetk.load(trained, max_length_extra=6, **settings)
-    wanted = system.n_best(lines)
+    expected = system.n_best(lines)
     order = list(range(12)) if settings.get("sample") else choose.sample(range(12), 12)
     before = torch.get_num_threads()
     try:
         for threads, batch_tokens in ((1, 1), (1, 70), (2, 10_000)):
             torch.set_num_threads(threads)
-            found = dict(
+            results = dict(
                 zip(
                     order,
                     system.n_best([lines[i] for i in order], batch_tokens=batch_tokens),
                     strict=True,
                 )
             )
-            for i, best in enumerate(wanted):
-                assert [one.tokens for one in found[i]] == [one.tokens for one in best]
-                assert [one.score for one in found[i]] == pytest.approx(
+            for i, best in enumerate(expected):
+                assert [one.tokens for one in results[i]] == [one.tokens for one in best]
+                assert [one.score for one in results[i]] == pytest.approx(
                     [one.score for one in best], abs=1e-4
                 )
     finally:
@@ -190,7 +192,7 @@ def test_importing_fusetk_imports_nothing_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import fusetk; print(*(set(sys.modules) - before))"
     )
-    found = subprocess.run(
+    modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == {"fusetk"}
+    assert {name.split(".")[0] for name in modules} - sys.stdlib_module_names == {"fusetk"}

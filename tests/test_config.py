@@ -46,8 +46,8 @@ def test_extends_merges_mapping_by_mapping(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1.0\n"
     )
-    found = parse(tmp_path, "extends: base.yaml\nencoder: {layers: 4}\n")
-    assert (found.encoder.layers, found.encoder.fuse.hidden, found.rate) == (4, 7, 1.0)
+    top = parse(tmp_path, "extends: base.yaml\nencoder: {layers: 4}\n")
+    assert (top.encoder.layers, top.encoder.fuse.hidden, top.rate) == (4, 7, 1.0)
 
 
 def test_home_and_variables_in_extends_are_expanded(
@@ -81,18 +81,18 @@ def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None
 
 def test_overrides_win_and_reach_into_lists(tmp_path: Path) -> None:
     text = "encoder: {layers: 3, fuse: mean}\nstages: [{layers: 1}, {layers: 2}]\n"
-    found = parse(tmp_path, text, "stages.1.layers=5", "encoder.fuse.hidden=9", "rate=1e-3")
+    top = parse(tmp_path, text, "stages.1.layers=5", "encoder.fuse.hidden=9", "rate=1e-3")
     assert (
-        found.stages[0].layers,
-        found.stages[1].layers,
-        found.encoder.fuse.hidden,
-        found.rate,
+        top.stages[0].layers,
+        top.stages[1].layers,
+        top.encoder.fuse.hidden,
+        top.rate,
     ) == (1, 5, 9, 0.001)
 
 
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
-    found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1e-9\n")
-    assert parse(tmp_path, config.dump(found)).model_dump() == found.model_dump()
+    top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: mean, hidden: 7}}\nrate: 1e-9\n")
+    assert parse(tmp_path, config.dump(top)).model_dump() == top.model_dump()
 
 
 def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
@@ -144,11 +144,12 @@ def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
 
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outside_idea.py").write_text(
-        "from fusetk.config import ComponentConfig\nclass Idea:\n    class Config(ComponentConfig):\n        depth: int\n"
+        "from fusetk.config import ComponentConfig\n"
+        "class Idea:\n    class Config(ComponentConfig):\n        depth: int\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
-    assert found.encoder.fuse.depth == 2
+    top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
+    assert top.encoder.fuse.depth == 2
 
 
 def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
@@ -222,10 +223,10 @@ def test_none_is_null_where_it_is_not_a_word_of_its_own(tmp_path: Path, word: st
         kind: Literal["none", "one"] | None = "one"
 
     (tmp_path / "a.yaml").write_text("".join(f"{key}: {word}\n" for key in Keys.model_fields))
-    found = config.parse(config.load(tmp_path / "a.yaml"), Keys)
-    assert found.number is None and found.nested is None and found.several is None
+    keys = config.parse(config.load(tmp_path / "a.yaml"), Keys)
+    assert keys.number is None and keys.nested is None and keys.several is None
     if word in ("none", "null"):
-        assert (found.text, found.kind) == (("none", "none") if word == "none" else (None, None))
+        assert (keys.text, keys.kind) == (("none", "none") if word == "none" else (None, None))
 
 
 def test_an_error_says_where_null_is_allowed(tmp_path: Path) -> None:

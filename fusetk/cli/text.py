@@ -228,7 +228,8 @@ def learn_bpe(
     codes = learn(counts, merges, min_frequency)
     if len(codes) - 1 < merges:
         click.echo(
-            f"after {len(codes) - 1} of {merges} merges, no pair occurs {min_frequency} times any more",
+            f"after {len(codes) - 1} of {merges} merges, "
+            f"no pair occurs {min_frequency} times any more",
             err=True,
         )
     with output_to(output, *inputs) as out:

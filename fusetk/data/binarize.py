@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
-from fusetk.data.config import BPE as BPEConfig
-from fusetk.data.config import DataConfig
+from fusetk.data.config import BPEConfig, DataConfig
 from fusetk.data.corpus import SentenceWriter, flat, write_sentences
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
@@ -155,7 +154,7 @@ class Encoder:
         self.longest = longest
 
     def __call__(self, chunk: list[Lines]) -> tuple[EncodedChunk, list[int]]:
-        """Return ids, lengths and number of words for each side, and the indices of dropped pairs."""
+        """Return ids, lengths and number of words of each side, and the dropped pairs' indices."""
         rows: tuple[list[list[int]], list[list[int]]] = ([], [])
         words = [0, 0]
         dropped = []

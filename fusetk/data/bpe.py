@@ -25,9 +25,10 @@ Merges = dict[tuple[str, str], int]
 
 
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
-    """Learn merges from words and their counts with subword-nmt; return the lines of a file of codes.
+    """Learn merges from words and their counts with subword-nmt.
 
-    There are fewer merges than ``merges`` if no pair reaches ``min_frequency`` any more.
+    Return the lines of a file of codes; fewer than ``merges`` merges if no pair reaches
+    ``min_frequency`` any more.
     """
     from subword_nmt.learn_bpe import learn_bpe  # only learning needs the package
 
@@ -134,7 +135,7 @@ def join(line: str) -> str:
 
 
 def merge_short(symbols: list[str], merges: Merges) -> list[str]:
-    """Apply the merge with the lowest rank at all its positions, from the left, until none applies."""
+    """Apply the merge with the lowest rank at all positions, from the left, until none applies."""
     get = merges.get
     ranks = [get(pair, NO_MERGE) for pair in pairwise(symbols)]
     while ranks and (best := min(ranks)) != NO_MERGE:
@@ -167,7 +168,7 @@ def _merge_all(symbols: list[str], ranks: list[int], best: int) -> list[str]:
 
 
 def merge_long(symbols: list[str], merges: Merges) -> list[str]:
-    """Do the same as ``merge_short`` in n log n, with a heap of (rank, position) and linked symbols.
+    """Do the same as ``merge_short`` in n log n: a heap of (rank, position) and linked symbols.
 
     All positions of a merge are processed before the pairs that it creates.
     """

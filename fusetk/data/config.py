@@ -22,7 +22,7 @@ class Sample(Config):
     """Seed of the sample."""
 
 
-class BPE(Config):
+class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
     merges: int = Field(ge=1)
@@ -32,8 +32,8 @@ class BPE(Config):
     min_frequency: int = Field(default=2, ge=1)
     """Do not merge pairs with a lower frequency."""
     threshold: int = Field(default=0, ge=0)
-    """Undo merges into subwords that occur fewer times in a side's training text (the vocabulary threshold of
-    subword-nmt)."""
+    """Undo merges into subwords that occur fewer times in a side's training text (the vocabulary
+    threshold of subword-nmt)."""
     max_subwords: int | None = Field(default=None, ge=1)
     """Drop training pairs with more subwords than this on either side."""
 
@@ -46,7 +46,7 @@ class VocabularyConfig(Config):
     threshold: int = Field(default=1, ge=1)
     """Smallest number of occurrences of a token in the training text."""
     size: int | None = Field(default=None, ge=5)
-    """Largest number of entries, the four special tokens included; the most frequent tokens are kept."""
+    """Largest number of entries, the four special tokens included; keeps the most frequent."""
 
 
 class DataConfig(Config):
@@ -66,7 +66,7 @@ class DataConfig(Config):
     """Test sets: a name and its file prefixes."""
     steps: list[Step] = []
     """Prep steps, applied to each line in this order."""
-    bpe: BPE | None = None
+    bpe: BPEConfig | None = None
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""

@@ -76,7 +76,8 @@ class Corpus:
         manifest = read(folder)
         if split not in manifest["splits"]:
             raise DataError(
-                f"{folder} does not have the split {split!r}; it has {', '.join(manifest['splits'])}"
+                f"{folder} does not have the split {split!r}; "
+                f"it has {', '.join(manifest['splits'])}"
             )
         counts = manifest["splits"][split]
         source, target = (
@@ -142,7 +143,7 @@ class SentenceWriter:
         offsets.write(np.zeros(1, OFFSETS).tobytes())
 
     def write(self, ids: NDArray[Any], lengths: NDArray[np.int64], words: int) -> None:
-        """Add sentences that end with EOS: ``ids`` of all (tokens,), and the length of each (n,)."""
+        """Add n sentences that end with EOS: ids (tokens,) and lengths (n,)."""
         self.files[0].write(ids.astype(self.dtype, copy=False).tobytes())
         self.files[1].write((np.cumsum(lengths) + self.position).astype(OFFSETS).tobytes())
         self.position += len(ids)
@@ -173,7 +174,7 @@ class SentenceWriter:
 
 
 def flat(sentences: Sequence[Sequence[int]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Concatenate sentences of ids, each followed by EOS; return the ids and the lengths with EOS."""
+    """Concatenate sentences of ids and add EOS to each; return ids (tokens,) and lengths (n,)."""
     ids: list[int] = []
     ends = np.zeros(len(sentences) + 1, np.int64)
     for i, sentence in enumerate(sentences, 1):

@@ -15,7 +15,7 @@ class CorpusPart(NamedTuple):
 
 
 class WeightedSpan(NamedTuple):
-    """Consecutive training pairs with one sampling weight: the number of uses of a pair an epoch."""
+    """Consecutive training pairs with one sampling weight: the uses of each pair in an epoch."""
 
     start: int
     end: int
@@ -64,7 +64,7 @@ def sampling_spans(
 
 
 def find(name: str, prefixes: Sequence[str]) -> str:
-    """Return the prefix that equals ``name``, or else the only prefix whose path ends with ``name``.
+    """Return the prefix that equals ``name``, or else the only prefix that ends with this path.
 
     Raises ConfigError if none or more than one matches.
     """

@@ -35,7 +35,7 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """Return the settings that decide what training reads, with numbers of files for their paths."""
+    """Return the settings that decide what training reads; paths become numbers of files."""
     settings = config.model_dump(mode="json", exclude={"folder", "test"})
     settings["train"] = f"{len(config.train)} file prefixes"
     if isinstance(config.valid, list):
@@ -112,8 +112,8 @@ def check_ids(
         expected = recorded["vocabulary"][side]
         if size != expected:
             raise DataError(
-                f"the {side} vocabulary in {folder / 'text'} has {size} entries, but the ids belong "
-                f"to a vocabulary with {expected} entries; {RESTORE}"
+                f"the {side} vocabulary in {folder / 'text'} has {size} entries, "
+                f"but the ids belong to a vocabulary with {expected} entries; {RESTORE}"
             )
         for split, corpus in corpora.items():
             sentences: Sentences = getattr(corpus, side)
@@ -122,13 +122,13 @@ def check_ids(
                 largest = largest_id(sentences)
             if largest >= size:
                 raise DataError(
-                    f"{sentences.name} has the id {largest}, but the vocabulary has {size} entries; "
-                    f"{RESTORE}"
+                    f"{sentences.name} has the id {largest}, "
+                    f"but the vocabulary has {size} entries; {RESTORE}"
                 )
 
 
 def largest_id(sentences: Sentences) -> int:
-    """Return the largest id in stretches spread over the corpus; they cover a small corpus fully."""
+    """Return the largest id in stretches spread over the corpus; all ids of a small corpus."""
     last = max(len(sentences.ids) - STRETCH, 0)
     starts = sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)})
     return max(int(np.max(sentences.ids[start : start + STRETCH], initial=0)) for start in starts)

@@ -1,4 +1,7 @@
-"""Warnings about text that the Moses steps do not support: unknown languages, and words without spaces between them."""
+"""Checks for text that the Moses steps do not support.
+
+These are languages without rules, and scripts without spaces between words.
+"""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +27,7 @@ def without_tokenizer_rules(language: str) -> str | None:
 
 
 def without_normalizer_rules(language: str) -> str | None:
-    """Return a warning if neither the punctuation normaliser nor the tokeniser has rules for a language.
+    """Return a warning if neither the normaliser nor the tokeniser has rules for a language.
 
     The general rules of the normaliser suit most of the languages that Moses knows.
     """
@@ -61,7 +64,8 @@ SCRIPTS = (
     Script(
         "Chinese or Japanese",
         re.compile(
-            "[\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
+            "[\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+            "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
         ),
         3,
     ),

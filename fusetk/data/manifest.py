@@ -157,7 +157,7 @@ def check_pairs(pairs: list[Pair], inputs: Mapping[str, Record]) -> None:
 
 
 def training_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Return a checksum of the outputs that training reads; test sets and paths do not change it."""
+    """Return a checksum of the outputs that training reads, without test sets and paths."""
     outputs = {
         name: record["sha256"]
         for stage in manifest["stages"].values()

@@ -1,4 +1,7 @@
-"""Punctuation normalisation with the rules of sacremoses; rules that cannot apply to a line are skipped."""
+"""Punctuation normalisation with the rules of sacremoses.
+
+Rules that cannot apply to a line are skipped.
+"""
 
 import re
 from collections.abc import Callable

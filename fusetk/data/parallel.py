@@ -40,7 +40,7 @@ def ordered(
             yield pending.popleft().result()
     except BrokenProcessPool:
         raise DataError(
-            f"one of the {jobs} worker processes died (perhaps it was killed because memory ran out); "
+            f"one of the {jobs} worker processes died, perhaps because memory ran out; "
             "run again with fewer --jobs"
         ) from None
     finally:
@@ -58,7 +58,7 @@ def _work(item: Any) -> Any:
 
 
 def chunks(items: Iterable[T], size: Callable[[T], int], limit: int = 1 << 19) -> Iterator[list[T]]:
-    """Yield lists of consecutive items with a total size of about ``limit``, at least one item each."""
+    """Yield lists of one or more consecutive items with a total size of about ``limit``."""
     chunk: list[T] = []
     total = 0
     for item in items:
@@ -66,6 +66,7 @@ def chunks(items: Iterable[T], size: Callable[[T], int], limit: int = 1 << 19) -
         total += size(item) + 1
         if total >= limit:
             yield chunk
-            chunk, total = [], 0
+            chunk = []
+            total = 0
     if chunk:
         yield chunk

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data import binarize, language_warnings, manifest, preprocess
-from fusetk.data.config import BPE, DataConfig
+from fusetk.data.config import BPEConfig, DataConfig
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
 from fusetk.data.text import Pair, locate
@@ -14,7 +14,7 @@ from fusetk.files import digest
 
 
 class Manifest(NamedTuple):
-    """A prepared folder, the contents of its `manifest.json`, and the stages that this call made."""
+    """A prepared folder, the contents of its `manifest.json`, and the stages just made."""
 
     folder: Path
     data: Mapping[str, Any]
@@ -113,7 +113,7 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
 
 
 def text_files(config: DataConfig, split: str) -> list[Pair]:
-    """Return the files of a split; none if it is taken from the training text or a file is missing."""
+    """Return the files of a split; none if it comes from the training text or a file is missing."""
     try:
         return [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
     except DataError:
@@ -168,7 +168,7 @@ def _held_out_words(config: DataConfig, split: str, pairs: list[Pair]) -> Stage:
     )
 
 
-def _bpe(config: DataConfig, options: BPE) -> Stage:
+def _bpe(config: DataConfig, options: BPEConfig) -> Stage:
     settings = {
         **options.model_dump(mode="json", exclude={"max_subwords"}),
         **manifest.package_versions(["subword-nmt"]),

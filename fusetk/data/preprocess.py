@@ -101,7 +101,7 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
 
 
 def _drops_empty(config: DataConfig, passes: Sequence[Sequence[PrepStep]], i: int) -> bool:
-    """Whether pass ``i`` drops pairs with an empty side: the last pass, unless a step allows them."""
+    """Whether pass ``i``, if it is the last, drops pairs with an empty side."""
     if i + 1 < len(passes):
         return False
     return not any(isinstance(step, PairStep) and step.allows_empty() for step in config.steps)
@@ -117,10 +117,9 @@ def _pairs_by_corpus(
     each corpus.
     """
     bounds = [0, *ends]
-    kept = np.diff(np.searchsorted(origin, bounds))
-    moved = np.diff(np.searchsorted(origin[to_valid], bounds))
-    counts: list[int] = (kept - moved).tolist()
-    return counts
+    num_kept = np.diff(np.searchsorted(origin, bounds))
+    num_moved = np.diff(np.searchsorted(origin[to_valid], bounds))
+    return [int(count) for count in num_kept - num_moved]
 
 
 def _passes(steps: Sequence[PrepStep]) -> list[list[PrepStep]]:

@@ -152,12 +152,13 @@ def fits(longest: int, config: BatchConfig) -> None:
     if config.unit == "tokens" and longest > config.size:
         raise DataError(
             f"the longest target sentence has {longest} tokens and a batch holds {config.size}: "
-            "raise batch.size, or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
+            "raise batch.size, or drop long sentences in data.steps (filter) "
+            "or data.bpe.max_subwords"
         )
 
 
 def cut(lengths: Lengths, config: BatchConfig) -> NDArray[np.int64]:
-    """Cut sorted pairs into batches of at most ``config.size``; return (start, end) of each (n, 2)."""
+    """Cut sorted pairs into n batches of at most ``config.size``; return (start, end) (n, 2)."""
     if config.unit == "sentences":
         starts = np.arange(0, len(lengths), config.size)
         return np.stack((starts, np.minimum(starts + config.size, len(lengths))), axis=1)

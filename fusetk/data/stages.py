@@ -22,7 +22,7 @@ Results = dict[str, Any]
 
 
 class Stage(NamedTuple):
-    """One part of the work. It is out of date if its settings, its texts or a needed stage change."""
+    """One part of the work; out of date if its settings, its texts or a needed stage change."""
 
     name: str
     settings: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Build:
     def run(
         self, stage: Stage, inputs: Mapping[str, Record], old: Mapping[str, Any] | None
     ) -> None:
-        """Reuse the stage if its inputs are unchanged and its outputs exist; otherwise make it again.
+        """Reuse the stage if its inputs are unchanged and its outputs exist; otherwise make it.
 
         ``old`` is the stage's record in the manifest of an earlier build.
         """
@@ -132,7 +132,8 @@ def stale(
             if not same(folder / name, record)
         ]
     reasons = list(differences(old["settings"], state["settings"]))
-    before, now = old["inputs"], state["inputs"]
+    before = old["inputs"]
+    now = state["inputs"]
     reasons += [f"{path} is new" for path in now if path not in before]
     reasons += [f"{path} is no longer read" for path in before if path not in now]
     reasons += [
@@ -148,7 +149,10 @@ def stale(
 
 @contextmanager
 def opened(folder: Path) -> Iterator[None]:
-    """Make the folder, lock it against another prep, and clear the remains of an interrupted one."""
+    """Make and lock the folder, and delete the remains of an interrupted prep.
+
+    Raises DataError if another prep holds the lock or the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("w")

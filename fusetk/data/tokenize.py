@@ -111,7 +111,7 @@ class Tokenizer:
         return DIGIT if "0" <= text[0] <= "9" else OTHER
 
     def _word(self, word: str, before: str, after: str) -> "str | ContextWord":
-        """Return the tokens of a word; ``before`` and ``after`` are a space, or empty at a line's end."""
+        """Return a word's tokens; ``before`` and ``after`` are spaces, or empty at a line's end."""
         core = word[:-1] if word[-1] in ".," else word
         if core and self.alnum.issuperset(core):  # only a final comma or period can be split off
             tokens = [core, ","] if word[-1] == "," else [word]

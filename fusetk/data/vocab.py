@@ -112,9 +112,7 @@ def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
                 "a token, a tab or a space, and its count"
             )
         if not token:
-            raise DataError(
-                f"{path}, line {number}: the token is missing; a vocabulary file has one token a line"
-            )
+            raise DataError(f"{path}, line {number}: the token is missing; write one token a line")
         if token in SPECIAL:
             continue
         tokens.append(token)

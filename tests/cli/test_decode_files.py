@@ -95,7 +95,7 @@ def test_parts_of_what_can_be_read_only_once(trained, tmp_path):
     assert "pipe can be read only once" in refused(
         "-m", trained, "-i", tmp_path / "pipe", "--shard", "1/2"
     )
-    assert "there is no folder" in refused(
+    assert "does not exist either" in refused(
         "-m", trained, "-i", tmp_path / "no" / "in", "--shard", "1/2"
     )
 

@@ -61,9 +61,9 @@ def call(*arguments: object) -> Result:
 def test_table_json_and_nothing_to_do(folder: Path) -> None:
     first = call(folder / "config.yaml", "--json")
     assert first.exit_code == 0, first.output
-    found = json.loads(first.stdout)
-    assert found["splits"]["train"]["dropped"] == {"empty": 1, "too long": 1}
-    assert found["splits"]["test.tiny"]["pairs_out"] == 22
+    counts = json.loads(first.stdout)
+    assert counts["splits"]["train"]["dropped"] == {"empty": 1, "too long": 1}
+    assert counts["splits"]["test.tiny"]["pairs_out"] == 22
     for text in (
         "words.train: not made yet",
         "test.tiny",

@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, sizes kept, order fixed by seed and epoch, padding where masks say."""
+"""Batches: every pair once an epoch, limited size, order fixed by seed and epoch, masks."""
 
 import numpy as np
 import pytest
@@ -16,16 +16,16 @@ SOURCE, TARGET = (random.integers(1, 40, 1000).astype(np.int32) for _ in range(2
 
 def test_every_pair_stands_in_one_batch_of_at_most_the_size() -> None:
     for config in (BatchConfig(size=300), BatchConfig(size=70, unit="sentences")):
-        found = batches(SOURCE, TARGET, config, 1, 0)
-        assert sorted(np.concatenate(found)) == list(range(1000))
-        for one in found:
-            assert (TARGET[one].sum() if config.unit == "tokens" else len(one)) <= config.size
+        epoch = batches(SOURCE, TARGET, config, 1, 0)
+        assert sorted(np.concatenate(epoch)) == list(range(1000))
+        for batch in epoch:
+            assert (TARGET[batch].sum() if config.unit == "tokens" else len(batch)) <= config.size
 
 
 def test_batches_are_full_and_of_like_lengths() -> None:
-    found = batches(SOURCE, TARGET, BatchConfig(size=300), 1, 0)
-    assert len(found) < 1.1 * TARGET.sum() / 300
-    padded = sum(len(one) * TARGET[one].max() for one in found)
+    epoch = batches(SOURCE, TARGET, BatchConfig(size=300), 1, 0)
+    assert len(epoch) < 1.1 * TARGET.sum() / 300
+    padded = sum(len(one) * TARGET[one].max() for one in epoch)
     assert padded < 1.08 * TARGET.sum()
 
 
@@ -49,8 +49,8 @@ def test_a_sentence_that_fits_no_batch_is_refused_with_the_numbers() -> None:
 
 
 def test_groups_hold_the_batches_of_an_update() -> None:
-    found = [np.array([i]) for i in range(5)]
-    assert [len(g) for g in groups(found, 2)] == [2, 2, 1]
+    epoch = [np.array([i]) for i in range(5)]
+    assert [len(g) for g in groups(epoch, 2)] == [2, 2, 1]
 
 
 def sentences(rows: list[list[int]]) -> Sentences:

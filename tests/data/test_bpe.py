@@ -55,13 +55,13 @@ def test_applied_as_subword_nmt_does(threshold: int, letters: str, version: str)
         plain = BPE(codes)
         subwords = bpe.count_subwords(counts_of(text(3, letters)), plain)
         vocabulary = {token: n for token, n in subwords.items() if n >= threshold}
-    theirs = apply_bpe.BPE(
+    reference = apply_bpe.BPE(
         io.StringIO("\n".join(codes) + "\n"), vocab=set(vocabulary) if vocabulary else None
     )
     ours = BPE(codes, vocabulary)
     for line in [*text(4, letters + "z"), "", "z", letters[0] * 300, (letters * 200)[:500]]:
-        assert ours.line(line) == theirs.segment(line)
-        assert ours(line) == theirs.segment_tokens(line.split(" "))
+        assert ours.line(line) == reference.segment(line)
+        assert ours(line) == reference.segment_tokens(line.split(" "))
 
 
 def test_both_ways_of_merging_agree() -> None:

@@ -1,4 +1,4 @@
-"""Prepared files that do not belong together are refused, with the numbers, before training writes anything."""
+"""Training refuses prepared files that do not match, before it writes anything."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def refused(recipe: Recipe, run: Path, said: str) -> None:
     assert (sorted(run.rglob("*")) if run.exists() else None) == before, "nothing is written"
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
+# Files -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_text_files_of_another_folder(recipe: Recipe, tmp_path: Path, name: str)
     refused(
         recipe,
         tmp_path / "run",
-        rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of [0-9a-f]{{12}}\)",
+        rf"{name} is not what fusetk prep wrote \(checksum [0-9a-f]{{12}} instead of",
     )
     path.write_bytes(b"\n".join(lines[:-2]))
     refused(
         recipe,
         tmp_path / "run",
-        rf"{name} has \d+ bytes and fusetk prep wrote \d+; restore the file that fusetk prep wrote, or run",
+        rf"{name} has \d+ bytes and fusetk prep wrote \d+; restore the file that fusetk prep",
     )
     path.unlink()
     refused(recipe, tmp_path / "run", rf"{name} cannot be read: No such file")
@@ -115,7 +115,7 @@ def test_an_index_that_does_not_fit_the_ids(
     refused(recipe, tmp_path / "run", r"train\.de\.offsets is not what fusetk prep wrote")
     with pytest.raises(
         DataError,
-        match=r"train\.de\.offsets does not match .*train\.de\.ids: its offsets go from -?\d+ to \d+ with a sentence of",
+        match=r"train\.de\.offsets does not match .*train\.de\.ids: its offsets go from -?\d+",
     ):
         Corpus.open(folder(recipe), "train")
 
@@ -136,7 +136,7 @@ def test_sides_of_unequal_numbers_of_sentences(recipe: Recipe) -> None:
 def test_large_files_are_known_by_pieces(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way they were copied; read whole they are only in folders of earlier versions, and when the time differs."""
+    """Copies may have other times; only folders of earlier versions are read completely."""
     for name, value in (("SMALL", 1000), ("PIECES", 20), ("PIECE", 64)):
         monkeypatch.setattr(manifest, name, value)
     prepare(recipe.data, force=True)
@@ -191,7 +191,7 @@ def test_a_folder_that_was_copied_is_as_good(recipe: Recipe, tmp_path: Path) -> 
     train_module.train(there, tmp_path / "run", "cpu", quiet=True)
 
 
-# Ids -----------------------------------------------------------------------------------------------------------------
+# Ids ---------------------------------------------------------------------------------------------
 
 
 def test_the_largest_id_is_noted(recipe: Recipe) -> None:
@@ -213,7 +213,7 @@ def test_a_vocabulary_of_another_size(recipe: Recipe, tmp_path: Path) -> None:
     refused(
         recipe,
         tmp_path / "run",
-        rf"the source vocabulary in .* has {size} entries, but the ids belong to a vocabulary with {size + 3}",
+        rf"the source vocabulary in .* has {size} entries, but .* a vocabulary with {size + 3}",
     )
 
 
@@ -264,7 +264,7 @@ def test_a_batch_with_an_id_out_of_range_is_refused() -> None:
     collate(Corpus(source, target), np.array([1]))
 
 
-# Sizes ---------------------------------------------------------------------------------------------------------------
+# Sizes -------------------------------------------------------------------------------------------
 
 
 def test_an_empty_validation_set(recipe: Recipe) -> None:
@@ -304,7 +304,7 @@ def test_a_batch_that_does_not_hold_the_longest_sentence(
     )
 
 
-# The config and the raw text -----------------------------------------------------------------------------------------
+# The config and the raw text ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -406,12 +406,12 @@ def test_train_prepares_on_demand(moved: Recipe, tmp_path: Path, toy: Path) -> N
         f"data.valid=[{tmp_path / 'valid'}]",
         f"data.folder={tmp_path / 'prepared'}",
     ]
-    given = [
+    options = [
         item
         for override in [*overrides, "data.steps=[{step: lowercase}]"]
         for item in ("--set", override)
     ]
-    command = ["train", str(toy), "--run", str(tmp_path / "run"), "-d", "cpu", "-q", *given]
+    command = ["train", str(toy), "--run", str(tmp_path / "run"), "-d", "cpu", "-q", *options]
     stopped = CliRunner().invoke(main, command)
     assert stopped.exit_code == 2 and "train with --prep" in stopped.output
     assert CliRunner().invoke(main, [*command, "--prep"], catch_exceptions=False).exit_code == 0

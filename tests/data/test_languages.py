@@ -65,7 +65,7 @@ def test_languages_without_rules() -> None:
 
 
 def warnings(folder: Path, source: str, lines: list[str], steps: list[dict[str, Any]]) -> list[str]:
-    """What prep warns of for this source language and text."""
+    """Return the warnings of prep for this source language and text."""
     for name in ("train", "valid"):
         (folder / f"{name}.{source}").write_text(
             "".join(f"{line}\n" for line in lines), encoding="utf-8"
@@ -81,13 +81,13 @@ def warnings(folder: Path, source: str, lines: list[str], steps: list[dict[str, 
 
 
 def test_prep_warns_of_a_language_without_rules(tmp_path: Path) -> None:
-    found = warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE])
-    assert len(found) == 2 and all(line.startswith("warning: data.source: ") for line in found)
+    printed = warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE])
+    assert len(printed) == 2 and all(line.startswith("warning: data.source: ") for line in printed)
     assert (
         "check the language code, or prepare this side with a tool for the language "
-        "and exclude it from the step tokenize" in found[1]
+        "and exclude it from the step tokenize" in printed[1]
     )
-    assert warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE]) == found, (
+    assert warnings(tmp_path, "xx", ["a b."], [NORMALIZE, TOKENIZE]) == printed, (
         "again, where nothing is made"
     )
     assert (
@@ -108,14 +108,14 @@ def test_prep_warns_of_a_language_without_rules(tmp_path: Path) -> None:
 
 def test_prep_warns_of_words_without_spaces(tmp_path: Path) -> None:
     segmented, together = [SEGMENTED["zh"]] * 3, [SEGMENTED["zh"].replace(" ", "")] * 3
-    found = warnings(tmp_path, "zh", together, [TOKENIZE])
-    assert [line.partition(": the")[0] for line in found] == [
+    printed = warnings(tmp_path, "zh", together, [TOKENIZE])
+    assert [line.partition(": the")[0] for line in printed] == [
         f"warning: {tmp_path / name}.zh" for name in ("train", "valid")
     ]
     assert all(
         "segment this side with a tool for the language before prep "
         "and exclude it from the step tokenize" in line
-        for line in found
+        for line in printed
     )
     assert warnings(tmp_path, "zh", segmented, [TOKENIZE]) == []
     assert warnings(tmp_path, "zh", segmented, [{**TOKENIZE, "side": "target"}]) == [], (

@@ -1,4 +1,4 @@
-"""Large corpora: the lean order of an epoch is that of its plain definition, and batches are made when they are read."""
+"""Large corpora: the order of an epoch equals its plain definition; batches are made on access."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ def plain(
 
 
 def plain_cuts(lengths: np.ndarray, config: BatchConfig) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    cuts: list[tuple[int, int]] = []
     start = size = 0
     for i, length in enumerate(lengths.tolist()):
-        one = length if config.unit == "tokens" else 1
-        if size + one > config.size:
-            found.append((start, i))
+        cost = length if config.unit == "tokens" else 1
+        if size + cost > config.size:
+            cuts.append((start, i))
             start, size = i, 0
-        size += one
-    return [*found, (start, len(lengths))] if len(lengths) else found
+        size += cost
+    return [*cuts, (start, len(lengths))] if len(lengths) else cuts
 
 
 def same(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
@@ -86,32 +86,31 @@ def test_cuts_are_rows_of_numbers() -> None:
 
 
 def test_batches_are_made_when_they_are_read_and_slices_share_the_order() -> None:
-    found = batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0)
+    epoch = batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0)
     assert (
-        isinstance(found[3:], Batches)
-        and found[3:].order is found.order
-        and found.order.dtype == np.int32
+        isinstance(epoch[3:], Batches)
+        and epoch[3:].order is epoch.order
+        and epoch.order.dtype == np.int32
     )
-    assert same(found[3:], list(found)[3:]) and same([found[-1]], list(found)[-1:])
-    assert found[0].dtype == np.int64
+    assert same(epoch[3:], list(epoch)[3:]) and same([epoch[-1]], list(epoch)[-1:])
+    assert epoch[0].dtype == np.int64
     with pytest.raises(IndexError):
-        found[len(found)]
+        epoch[len(epoch)]
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_updates_go_on_from_a_position(accumulate: int) -> None:
-    """What a resumed run reads: the rest of the epoch's updates."""
-    found = batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0)
-    every = list(found)
-    updates = groups(found, accumulate)
+    """A resumed run reads the rest of the epoch's updates."""
+    every = list(batches(*lengths(1000, 40), BatchConfig(size=300), 1, 0))
+    updates = groups(every, accumulate)
     assert len(updates) == -(-len(every) // accumulate)
     for position in (0, 1, 5, len(updates) - 1, len(updates)):
-        wanted = [
+        expected = [
             every[i : i + accumulate] for i in range(position * accumulate, len(every), accumulate)
         ]
         rest = updates[position:]
-        assert len(rest) == len(wanted) and all(
-            same(one, other) for one, other in zip(rest, wanted, strict=True)
+        assert len(rest) == len(expected) and all(
+            same(one, other) for one, other in zip(rest, expected, strict=True)
         )
 
 
@@ -129,9 +128,9 @@ def test_memory_of_an_order_is_a_few_numbers_a_pair(monkeypatch: pytest.MonkeyPa
     source, target = lengths(1_000_000, 50)
     tracemalloc.start()
     try:
-        found = batches(source, target, BatchConfig(size=4096), 1, 0)
+        epoch = batches(source, target, BatchConfig(size=4096), 1, 0)
         kept, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) > 6000
+    assert len(epoch) > 6000
     assert kept < 5e6 and most < 20e6

@@ -1,4 +1,4 @@
-"""The whole of preparation: what comes out, what is made again when, and what is refused."""
+"""Preparation: outputs, stages that are made again, and errors."""
 
 import fcntl
 import gzip
@@ -86,7 +86,7 @@ def config(place: Path, /, **more: Any) -> DataConfig:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but the manifest, in which times stand."""
+    """Return all files except the manifest, which holds times."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -133,9 +133,9 @@ def test_what_comes_out(folder: Path) -> None:
 
 @pytest.mark.parametrize("threshold", [40, 10_000])
 def test_a_threshold_above_all_counts_is_no_error(folder: Path, threshold: int) -> None:
-    """Of one side or both: as in subword-nmt, a vocabulary without a subword is none."""
-    made = prepare(config(folder, bpe={"merges": 60, "threshold": threshold}))
-    pipeline = Pipeline.load(made.folder / "text")
+    """On one side or both: as in subword-nmt, an empty vocabulary has no effect."""
+    manifest = prepare(config(folder, bpe={"merges": 60, "threshold": threshold}))
+    pipeline = Pipeline.load(manifest.folder / "text")
     assert pipeline.join(pipeline.subwords("source", "haus")) == "haus"
 
 
@@ -169,12 +169,14 @@ def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
-    made = []
+    results = []
     for jobs in (1, 2):
         chosen = config(folder, folder=str(folder / str(jobs)), steps=steps, valid={"sample": 30})
         manifest = prepare(chosen, jobs=jobs)
-        made.append((contents(folder / str(jobs)), manifest.data["fingerprint"], manifest.splits))
-    assert made[0] == made[1]
+        results.append(
+            (contents(folder / str(jobs)), manifest.data["fingerprint"], manifest.splits)
+        )
+    assert results[0] == results[1]
 
 
 def small_chunks(items: Any, size: Any, limit: int) -> Any:
@@ -204,14 +206,16 @@ def test_every_nth_line_goes_to_validation(folder: Path) -> None:
     manifest = prepare(
         config(folder, train=both, valid={"every": 7}, steps=[{"step": "deduplicate"}], bpe=None)
     )
-    kept = [f"wort{i}" for i in range(100) if i not in (4, 6)] + [f"mehr{i}" for i in range(10)]
+    sentences = [f"wort{i}" for i in range(100) if i not in (4, 6)] + [
+        f"mehr{i}" for i in range(10)
+    ]
     out = folder / "out"
     assert (
         lines(out / "valid.de.txt")
         == lines(out / "valid.de.raw")
-        == [w for i, w in enumerate(kept, 1) if i % 7 == 0]
+        == [w for i, w in enumerate(sentences, 1) if i % 7 == 0]
     )
-    assert lines(out / "words" / "train.de") == [w for i, w in enumerate(kept, 1) if i % 7]
+    assert lines(out / "words" / "train.de") == [w for i, w in enumerate(sentences, 1) if i % 7]
     assert lines(out / "valid.en.raw")[0] == "word8"
     assert manifest.splits["train"]["dropped"] == {"duplicate": 1, "empty": 1}
     assert manifest.splits["train"]["to_valid"] == len(Corpus.open(out, "valid")) == 15
@@ -272,7 +276,7 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
     assert sum(counts or []) == train["source"]["tokens"]
 
 
-# Again ---------------------------------------------------------------------------------------------------------------
+# Again -------------------------------------------------------------------------------------------
 
 
 def again(chosen: DataConfig, **options: Any) -> tuple[Manifest, list[str]]:
@@ -397,7 +401,7 @@ def test_killed_at_a_change_keeps_what_was(folder: Path, monkeypatch: pytest.Mon
     assert len(Corpus.open(folder / "out", "train")) == 301
 
 
-# Refused -------------------------------------------------------------------------------------------------------------
+# Refused -----------------------------------------------------------------------------------------
 
 
 def test_two_at_once(folder: Path) -> None:

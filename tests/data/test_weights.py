@@ -1,4 +1,4 @@
-"""Several corpora: how many pairs came from each, and how often an epoch has them."""
+"""Several training corpora: numbers of pairs, and sampling weights."""
 
 import json
 import os
@@ -29,7 +29,7 @@ PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/
 PARTS = [CorpusPart(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
 
 
-# Names and weights ---------------------------------------------------------------------------------------------------
+# Names and weights -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_corpus_is_named_by_the_end_of_its_path(name: str, found: int) -> None
 def test_names_of_none_or_of_several_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"no training corpus is called 'wob'; data\.train has /texts/raw/news, /texts/raw/web, ",
+        match=r"no training corpus is called 'wob'; data\.train has /texts/raw/news, ",
     ):
         find("wob", PREFIXES)
     with pytest.raises(
@@ -92,33 +92,33 @@ def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
         sampling_spans([], {"web": 2})
 
 
-# The order of an epoch -----------------------------------------------------------------------------------------------
+# The order of an epoch ---------------------------------------------------------------------------
 
 SOURCE, TARGET = (np.random.default_rng(1).integers(1, 40, 3000).astype(np.int32) for _ in range(2))
 SIZE = BatchConfig(size=300)
 
 
 def counted(given: list[WeightedSpan], seed: int = 1, epoch: int = 0) -> np.ndarray:
-    found = list(batches(SOURCE, TARGET, SIZE, seed, epoch, given))
-    assert max(int(TARGET[one].sum()) for one in found) <= SIZE.size
-    return np.bincount(np.concatenate(found), minlength=len(TARGET))
+    epoch_batches = list(batches(SOURCE, TARGET, SIZE, seed, epoch, given))
+    assert max(int(TARGET[one].sum()) for one in epoch_batches) <= SIZE.size
+    return np.bincount(np.concatenate(epoch_batches), minlength=len(TARGET))
 
 
 def test_a_pair_comes_as_often_as_its_corpus_weighs() -> None:
-    given = [
+    spans = [
         WeightedSpan(0, 1000, 2.25),
         WeightedSpan(1500, 2500, 0.5),
         WeightedSpan(2500, 3000, 1),
     ]  # nothing of 1000 to 1500
-    first = counted(given)
+    first = counted(spans)
     assert set(first[:1000]) == {2, 3} and 200 < (first[:1000] == 3).sum() < 300
     assert not first[1000:1500].any()
     assert set(first[1500:2500]) == {0, 1} and 450 < first[1500:2500].sum() < 550
     assert set(first[2500:]) == {1}
-    assert np.array_equal(first, counted(given))
-    for other in (counted(given, epoch=1), counted(given, seed=2)):
+    assert np.array_equal(first, counted(spans))
+    for other in (counted(spans, epoch=1), counted(spans, seed=2)):
         assert not np.array_equal(first, other) and set(other[:1000]) == {2, 3}
-    mean = np.mean([counted(given, epoch=epoch)[:1000] for epoch in range(200)])
+    mean = np.mean([counted(spans, epoch=epoch)[:1000] for epoch in range(200)])
     assert mean == pytest.approx(2.25, abs=0.01)
 
 
@@ -135,7 +135,7 @@ def test_an_epoch_without_a_pair_is_an_error() -> None:
         batches(SOURCE, TARGET, SIZE, 1, 0, [WeightedSpan(0, 3, 1e-6)])
 
 
-# What prep notes -----------------------------------------------------------------------------------------------------
+# Records of prep ---------------------------------------------------------------------------------
 
 
 def write(folder: Path, name: str, count: int, seed: int) -> str:
@@ -170,7 +170,7 @@ STEPS = [
 def test_pairs_of_each_corpus_are_counted(
     more: dict, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through filters, deduplication, two passes, the split, and too many subwords, however the text is dealt out."""
+    """With filters, deduplication, two passes, a split, a limit of subwords, and several jobs."""
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 500))
     names = ["x", "y", "z"]
@@ -187,12 +187,12 @@ def test_pairs_of_each_corpus_are_counted(
         "steps": STEPS,
         **more,
     }
-    made = prepare(DataConfig.model_validate(values), jobs=jobs)
+    manifest = prepare(DataConfig.model_validate(values), jobs=jobs)
     corpus = Corpus.open(tmp_path / "out", "train")
     assert [part.prefix for part in corpus.parts] == train and sum(
         part.pairs for part in corpus.parts
     ) == len(corpus)
-    assert made.splits["train"]["corpora"] == [
+    assert manifest.splits["train"]["corpora"] == [
         {"prefix": part.prefix, "pairs": part.pairs} for part in corpus.parts
     ]
     from fusetk.data.pipeline import Pipeline
@@ -206,25 +206,25 @@ def test_pairs_of_each_corpus_are_counted(
 
 
 def test_a_corpus_that_is_named_once_more_is_read_once_more(tmp_path: Path) -> None:
-    one = write(tmp_path, "x", 50, 1)
+    first = write(tmp_path, "x", 50, 1)
     values = {
         "source": "de",
         "target": "en",
         "folder": str(tmp_path / "out"),
-        "train": [one],
-        "valid": [one],
+        "train": [first],
+        "valid": [first],
     }
     pairs = prepare(DataConfig.model_validate(values)).splits["train"]["pairs_out"]
-    twice = prepare(DataConfig.model_validate({**values, "train": [one, one]}))
+    twice = prepare(DataConfig.model_validate({**values, "train": [first, first]}))
     assert [part["pairs"] for part in twice.splits["train"]["corpora"]] == [pairs, pairs]
 
 
-# Training ------------------------------------------------------------------------------------------------------------
+# Training ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def two(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What makes of the toy task one of two corpora, 400 pairs and 200."""
+    """Return overrides that give the toy task two corpora of 400 and 200 pairs."""
     folder = tmp_path_factory.mktemp("two")
     for language in ("de", "en"):
         lines = (toy.parent / f"train.{language}").read_text().splitlines(keepends=True)
@@ -242,19 +242,19 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     """The pairs of each update of a run."""
     from fusetk.training.loop import Trainer
 
-    found: list[np.ndarray] = []
+    updates: list[np.ndarray] = []
     plain = Trainer._gradients
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             Trainer,
             "_gradients",
             lambda self, indices, n: (
-                found.append(np.concatenate(indices)),
+                updates.append(np.concatenate(indices)),
                 plain(self, indices, n),
             )[1],
         )
         train_module.train(recipe, run, "cpu", quiet=True)
-    return found
+    return updates
 
 
 def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) -> None:
@@ -275,11 +275,12 @@ def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) ->
 
 def test_a_later_stage_fine_tunes_on_one_corpus(toy: Path, two: list[str], tmp_path: Path) -> None:
     stage = "optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}"
-    stages = f"[{{{stage}, end: {{epochs: 1}}}}, {{{stage}, weights: {{first: 0, second: 1.5}}, end: {{epochs: 2}}}}]"
-    found = seen(load(toy, [*two, f"training.stages={stages}"]), tmp_path)
-    updates = next(i for i, _ in enumerate(found) if sum(map(len, found[:i])) == 600)
-    assert sorted(np.concatenate(found[:updates])) == list(range(600))
-    tuned = np.bincount(np.concatenate(found[updates:]), minlength=600)
+    first = f"{{{stage}, end: {{epochs: 1}}}}"
+    second = f"{{{stage}, weights: {{first: 0, second: 1.5}}, end: {{epochs: 2}}}}"
+    updates = seen(load(toy, [*two, f"training.stages=[{first}, {second}]"]), tmp_path)
+    end = next(i for i, _ in enumerate(updates) if sum(map(len, updates[:i])) == 600)
+    assert sorted(np.concatenate(updates[:end])) == list(range(600))
+    tuned = np.bincount(np.concatenate(updates[end:]), minlength=600)
     assert not tuned[:400].any() and set(tuned[400:]) == {2, 3, 4}
 
 
@@ -399,15 +400,15 @@ def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(
     folder = Path(load(toy, two).data.folder).parent
     for language, word in (("de", "eins"), ("en", "EINS")):
         (tmp_path / f"long.{language}").write_text(" ".join([word] * 500) + "\n")
-    made = [
+    overrides = [
         f"data.folder={tmp_path / 'prepared'}",
         f"data.train=[{folder / 'first'}, {tmp_path / 'long'}]",
     ]
-    prepare(load(toy, made).data)
+    prepare(load(toy, overrides).data)
     with pytest.raises(DataError, match="501 tokens and a batch holds 400"):
-        train_module.train(load(toy, made), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / "run", "cpu", quiet=True)
     train_module.train(
-        load(toy, [*made, "training.stages.0.weights={long: 0}"]),
+        load(toy, [*overrides, "training.stages.0.weights={long: 0}"]),
         tmp_path / "run",
         "cpu",
         quiet=True,

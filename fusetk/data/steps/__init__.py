@@ -32,7 +32,7 @@ STEPS: tuple[type[PrepStep], ...] = (
 
 
 def step_type(steps: Sequence[type[PrepStep]]) -> Any:
-    """Return the type of a config field that holds one of these steps, chosen by its key ``step``."""
+    """Return the type of a field that holds one of these steps, chosen by its key ``step``."""
     return Annotated[functools.reduce(operator.or_, steps), Field(discriminator="step")]
 
 

@@ -72,7 +72,7 @@ class LineStep(PrepStep):
 
 
 class LearnedStep(LineStep):
-    """Base of the line steps with a model that is learned on the training text, one for each side."""
+    """Base of the line steps that learn a model on the training text of each side."""
 
     model_file: ClassVar[str]
     """Name of the model's file, without the language."""

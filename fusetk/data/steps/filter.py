@@ -15,10 +15,10 @@ RATIO = "length ratio"
 
 
 class Filter(PairStep):
-    """Drop training pairs by the number of tokens that their lines have at this step. Validation and test text keep
-    all pairs.
+    """Drop training pairs by their numbers of tokens at this step.
 
-    Training pairs with an empty side are always dropped, unless a filter has `min_length: 0`.
+    Validation and test text keep all pairs. Training pairs with an empty side are always dropped,
+    unless a filter has `min_length: 0`.
     """
 
     step: Literal["filter"]
@@ -33,7 +33,7 @@ class Filter(PairStep):
         return self.length_reason(count_tokens(source), count_tokens(target))
 
     def length_reason(self, source: int, target: int) -> str:
-        """Return the reason for dropping a pair with these numbers of tokens, or an empty string."""
+        """Return why a pair with these numbers of tokens is dropped, or an empty string."""
         short, long = min(source, target), max(source, target)
         if short < self.min_length:
             return SHORT if short else EMPTY

@@ -10,7 +10,10 @@ from fusetk.errors import ConfigError
 
 
 class Truecase(LearnedStep):
-    """Give the first word of each sentence its most frequent case in the training text (Moses' truecaser)."""
+    """Give the first word of each sentence its most frequent case (Moses' truecaser).
+
+    The cases are counted on the training text.
+    """
 
     step: Literal["truecase"]
 
