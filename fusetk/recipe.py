@@ -17,7 +17,7 @@ from fusetk.training.config import TrainingConfig
 
 # Patterns of keys that do not decide which model is trained: what training keeps and prints, and
 # how it computes. They may change when a run is resumed, and are not departures from a recipe.
-NEUTRAL = (
+NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
     r"training\.validation\.(bleu|tokens)",

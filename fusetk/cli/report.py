@@ -449,9 +449,9 @@ def _remarks(table: Table) -> list[str]:
 
 def _departures(table: Table) -> list[str]:
     """Runs whose config is not that of their recipe; each set of changes once."""
-    from fusetk.recipe import NEUTRAL
+    from fusetk.recipe import NEUTRAL_KEYS
 
-    free = re.compile("|".join([r"training\.seed", *NEUTRAL]))
+    free = re.compile("|".join([r"training\.seed", *NEUTRAL_KEYS]))
     groups: dict[str, list[Run]] = {}
     for row in table.rows:
         theirs = _without_folders(row.recipe.model_dump(mode="json"))

@@ -1,14 +1,14 @@
-"""The layers of a model, for what is done with each of them by itself: compiled, split over processes."""
+"""The layers of a model, which are compiled and sharded one by one."""
 
 from torch import nn
 
 from fusetk.models.stack import Stack
 
-CALLS = ("source", "attended")  # methods by which models run a layer, besides its forward
+CALLS = ("source", "attended")  # methods besides ``forward`` by which models run a layer
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """Those of all stacks, summaries among them; none where a model has no stacks."""
+    """Return the layers of all stacks, summary layers included; none for a model without stacks."""
     return [
         layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers
     ]

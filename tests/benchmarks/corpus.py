@@ -135,7 +135,7 @@ def measure(config: Path, weights: bool) -> None:
         found.update(seconds=time.perf_counter() - begun, trainer=trainer)
         raise Done
 
-    Trainer._gradients = first  # type: ignore[method-assign]
+    Trainer._compute_gradients = first  # type: ignore[method-assign]
     recipe = load(
         config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else []
     )

@@ -235,11 +235,11 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     from fusetk.training.loop import Trainer
 
     found: list[np.ndarray] = []
-    plain = Trainer._gradients
+    plain = Trainer._compute_gradients
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             Trainer,
-            "_gradients",
+            "_compute_gradients",
             lambda self, indices, n: (
                 found.append(np.concatenate(indices)),
                 plain(self, indices, n),

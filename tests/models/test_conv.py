@@ -270,7 +270,7 @@ def test_a_weight_that_was_made_once_follows_training(kind: str) -> None:
     """Fused optimisers change parameters without a trace in their version."""
     model = make().float()
     config = OPTIMIZERS[kind].Config.model_validate({"kind": kind})
-    optimizer = OPTIMIZERS[kind].build(config, model.parameters())
+    optimizer = OPTIMIZERS[kind](config, model.parameters())
     for _ in range(2):
         model.eval()
         with torch.inference_mode():

@@ -141,7 +141,7 @@ def optimizer_of(
     model: torch.nn.Module, kind: str, options: dict[str, Any]
 ) -> torch.optim.Optimizer:
     found: Any = OPTIMIZERS[kind]
-    built: torch.optim.Optimizer = found.build(
+    built: torch.optim.Optimizer = found(
         found.Config.model_validate({"kind": kind, **options}), model.parameters()
     )
     return built

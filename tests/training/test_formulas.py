@@ -92,7 +92,7 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (1, 7), (2, 3, 5)]
 def build(
     kind: str, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    built: torch.optim.Optimizer = OPTIMIZERS[kind].build(
+    built: torch.optim.Optimizer = OPTIMIZERS[kind](
         config(OPTIMIZERS, kind, options), parameters
     )  # type: ignore[attr-defined]
     return built
@@ -197,7 +197,7 @@ def replicas(
 
 
 SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] = {
-    "vaswani": (
+    "noam": (
         lambda t, warmup, factor: factor / 16 * min(t**-0.5, t * warmup**-1.5),
         [{"warmup": 500, "factor": 2.0}],
     ),
@@ -223,7 +223,7 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
             {"peak": 2e-3, "warmup": 0, "start": 1.0, "floor": 0.0, "updates": 5_000},
         ],
     ),
-    "replicas": (
+    "rnmt-plus": (
         replicas,
         [{"rate": 1e-4, "replicas": 8, "warmup": 50, "decay_start": 4_000, "decay_end": 12_000}],
     ),
