@@ -40,6 +40,7 @@ from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
+from fusetk.weights import read_state
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
@@ -313,7 +314,7 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> 
             f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
             "choose another --run, or undo the change"
         )
-    if checkpoint.read_state(last).get("data") not in (None, fingerprint):
+    if read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
             f"the data in {recipe.data.folder} are not those that {run} was trained on: "
             "prepare them with the settings of that run, or choose another --run"

@@ -8,7 +8,7 @@ from fusetk.errors import CheckpointError
 from fusetk.runs import MODEL, checkpoint_name, checkpoints
 from fusetk.training import checkpoint
 from fusetk.training.validation import rank
-from fusetk.weights import read_tensors
+from fusetk.weights import read_state, read_tensors
 
 
 def choose(
@@ -28,7 +28,7 @@ def choose(
         chosen = [path for path in folders if path.name in names]
         count = len(names)
     elif best:
-        results = [(checkpoint.read_state(path).get("valid", {}), path) for path in folders]
+        results = [(read_state(path).get("valid", {}), path) for path in folders]
         ranked = sorted(
             (rank(metric, valid), path)
             for valid, path in results

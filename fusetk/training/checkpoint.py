@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fusetk import runs
 from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest, flush
 from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints
@@ -162,14 +161,6 @@ def _error_number(error: Exception) -> int:
 def _megabytes(size: int) -> str:
     """A size in MB, rounded up so that a small one is not 0.0 MB."""
     return f"{math.ceil(size / 1e5) / 10:,.1f} MB"
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read ``state.json``. Raises CheckpointError, which names the newest complete checkpoint."""
-    try:
-        return runs.read_state(folder)
-    except CheckpointError as error:
-        raise damaged(folder, str(error)) from None
 
 
 def recover(run: Path) -> None:

@@ -17,7 +17,7 @@ from fusetk.training.ema import Ema
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import gather, shard_like
 from fusetk.training.validation import rank
-from fusetk.weights import damaged, load_weights, read_tensors
+from fusetk.weights import damaged, load_weights, read_state, read_tensors
 
 
 class Checkpoints:
@@ -108,9 +108,9 @@ class Checkpoints:
     def _prune(self, progress: Progress, folder: Path) -> None:
         """Delete the checkpoints that are neither among the last nor among the best.
 
-        ``folder`` is the current one, which is kept. Two kinds do not count among the last. A checkpoint of an interruption would not exist
-        without it, and later averages must not include it. Checkpoints of later updates exist in a
-        run that was set back.
+        ``folder`` is the current one, which is kept. Two kinds do not count among the last. A
+        checkpoint of an interruption would not exist without it, and later averages must not
+        include it. Checkpoints of later updates exist in a run that was set back.
         """
         metric = self.config.validation.metric
         ranked = sorted(
@@ -140,7 +140,7 @@ class Checkpoints:
 
         Raises CheckpointError if the checkpoint is damaged.
         """
-        state = checkpoint.read_state(folder)
+        state = read_state(folder)
         self.load_weights(folder)
         try:
             progress = Progress.from_state(state["progress"])

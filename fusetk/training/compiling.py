@@ -79,6 +79,6 @@ def compile_failure(error: RuntimeError) -> str | None:
         return None
     reason = next(line for line in str(error).splitlines() if line.strip())
     return (
-        f"training.compile: torch cannot compile the layers here ({reason}): it needs a working C++ "
-        "compiler (g++, or the one in CXX) and, on a GPU, Triton; or remove training.compile"
+        f"training.compile: torch cannot compile the layers here ({reason}): it needs a working "
+        "C++ compiler (g++, or the one in CXX) and, on a GPU, Triton; or remove training.compile"
     )

@@ -8,10 +8,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import torch
 
-from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import Share, shares
 from fusetk.data.sampler import Indices, batches, fits, groups
@@ -23,24 +21,16 @@ from fusetk.runs import CHECKPOINTS
 from fusetk.training import optim, schedule
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
-from fusetk.training.compiling import compile_failure
 from fusetk.training.config import StageConfig, TrainingConfig
 from fusetk.training.ema import Ema
 from fusetk.training.log import Log, Reporter
-from fusetk.training.loss import Loss
 from fusetk.training.loss_scale import GradientCheck
-from fusetk.training.oversize import BatchSplitter
-from fusetk.training.parallel import local_batches
-from fusetk.training.progress import Progress
+from fusetk.training.oversize import BatchSplitter, GradientComputer
+from fusetk.training.progress import Progress, stage_ended
 from fusetk.training.schedule import Schedule
 from fusetk.training.sharding import optimizer_groups, sharded, unsharded
 from fusetk.training.signals import Stop, StopNow
-from fusetk.training.step import (
-    accumulate_gradients,
-    length_multiple,
-    optimizer_step,
-    out_of_memory,
-)
+from fusetk.training.step import optimizer_step
 from fusetk.training.validation import LOWER_IS_BETTER, PartialResults, Validator
 
 
@@ -78,7 +68,8 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema = Ema(model, config.ema) if config.ema else None
         self.checkpoints = Checkpoints(run, config, model, self.ema, fingerprint, world)
-        self.splitter = BatchSplitter(corpus, self.sharded, self._notify)
+        splitter = BatchSplitter(corpus, self.sharded, self._notify)
+        self.gradients = GradientComputer(config, model, corpus, world, splitter)
         self._shares = [shares(corpus.parts, stage.weights) for stage in config.stages]
         self._check_stages()
 
@@ -171,25 +162,7 @@ class Trainer:
         )
 
     def _stage_ended(self, stage: StageConfig) -> bool:
-        progress = self.progress
-        end = stage.end
-        return (
-            (end.epochs is not None and progress.stage_epoch >= end.epochs)
-            or (end.updates is not None and progress.stage_update >= end.updates)
-            or (end.patience is not None and progress.stalled >= end.patience)
-            or (end.rate is not None and self._rate_fell_below(end.rate, stage))
-            or (end.hours is not None and progress.seconds >= end.hours * 3600)
-        )
-
-    def _rate_fell_below(self, limit: float, stage: StageConfig) -> bool:
-        """Whether the rate of the next update is below a limit, and not rising."""
-        progress = self.progress
-        if not progress.stage_update:
-            return False
-        built = self._build_schedule(stage)
-        rate = built.rate(progress.stage_update, progress.schedule_state)
-        next_rate = built.rate(progress.stage_update + 1, progress.schedule_state)
-        return next_rate < limit and next_rate <= rate
+        return stage_ended(stage.end, self.progress, self._build_schedule(stage))
 
     def _build_optimizer(self, stage: StageConfig) -> torch.optim.Optimizer:
         return optim.build(stage.optimizer, optimizer_groups(self.model.parameters()))
@@ -217,15 +190,17 @@ class Trainer:
         progress = self.progress
         rate = self.schedule.rate(progress.stage_update + 1, progress.schedule_state)
         tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
+        scale = self.gradient_check.scale(progress)
+        losses = self.gradients.compute(indices, tokens, progress.update, scale)
         stats = optimizer_step(
             self.model,
             self.optimizer,
-            self._compute_gradients(indices, tokens),
+            losses,
             rate,
             stage.clip,
             tokens,
             self.world,
-            self.gradient_check.scale(progress),
+            scale,
         )
         self.gradient_check.check(progress, stats.grad_norm, indices)
         progress.advance(updates_in_epoch)
@@ -236,54 +211,6 @@ class Trainer:
             (stage.end.epochs or math.inf) * updates_in_epoch, stage.end.updates or math.inf
         )
         self.reporter.update(progress, stats, rate, updates - progress.stage_update)
-
-    def _compute_gradients(self, indices: Sequence[Indices], tokens: int) -> list[Loss]:
-        """Compute this process' part of an update's gradients, and return its losses.
-
-        If memory does not suffice, batches are split into halves and computed again.
-        Raises FusetkError if it does not suffice for a single pair.
-        """
-        parts = [
-            part
-            for pairs in local_batches(self.world, indices)
-            if len(pairs) or self.sharded
-            for part in self.splitter.split(pairs)
-        ]
-        update = self.progress.update
-        while True:
-            # Seed every update, so that checkpoints need no generator state. Each process has
-            # its own dropout masks.
-            torch.manual_seed((self.config.seed * 1_000_003 + update) ^ (self.world.rank << 48))
-            try:
-                return accumulate_gradients(
-                    self.model,
-                    (self._collate(pairs) for pairs in parts),
-                    self.config.label_smoothing,
-                    self.config.precision,
-                    tokens,
-                    self.gradient_check.scale(self.progress),
-                )
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    if message := compile_failure(error):
-                        raise ConfigError(message) from None
-                    raise
-                parts = self.splitter.split_after_failure(parts, error, update + 1)
-            self.model.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def _collate(self, pairs: Indices) -> Batch:
-        """Return a batch on the device.
-
-        With a sharded model, a process without pairs runs one pair and counts none of its tokens.
-        """
-        multiple = length_multiple(self.device, self.config.precision)
-        limit = self.model.max_positions
-        if len(pairs):
-            return collate(self.corpus, pairs, multiple, limit).to(self.device)
-        batch = collate(self.corpus, np.zeros(1, np.int64), multiple, limit)
-        return batch._replace(real=batch.real[:0]).to(self.device)
 
     def _count_time(self, stage: StageConfig) -> None:
         """Add the time since the last call to the stage's duration.

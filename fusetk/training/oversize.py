@@ -1,13 +1,22 @@
-"""Batches that are too large for the memory of the device: they are split into halves."""
+"""The gradients of an update. Batches that are too large for memory are split into halves."""
 
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
+from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import Indices
-from fusetk.errors import FusetkError
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.processes import World
+from fusetk.training.compiling import compile_failure
+from fusetk.training.config import TrainingConfig
+from fusetk.training.loss import Loss
+from fusetk.training.parallel import local_batches
+from fusetk.training.step import accumulate_gradients, length_multiple, out_of_memory
 
 
 class BatchSplitter:
@@ -66,3 +75,72 @@ class BatchSplitter:
 
     def _target_tokens(self, pairs: Indices) -> int:
         return int(self.corpus.target.lengths[pairs].sum())
+
+
+class GradientComputer:
+    """Computes this process' part of the gradients of an update."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        model: Seq2Seq,
+        corpus: Corpus,
+        world: World,
+        splitter: BatchSplitter,
+    ):
+        self.config = config
+        self.model = model
+        self.corpus = corpus
+        self.world = world
+        self.splitter = splitter
+        self.device = next(model.parameters()).device
+
+    def compute(
+        self, indices: Sequence[Indices], tokens: int, updates: int, scale: float
+    ) -> list[Loss]:
+        """Compute gradients of the losses times ``scale / tokens``, and return the losses.
+
+        ``indices`` are the batches of all processes, and ``updates`` the number of updates before
+        this one. If memory does not suffice, batches are split and computed again.
+        Raises FusetkError if it does not suffice for a single pair.
+        """
+        parts = [
+            part
+            for pairs in local_batches(self.world, indices)
+            if len(pairs) or self.splitter.sharded
+            for part in self.splitter.split(pairs)
+        ]
+        while True:
+            # Seed every update, so that checkpoints need no generator state. Each process has
+            # its own dropout masks.
+            torch.manual_seed((self.config.seed * 1_000_003 + updates) ^ (self.world.rank << 48))
+            try:
+                return accumulate_gradients(
+                    self.model,
+                    (self._collate(pairs) for pairs in parts),
+                    self.config.label_smoothing,
+                    self.config.precision,
+                    tokens,
+                    scale,
+                )
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    if message := compile_failure(error):
+                        raise ConfigError(message) from None
+                    raise
+                parts = self.splitter.split_after_failure(parts, error, updates + 1)
+            self.model.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _collate(self, pairs: Indices) -> Batch:
+        """Return a batch on the device.
+
+        With a sharded model, a process without pairs runs one pair and counts none of its tokens.
+        """
+        multiple = length_multiple(self.device, self.config.precision)
+        limit = self.model.max_positions
+        if len(pairs):
+            return collate(self.corpus, pairs, multiple, limit).to(self.device)
+        batch = collate(self.corpus, np.zeros(1, np.int64), multiple, limit)
+        return batch._replace(real=batch.real[:0]).to(self.device)

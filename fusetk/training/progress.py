@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fusetk.training.config import EndConfig
+from fusetk.training.schedule import Schedule
 from fusetk.training.validation import rank
 
 
@@ -101,3 +103,23 @@ class Progress:
             for update, value, *loss in progress.ranking
         ]
         return progress
+
+
+def stage_ended(end: EndConfig, progress: Progress, schedule: Schedule) -> bool:
+    """Whether one of the limits of the current stage is reached."""
+    return (
+        (end.epochs is not None and progress.stage_epoch >= end.epochs)
+        or (end.updates is not None and progress.stage_update >= end.updates)
+        or (end.patience is not None and progress.stalled >= end.patience)
+        or (end.rate is not None and _rate_fell_below(end.rate, progress, schedule))
+        or (end.hours is not None and progress.seconds >= end.hours * 3600)
+    )
+
+
+def _rate_fell_below(limit: float, progress: Progress, schedule: Schedule) -> bool:
+    """Whether the rate of the next update is below a limit, and not rising."""
+    if not progress.stage_update:
+        return False
+    rate = schedule.rate(progress.stage_update, progress.schedule_state)
+    next_rate = schedule.rate(progress.stage_update + 1, progress.schedule_state)
+    return next_rate < limit and next_rate <= rate

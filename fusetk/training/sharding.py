@@ -25,7 +25,7 @@ from fusetk.training.layers import CALLS, layers
 
 
 def shard(model: nn.Module, world: World) -> None:
-    """Shard a model that is equal in all processes, and put each shard on the device of its process.
+    """Shard a model that is equal in all processes, with each shard on its process' device.
 
     Raises ConfigError if torch is too old.
     """
@@ -96,12 +96,12 @@ def _units(model: nn.Module) -> list[Any]:
 
 
 def sharded(tensor: Tensor | None) -> bool:
-    """Whether a tensor is a ``DTensor``. It tests an attribute, because importing DTensor takes seconds."""
+    """Whether a tensor is a ``DTensor``. The test of an attribute avoids an import of seconds."""
     return hasattr(tensor, "placements")
 
 
 def local(tensor: Any) -> Tensor:
-    """Return this process' shard of a tensor, or the tensor if it is not sharded, without a copy."""
+    """Return this process' shard of a tensor, without a copy; the tensor if it is not sharded."""
     return tensor.to_local() if sharded(tensor) else tensor
 
 

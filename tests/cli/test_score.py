@@ -471,7 +471,7 @@ def test_the_same_again_replaces_and_another_checkpoint_adds(folder: Path) -> No
         (["--checkpoint", "best"], "give --run"),
         (
             ["--run", "nowhere", "--set-name", "test"],
-            "nowhere is no run folder: there is no such folder",
+            "nowhere is not a run folder: there is no such folder",
         ),
         (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
         (

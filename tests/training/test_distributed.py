@@ -21,8 +21,8 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.processes import World
 from fusetk.recipe import load
-from fusetk.training import checkpoint
 from fusetk.training.parallel import local_batches
+from fusetk.weights import read_state
 
 # Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
 PLAIN = [
@@ -129,7 +129,7 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
         process.kill()
     assert "received: saved after update" in said and "exitcode  : 75" in said
     last = (run / "checkpoints" / "last").resolve()
-    assert checkpoint.read_state(last)["interrupted"]
+    assert read_state(last)["interrupted"]
     update = int(last.name.removeprefix("update-"))
     finished(launch(2, toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"]))
     assert all(
@@ -170,7 +170,7 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert "the metric is broken" in said or "os._exit" in failure
     [saved] = runs.checkpoints(tmp_path / "run")
-    assert saved.name == runs.checkpoint_name(4) and checkpoint.read_state(saved)["interrupted"]
+    assert saved.name == runs.checkpoint_name(4) and read_state(saved)["interrupted"]
     finished(launch(2, toy, tmp_path / "run", []))
     finished(launch(2, toy, tmp_path / "whole", []))
     assert all(

@@ -31,6 +31,7 @@ from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
 from fusetk.training.validation import Validator
+from fusetk.weights import read_state
 
 GIVEN = [
     "training.ema=0.9",
@@ -239,12 +240,12 @@ def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) ->
         shutil.rmtree(folder_of(copy, update))
     (folder_of(copy, 8) / STATE).unlink()
     assert refusal(train(toy, copy, *GIVEN)).endswith(
-        "there is no other complete checkpoint beside it"
+        "there is no other complete checkpoint in this run"
     )
     for name in ("best", "last"):
         (copy / "checkpoints" / name).unlink()
     assert refusal(train(toy, copy, *GIVEN)).endswith(
-        "there is no other complete checkpoint beside it"
+        "there is no other complete checkpoint in this run"
     )
     assert (folder_of(copy, 8) / MODEL).exists()
 
@@ -275,11 +276,11 @@ def test_a_newer_or_foreign_state_is_named(
 def test_no_byte_of_the_state_changes_unnoticed(copy: Path) -> None:
     """Unless it changes nothing."""
     folder, noticed = folder_of(copy, 8), 0
-    content, state = (folder / STATE).read_bytes(), checkpoint.read_state(folder)
+    content, state = (folder / STATE).read_bytes(), read_state(folder)
     for place in range(0, len(content), 7):
         flip(folder / STATE, place)
         try:
-            found = checkpoint.read_state(folder)
+            found = read_state(folder)
             assert all(found[key] == state[key] for key in state)
         except CheckpointError:
             noticed += 1
@@ -293,7 +294,7 @@ def test_checkpoints_of_before_there_was_a_checksum_of_the_state_are_read(copy: 
     (folder / STATE).write_text(
         json.dumps({key: value for key, value in state.items() if key != "digest"})
     )
-    assert runs.is_intact(folder) and checkpoint.read_state(folder)["progress"]["update"] == 8
+    assert runs.is_intact(folder) and read_state(folder)["progress"]["update"] == 8
 
 
 def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Path) -> None:
@@ -527,7 +528,10 @@ def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None
             SafetensorError("I/O error: No space left on device (os error 28)"),
             "the disk is full, it takes 0.1 MB",
         ),
-        (OSError(errno.EFBIG, "File too large"), "a file exceeds the size limit, the largest has 0.1 MB"),
+        (
+            OSError(errno.EFBIG, "File too large"),
+            "a file exceeds the size limit, the largest has 0.1 MB",
+        ),
     ],
 )
 def test_every_lack_of_space_has_its_exit_code(
@@ -584,7 +588,9 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
         patched.setattr(train_module, "forget_after", all_the_same)  # reading /dev/full has no end
         train_module.train(load(toy, GIVEN), run, "cpu", quiet=True)
     said = capsys.readouterr().err
-    assert said.count("log.txt cannot be written (No space left on device): training continues") == 1
+    assert (
+        said.count("log.txt cannot be written (No space left on device): training continues") == 1
+    )
     assert said.count("metrics.jsonl cannot be written") == 1 and "Traceback" not in said
     assert tensors(run) == tensors(trained)
 
@@ -631,7 +637,7 @@ FIRST = "{optimizer: adam, schedule: {kind: inverse-sqrt, peak: 0.01, warmup: 20
     [
         (
             ["training.stages.0.schedule.warmup=30"],
-            "(training.stages.0.schedule.warmup: 20 -> 30): name another --run, or take back",
+            "(training.stages.0.schedule.warmup: 20 -> 30): choose another --run, or undo",
         ),
         (
             ["training.stages.0.clip=1", "model.dropout=0.2"],
@@ -658,7 +664,7 @@ def test_a_stage_may_be_added_and_not_taken_away(toy: Path, copy: Path) -> None:
     both = f"training.stages=[{FIRST}, {SECOND}]"
     assert train(toy, copy, *GIVEN, both).exit_code == 0
     assert (
-        "changed: training.stages.1: new, nag, constant, updates 2\n"
+        "changed: training.stages.1: added, nag, constant, updates 2\n"
         in (copy / "log.txt").read_text()
     )
     assert folder_of(copy, 10).exists()
@@ -686,7 +692,9 @@ def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
 
 def test_only_what_changes_no_model_is_free() -> None:
     def free(key: str) -> bool:
-        return any(train_module.re.fullmatch(pattern, key) for pattern in train_module.CHANGEABLE_KEYS)
+        return any(
+            train_module.re.fullmatch(pattern, key) for pattern in train_module.CHANGEABLE_KEYS
+        )
 
     assert all(
         map(

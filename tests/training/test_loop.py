@@ -27,6 +27,7 @@ from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.validation import PartialResults, Validator
+from fusetk.weights import read_state
 
 TWO_STAGES = [
     "training.stages=["
@@ -73,7 +74,7 @@ def test_resuming_gives_the_same_run_to_the_bit(
     kept = runs.checkpoints(copy)[:stop]
     checkpoint.prune(copy, kept)
     checkpoint.link(copy, "last", kept[-1])
-    best = checkpoint.read_state(kept[-1])["progress"]["best_update"]
+    best = read_state(kept[-1])["progress"]["best_update"]
     checkpoint.link(copy, "best", copy / "checkpoints" / runs.checkpoint_name(best))
     train_module.train(recipe, copy, "cpu", quiet=True)
     assert files(copy, last) == files(run, last)
@@ -267,7 +268,7 @@ def test_what_validation_cannot_do_loses_no_update(
     ):
         train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     monkeypatch.undo()
-    assert checkpoint.read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
+    assert read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     train_module.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
     assert (
@@ -470,7 +471,7 @@ def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path
         load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True
     )
     [folder] = runs.checkpoints(tmp_path / "run")
-    state = checkpoint.read_state(folder)
+    state = read_state(folder)
     state["progress"].pop("best_loss")
     state["progress"]["ranking"] = [entry[:2] for entry in state["progress"]["ranking"]]
     (folder / runs.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
@@ -541,12 +542,11 @@ def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert 2 < time.monotonic() - begun < 20
-    state = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
+    state = read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
     assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert (
-        checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"]
-        == state["update"]
+        read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"] == state["update"]
     ), "nothing to do"
 
 
@@ -556,7 +556,7 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
         load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
     )
     told = (tmp_path / "a" / "log.txt").read_text()
-    fingerprint = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
+    fingerprint = read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
     assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
     if found := revision():
         assert f"fusetk 0.1.0 ({found})" in told

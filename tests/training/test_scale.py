@@ -11,8 +11,9 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.errors import FusetkError
 from fusetk.recipe import load
-from fusetk.training import checkpoint, loop
+from fusetk.training import loop
 from fusetk.training.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, next_scale
+from fusetk.weights import read_state
 
 GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]
 
@@ -36,7 +37,7 @@ def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
         ]
         train_module.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
     half, full = (
-        checkpoint.read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
+        read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
         for name in ("fp16", "fp32")
     )
     assert half == pytest.approx(full, rel=0.03)
@@ -62,9 +63,7 @@ def test_what_is_too_large_is_halved_and_resuming_is_exact(
     assert (tmp_path / "whole" / "log.txt").read_text().count(
         "fp16 gradients overflowed"
     ) == 3  # 65536, 32768, 16384
-    states = [
-        checkpoint.read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")
-    ]
+    states = [read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")]
     assert [state["scale"] for state in states] == [
         32768,
         16384,

@@ -246,10 +246,10 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import loop\nplain = loop.accumulate_gradients\n"
+        "from fusetk.training import oversize\nplain = oversize.accumulate_gradients\n"
         "def gradients(*given):\n"
         "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
-        "    return plain(*given)\nloop.accumulate_gradients = gradients\n"
+        "    return plain(*given)\noversize.accumulate_gradients = gradients\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
     assert (
