@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fusetk.config import ComponentConfig, resolve
 
 ScheduleState = Mapping[str, Any]
-"""What a schedule keeps from the validations of its stage: plain values, stored in checkpoints."""
+"""The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
 INITIAL_STATE: ScheduleState = {}
 RENAMED = {"vaswani": "noam", "replicas": "rnmt-plus"}  # earlier names of schedules
 
