@@ -39,7 +39,17 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
-    "train": {"system", "recipe", "training", "models", "data", "machine", "processes", "runs"},
+    "train": {
+        "system",
+        "recipe",
+        "training",
+        "models",
+        "data",
+        "machine",
+        "processes",
+        "runs",
+        "weights",
+    },
 }
 EVERYWHERE = {"config", "errors", "trace", "files", "__version__", "DEVICE"}
 
