@@ -1,4 +1,7 @@
-"""Files that are complete or missing, locks on folders, checksums. This module imports nothing of fusetk."""
+"""Files that are complete or missing, locks on folders, checksums.
+
+This module imports nothing of fusetk.
+"""
 
 import hashlib
 import json
@@ -12,9 +15,9 @@ BLOCK = 1 << 20
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Write a file under another name, flush it to disk and rename it: at any time the old or the new file is complete.
+    """Write a file under another name, flush it to disk and rename it.
 
-    Raises OSError; then the old file is unchanged.
+    At any time the old or the new file is complete. Raises OSError; then the old file is unchanged.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -46,9 +49,10 @@ def flush(path: Path) -> None:
 
 
 def lock(file: IO[Any] | int, wait: bool = False) -> bool:
-    """Lock an open file or folder until it is closed; return False if another process holds the lock and ``wait`` is not set.
+    """Lock an open file or folder until it is closed.
 
-    Return True without a lock where the system or the file system has none.
+    Return False if another process holds the lock and ``wait`` is not set. Return True without a
+    lock if the system or the file system does not support locks.
     """
     try:
         import fcntl
@@ -65,7 +69,10 @@ def lock(file: IO[Any] | int, wait: bool = False) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within this context no other process locks the folder; wait for one that does. Raises OSError for a folder that is missing."""
+    """Within this context no other process locks the folder. Wait for one that does.
+
+    Raises OSError if the folder is missing.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         lock(descriptor, wait=True)

@@ -1,4 +1,7 @@
-"""The processes that work together: ranks, broadcast, all-gather, all-reduce. This module knows nothing of models."""
+"""The processes that work together: ranks, broadcast, all-gather, all-reduce.
+
+This module does not depend on models.
+"""
 
 import ctypes
 import os
@@ -79,9 +82,10 @@ ALONE = World()
 
 
 def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
-    """Join the processes that torchrun started, or a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Connect the processes that torchrun started.
 
-    ``timeout`` limits how long a process later waits for the others. Raises ConfigError if some of the variables are missing.
+    Another launcher can set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. ``timeout`` limits how
+    long a process later waits for the others. Raises ConfigError if a variable is missing.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not os.environ.get(name)]
@@ -89,7 +93,8 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
         return World(device=device)
     if missing:
         raise ConfigError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start the processes with torchrun"
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: "
+            "start the processes with torchrun"
         )
     options: dict[str, Any] = {}
     if device.type == "cuda":
@@ -107,11 +112,12 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
 
 
 def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
-    """Return a name that all processes of this attempt share, and no process of an earlier attempt.
+    """Return a name that all processes of this attempt share, and no process of an earlier one.
 
-    A launcher that restarts processes keeps its store, with the addresses of processes that have ended. So each process writes
-    a name of its own under "hello". Rank 0 answers every name it reads there, old or new, with its own name, until all processes
-    of this attempt have acknowledged it. After TIMEOUT rank 0 raises ConfigError and the others DistStoreError.
+    A launcher that restarts processes keeps its store, with the addresses of processes that have
+    ended. So each process writes a unique name under "hello". Rank 0 answers every name that it
+    reads there, old or new, with its own name, until all processes of this attempt have
+    acknowledged it. After TIMEOUT rank 0 raises ConfigError and the others DistStoreError.
     """
     name = uuid.uuid4().hex
     if rank:
@@ -127,14 +133,14 @@ def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
                 store.set(f"fusetk/answer/{greeting}", name)
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"not all of the {size} processes started within {TIMEOUT}: look at their messages"
+                f"not all of the {size} processes started within {TIMEOUT}: read their messages"
             )
         time.sleep(0.05)
     return name
 
 
 def _end_with_parent() -> None:
-    """Ask the system to send SIGTERM to this process when its launcher ends, where it can (Linux)."""
+    """Let the system send SIGTERM to this process when its launcher ends (on Linux only)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -147,11 +153,10 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def local_device(name: str) -> str:
-    """Give each process of a host its own GPU, ``cuda:N``, where the user asks for ``auto`` or ``cuda``."""
+    """Return ``cuda:N`` with a GPU for each process of a host, if ``name`` is auto or cuda."""
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local_rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("RANK", "0"))
-    return (
-        f"cuda:{local_rank % torch.cuda.device_count()}"  # cuda:0 where each process sees one GPU
-    )
+    # It is cuda:0 if each process sees a single GPU.
+    return f"cuda:{local_rank % torch.cuda.device_count()}"

@@ -18,7 +18,7 @@ from fusetk.training.config import TrainingConfig
 # Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
 # it prints and how it computes. A resumed run may change them, and `fusetk report` does not list
 # them as deviations from a recipe.
-NEUTRAL = (
+NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
     r"training\.validation\.(bleu|tokens)",

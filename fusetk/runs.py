@@ -1,4 +1,7 @@
-"""Run folders: the names of their files, their checkpoints and metrics. This module imports no torch."""
+"""Run folders: the names of their files, their checkpoints and metrics.
+
+This module does not import torch.
+"""
 
 import json
 from collections.abc import Iterator
@@ -23,9 +26,10 @@ EMA = "ema.safetensors"
 
 
 def find(path: Path) -> tuple[Path, str]:
-    """Return the run folder of a path, which is a run or a checkpoint in it, and the name of the checkpoint.
+    """Return the run folder of a path and the name of its checkpoint.
 
-    The checkpoint of a run folder is ``best``, or ``last`` if there is no best one, or empty if there is neither.
+    The path is a run folder or a checkpoint in one. The checkpoint of a run folder is ``best``, or
+    ``last`` if it has no ``best``, or empty if it has neither.
     Raises CheckpointError if the path is neither a run nor a checkpoint.
     """
     if (path / STATE).exists() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
@@ -33,13 +37,14 @@ def find(path: Path) -> tuple[Path, str]:
             if (folder.parent.parent / CONFIG).exists():
                 return folder.parent.parent, path.absolute().name
         raise CheckpointError(
-            f"{path} is a checkpoint, but no {CONFIG} lies two folders above it: keep it in its run folder"
+            f"{path} is a checkpoint, but there is no {CONFIG} two folders above it: "
+            "keep it in its run folder"
         )
     if not (path / CONFIG).exists():
         reason = "there is no such folder"
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
-        raise CheckpointError(f"{path} is no run folder: {reason}")
+        raise CheckpointError(f"{path} is not a run folder: {reason}")
     names = [
         name
         for name in ("best", "last")
@@ -49,9 +54,10 @@ def find(path: Path) -> tuple[Path, str]:
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
-    """Return the run folder and the checkpoint folder of a path, which is a run or a checkpoint in it.
+    """Return the run folder and the checkpoint folder of a path.
 
-    Raises CheckpointError if there is none, or if ``best`` or ``last`` points to a missing checkpoint.
+    The path is a run folder or a checkpoint in one. Raises CheckpointError if there is no
+    checkpoint, or if ``best`` or ``last`` points to a missing one.
     """
     run, name = find(path)
     if path != run:
@@ -86,29 +92,29 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read ``state.json`` of a checkpoint. Raises CheckpointError if it is missing, damaged or of a newer fusetk."""
+    """Read ``state.json`` of a checkpoint.
+
+    Raises CheckpointError if it is missing, damaged or of a newer fusetk.
+    """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        version, sums, expected = (
-            state["format"],
-            state.get("sha256", {}),
-            state.pop("digest", None),
-        )
+        version = state["format"]
+        checksums = state.get("sha256", {})
+        expected = state.pop("digest", None)
         unchanged = expected in (None, digest(state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError)
-            else f"it is damaged, {type(error).__name__}: {error}"
-        )
+        reason = f"it is damaged, {type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: {STATE} cannot be read ({reason})"
         ) from None
     if isinstance(version, int) and version > FORMAT:
         raise CheckpointError(
-            f"{folder} was written by a newer fusetk (format {version}, this one reads {FORMAT}): update fusetk"
+            f"{folder} was written by a newer fusetk "
+            f"(format {version}, this one reads {FORMAT}): update fusetk"
         )
-    if version != FORMAT or not isinstance(sums, dict) or not unchanged:
+    if version != FORMAT or not isinstance(checksums, dict) or not unchanged:
         raise CheckpointError(
             f"{folder / STATE} is damaged: its content changed after it was written"
         )
@@ -126,19 +132,23 @@ def read_state_if_valid(folder: Path) -> dict[str, Any]:
 def is_intact(folder: Path) -> bool:
     """Whether every file of a checkpoint has the checksum that was recorded when it was written."""
     try:
-        sums = read_state(folder)["sha256"]
-        files = [file for file in (MODEL, TRAINING, EMA) if file in sums]
-        return MODEL in sums and all(checksum(folder / file) == sums[file] for file in files)
+        expected = read_state(folder)["sha256"]
+        files = [file for file in (MODEL, TRAINING, EMA) if file in expected]
+        return MODEL in files and all(checksum(folder / file) == expected[file] for file in files)
     except (CheckpointError, OSError, KeyError):
         return False
 
 
 def progress(run: Path) -> tuple[int | None, str | None]:
-    """Return the number of updates of a run and the fingerprint of its data; None where neither checkpoint nor metrics have it."""
+    """Return the number of updates of a run and the fingerprint of its data.
+
+    Each is None if it is in neither the checkpoints nor the metrics.
+    """
     for folder in (run / CHECKPOINTS / "last", *reversed(checkpoints(run))):
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            update, data = int(state["progress"]["update"]), state.get("data")
+            update = int(state["progress"]["update"])
+            data = state.get("data")
         except (OSError, ValueError, KeyError, TypeError):
             continue
         return update, data if isinstance(data, str) else None
@@ -147,7 +157,10 @@ def progress(run: Path) -> tuple[int | None, str | None]:
 
 
 def read_metrics(run: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield each line of ``metrics.jsonl`` in order: a record with a numeric ``update``, or None for a damaged line."""
+    """Yield each line of ``metrics.jsonl`` in order, as a record; None for a damaged line.
+
+    A record has a ``kind`` and a numeric ``update``.
+    """
     try:
         lines = (run / METRICS).read_bytes().split(b"\n")
     except OSError:

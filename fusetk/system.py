@@ -19,8 +19,8 @@ from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
 from fusetk.models import Seq2Seq, build_model
 from fusetk.recipe import Recipe
-from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint, read_state
-from fusetk.weights import load_weights
+from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
+from fusetk.weights import load_weights, read_state
 
 PRECISIONS = ("fp32", "bf16")
 

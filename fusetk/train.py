@@ -1,18 +1,17 @@
-"""``train``: one training in its run folder, from the start or resumed."""
+"""``train``: one training run in its folder, from the start or resumed."""
 
 import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import fusetk
 from fusetk import config
 from fusetk import recipe as recipes
-from fusetk.config import resolve
 from fusetk.data import integrity, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
@@ -30,69 +29,74 @@ from fusetk.machine import (
 )
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
-from fusetk.recipe import NEUTRAL, Recipe
+from fusetk.recipe import NEUTRAL_KEYS, Recipe
 from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, TEXT, is_intact
 from fusetk.system import build
-from fusetk.training import checkpoint
+from fusetk.training import checkpoint, schedule
 from fusetk.training.compiling import compile_layers
-from fusetk.training.log import Log, Silent, forget_after
+from fusetk.training.log import Log, NullLog, forget_after
 from fusetk.training.loop import Trainer
-from fusetk.training.schedule import SCHEDULES, Schedule
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
+from fusetk.weights import read_state
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
     """Train a recipe in a run folder, from the start or from its last checkpoint.
 
-    Raises DataError or ConfigError, before anything is written, when data, config and run do not fit together.
+    Raises DataError or ConfigError, before anything is written, if data, config and run do not fit
+    together.
     """
     device = device_of(local_device(device_name))
     world = connect(device)
     try:
-        chosen = world.broadcast(
-            _choices(recipe, run) if device.type == "cpu" and world.first else None
+        kernel_choices = world.broadcast(
+            _kernel_choices(recipe, run) if device.type == "cpu" and world.first else None
         )
         with (
             Stop() as stop,
-            computing(device, recipe.training.matmul, chosen) as products,
-            _RunLock(run) as alone,
+            computing(device, recipe.training.matmul, kernel_choices) as matmul,
+            _RunLock(run) as run_lock,
         ):
-            _train(recipe, run, device, quiet, world, stop, chosen, products, alone)
-    except Exception as error:
-        if isinstance(error, Interrupted):
-            world.close()
-        elif world.size > 1 and isinstance(error, FusetkError):
-            error.args = (f"{world}: {error}",)
-        elif world.size > 1 and is_peer_failure(error):
-            raise FusetkError(
-                f"{world}: another process is gone ({str(error).splitlines()[0]})"
-            ) from None
-        elif out_of_memory(error):
-            raise FusetkError(
-                f"{f'{world}: ' if world.size > 1 else ''}there is not enough memory ({str(error).splitlines()[0]}): lower "
-                "training.validation.tokens and decoding.batch_tokens, or take a smaller model"
-            ) from None
-        elif world.size > 1:
-            print(
-                f"fusetk: {world} failed: {type(error).__name__}: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
+            _train(recipe, run, device, quiet, world, stop, kernel_choices, matmul, run_lock)
+    except Interrupted:
+        world.close()
         raise
+    except Exception as error:
+        _raise_with_context(error, world)
     world.close()
 
 
-def _choices(recipe: Recipe, run: Path) -> Choices:
-    """The choices that the run recorded, so that resuming is exact; those of this machine if it recorded none on this processor."""
+def _raise_with_context(error: Exception, world: World) -> NoReturn:
+    """Raise an error again: with the process that had it, or as a message if the cause is known."""
+    several = world.size > 1
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if several and isinstance(error, FusetkError):
+        error.args = (f"{world}: {error}",)
+    elif several and is_peer_failure(error):
+        raise FusetkError(f"{world}: another process has ended ({reason})") from None
+    elif out_of_memory(error):
+        raise FusetkError(
+            f"{f'{world}: ' if several else ''}the memory does not suffice ({reason}): lower "
+            "training.validation.tokens and decoding.batch_tokens, or use a smaller model"
+        ) from None
+    elif several:
+        print(f"fusetk: {world} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.flush()
+    raise error
+
+
+def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
+    """The kernels that the run recorded on this kind of processor, so that resuming is exact.
+
+    Those of this machine if there are none.
+    """
     recorded = read_choices(run / MACHINE)
-    return (
-        recorded
-        if recorded and recorded.processor == processor()
-        else choices(recipe.training.matmul)
-    )
+    if recorded and recorded.processor == processor():
+        return recorded
+    return choices(recipe.training.matmul)
 
 
 def _train(
@@ -102,33 +106,24 @@ def _train(
     quiet: bool,
     world: World,
     stop: Stop,
-    chosen: Choices | None,
-    products: str,
-    alone: "_RunLock",
+    kernel_choices: Choices | None,
+    matmul: str,
+    run_lock: "_RunLock",
 ) -> None:
     data = Path(recipe.data.folder)
-    found = manifest.read(data)
-    integrity.check_settings(recipe.data, found)
-    fingerprint = manifest.training_fingerprint(found)
-    integrity.check_files(data, found)
+    prepared = manifest.read(data)
+    integrity.check_settings(recipe.data, prepared)
+    fingerprint = manifest.training_fingerprint(prepared)
+    integrity.check_files(data, prepared)
     if world.first:
-        alone.take()
-    last = world.broadcast(_last(run) if world.first else None)
-    changes = _changes(recipe, run, last, fingerprint) if last else []
-    changes += _changed_text(recipe, found, resuming=bool(last))
-    recorded = read_choices(run / MACHINE)
-    if recorded and chosen and recorded.processor != chosen.processor:
-        changes.append(
-            f"processor: {recorded.processor} -> {chosen.processor}; the results of one update may differ in rounding"
-        )
+        run_lock.take()
+    last = world.broadcast(_last_checkpoint(run) if world.first else None)
+    changes = _config_changes(recipe, run, last, fingerprint) if last else []
+    changes += _text_changes(recipe, prepared, resuming=bool(last))
+    changes += _processor_changes(run, kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
-    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
-    if recipe.training.compile:
-        compile_layers(model)
-    if recipe.training.shard and world.size > 1:
-        shard(model, world)
-    else:
-        model.to(device)
+    sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    model = _build_model(recipe, sizes, device, world)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(
         recipe.training,
@@ -140,75 +135,104 @@ def _train(
         fingerprint,
         world,
     )
-    sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
-    integrity.check_ids(data, found, sizes, {"train": trainer.corpus, "valid": validator.corpus})
+    corpora = {"train": trainer.corpus, "valid": validator.corpus}
+    integrity.check_ids(data, prepared, sizes, corpora)
     _check_positions(model, trainer.corpus, validator.corpus)
     if last:
         trainer.resume(last)
-    world.all_gather(None)  # all have read what is there
+    world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
-        _prepare(recipe, run, trainer.progress.update if last else 0, chosen)
-        alone.take()
-    log = Log(run, quiet, recipe.training.tensorboard) if world.first else Silent()
-    with log:
-        for line in [
-            *_header(recipe, model, pipeline, trainer, products),
-            *(f"changed: {change}" for change in changes),
-        ]:
+        _write_run_folder(recipe, run, trainer.progress.update if last else 0, kernel_choices)
+        run_lock.take()
+    with Log(run, quiet, recipe.training.tensorboard) if world.first else NullLog() as log:
+        for line in _run_header(recipe, model, pipeline, trainer, matmul):
             log.line(line)
-        if trainer.over():
+        for change in changes:
+            log.line(f"changed: {change}")
+        if trainer.finished():
             log.line(
-                f"nothing to do: training ended after {trainer.progress.update} updates; raise training.stages.N.end to go on ({run})"
+                f"nothing to do: training ended after {trainer.progress.update} updates; "
+                f"raise training.stages.N.end to continue ({run})"
             )
             return
         if last:
             log.line(f"resumed after update {trainer.progress.update}")
         trainer.train(log, stop)
         log.line(
-            f"done: {trainer.progress.update} updates; best at {trainer.progress.best_update}; {run}"
+            f"done: {trainer.progress.update} updates; "
+            f"best at update {trainer.progress.best_update}; {run}"
         )
 
 
+def _build_model(
+    recipe: Recipe, sizes: tuple[int, int], device: torch.device, world: World
+) -> Seq2Seq:
+    """Build the model of a recipe on the device, compiled or sharded if the recipe says so."""
+    model = build(recipe, *sizes)
+    if recipe.training.compile:
+        compile_layers(model)
+    if recipe.training.shard and world.size > 1:
+        shard(model, world)
+    else:
+        model.to(device)
+    return model
+
+
 class _RunLock:
-    """Within this context, from when the run folder is there, no other process trains in it."""
+    """Within this context no other process trains in the run folder, once it exists."""
 
     def __init__(self, run: Path):
         self.run = run
-        self.held: int | None = None
+        self.descriptor: int | None = None
 
     def __enter__(self) -> "_RunLock":
         return self
 
     def take(self) -> None:
-        """Raises ConfigError where another one does."""
-        if self.held is not None or not self.run.is_dir() or os.name != "posix":
+        """Lock the folder, if it exists. Raises ConfigError if another process holds the lock."""
+        if self.descriptor is not None or not self.run.is_dir() or os.name != "posix":
             return
-        self.held = os.open(self.run, os.O_RDONLY)
-        if not lock(self.held):
+        self.descriptor = os.open(self.run, os.O_RDONLY)
+        if not lock(self.descriptor):
             raise ConfigError(
-                f"another fusetk train is at work in {self.run}: wait for it, or name another --run"
+                f"another fusetk train is running in {self.run}: "
+                "wait until it ends, or choose another --run"
             )
 
     def __exit__(self, *error: object) -> None:
-        if self.held is not None:
-            os.close(self.held)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
-def _changed_text(recipe: Recipe, noted: Mapping[str, Any], resuming: bool) -> list[str]:
-    """Describe the raw text that changed since it was prepared. Raises DataError for a run that begins."""
-    changed = [str(path) for path in integrity.changed_text(recipe.data, noted)]
-    if changed and not resuming:
+def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -> list[str]:
+    """Describe the raw text that changed after its preparation. Raises DataError in a new run."""
+    paths = [str(path) for path in integrity.changed_text(recipe.data, prepared)]
+    if paths and not resuming:
         raise DataError(
-            f"{', '.join(changed)} changed since {recipe.data.folder} was prepared: {integrity.PREPARE}"
+            f"{', '.join(paths)} changed since {recipe.data.folder} was prepared: "
+            f"{integrity.PREPARE}"
         )
     return [
         f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text"
-        for path in changed
+        for path in paths
     ]
 
 
-def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> None:
-    """Write everything into the run folder that is not a checkpoint, and remove the metrics of later updates."""
+def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
+    """Describe a change of the processor since the run started."""
+    recorded = read_choices(run / MACHINE)
+    if not recorded or not kernel_choices or recorded.processor == kernel_choices.processor:
+        return []
+    return [
+        f"processor: {recorded.processor} -> {kernel_choices.processor}; "
+        "the results of an update may differ by rounding"
+    ]
+
+
+def _write_run_folder(
+    recipe: Recipe, run: Path, update: int, kernel_choices: Choices | None
+) -> None:
+    """Write everything but checkpoints into the run folder, and remove metrics of later updates."""
     text = Path(recipe.data.folder) / TEXT
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -216,116 +240,137 @@ def _prepare(recipe: Recipe, run: Path, update: int, chosen: Choices | None) -> 
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
         write_if_changed(run / CONFIG, config.dump(recipe).encode())
-        if chosen:
-            write_choices(run / MACHINE, chosen)
+        if kernel_choices:
+            write_choices(run / MACHINE, kernel_choices)
     except OSError as error:
-        raise checkpoint.refused(run, error) from None
+        raise checkpoint.write_error(run, error) from None
 
 
-def _last(run: Path) -> Path | None:
-    """The checkpoint to go on from: ``last``, or the newest whole one where that link leads nowhere."""
+def _last_checkpoint(run: Path) -> Path | None:
+    """The checkpoint to resume from: ``last``, or the newest complete one if the link is broken."""
     checkpoint.recover(run)
     last = run / CHECKPOINTS / "last"
     if last.is_dir():
         return last.resolve()
-    there = sorted((run / CHECKPOINTS).glob("update-*"))
-    return next((path for path in reversed(there) if is_intact(path)), there[-1] if there else None)
+    folders = sorted((run / CHECKPOINTS).glob("update-*"), reverse=True)
+    complete = (path for path in folders if is_intact(path))
+    return next(complete, folders[0] if folders else None)
 
 
-# What may change between a run and its continuation: it decides how long and how closely watched, not which model.
-FREE = (
-    r"data\..*",  # paths; what was made of them is compared by fingerprint
+# Changes of the config ----------------------------------------------------------------------------
+
+# Patterns of keys that may change when a run is resumed. They do not decide which model is trained.
+CHANGEABLE_KEYS = (
+    r"data\..*",  # paths; the prepared data are compared by fingerprint
     r"paper(\..*)?",
-    *NEUTRAL,
+    *NEUTRAL_KEYS,
     r"training\.stages\.\d+\.end\..*",
 )
-SEARCH = r"decoding\..*"  # free unless it decides which model is best
-WATCHED = r"training\.validation\.every_(updates|epochs)"  # free unless it decides the learning rate, or what a later stage starts from
+SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU decides which checkpoint is best
+# Changeable unless validation decides a learning rate, or the start or end of a stage.
+VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
 
 
-def _free(recipe: Recipe) -> list[str]:
-    stages, metric = recipe.training.stages, recipe.training.validation.metric
-    heard = any(
-        resolve(stage.schedule.kind, SCHEDULES).judged is not Schedule.judged for stage in stages
-    )
-    heard = (
-        heard
+def _changeable_keys(recipe: Recipe) -> list[str]:
+    stages = recipe.training.stages
+    validation_decides = (
+        any(schedule.uses_validation(stage.schedule) for stage in stages)
         or any(stage.start == "best" for stage in stages[1:])
         or any(stage.end.patience for stage in stages[:-1])
     )
-    return [*FREE, *([] if metric == "bleu" else [SEARCH]), *([] if heard else [WATCHED])]
+    patterns = list(CHANGEABLE_KEYS)
+    if recipe.training.validation.metric != "bleu":
+        patterns.append(SEARCH_KEYS)
+    if not validation_decides:
+        patterns.append(VALIDATION_KEYS)
+    return patterns
 
 
-def _changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
-    """What differs from the run so far; raises ConfigError or DataError where that would make it another run."""
-    before, now = (found.model_dump(mode="json") for found in (recipes.load(run / CONFIG), recipe))
-    old, new = before["training"]["stages"], now["training"]["stages"]
-    both = min(len(old), len(new))
+def _config_changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
+    """Describe how config and data differ from those of the run so far.
+
+    Raises ConfigError or DataError for a change that a run cannot be resumed with.
+    """
+    before = recipes.load(run / CONFIG).model_dump(mode="json")
+    now = recipe.model_dump(mode="json")
+    old_stages = before["training"]["stages"]
+    new_stages = now["training"]["stages"]
+    common = min(len(old_stages), len(new_stages))
     added = [
-        f"training.stages.{i}: new, {_stage(stage)}" for i, stage in enumerate(new[both:], both)
+        f"training.stages.{i}: added, {_describe_stage(stage)}"
+        for i, stage in enumerate(new_stages[common:], common)
     ]
-    gone = [
-        f"training.stages.{i}: taken away, {_stage(stage)}"
-        for i, stage in enumerate(old[both:], both)
+    removed = [
+        f"training.stages.{i}: removed, {_describe_stage(stage)}"
+        for i, stage in enumerate(old_stages[common:], common)
     ]
-    before["training"]["stages"], now["training"]["stages"] = old[:both], new[:both]
-    found = list(manifest.differences(before, now))
-    deep = [
-        change
-        for change in found
-        if not any(re.fullmatch(pattern, change.partition(":")[0]) for pattern in _free(recipe))
-    ]
-    if deep or gone:
+    before["training"]["stages"] = old_stages[:common]
+    now["training"]["stages"] = new_stages[:common]
+    changes = list(manifest.differences(before, now))
+    changeable = re.compile("|".join(_changeable_keys(recipe)))
+    fixed = [change for change in changes if not changeable.fullmatch(change.partition(":")[0])]
+    if fixed or removed:
         raise ConfigError(
-            f"{run} was begun with another config ({'; '.join([*deep, *gone])}): name another --run, or take back the change"
+            f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
+            "choose another --run, or undo the change"
         )
-    if checkpoint.read_state(last).get("data") not in (None, fingerprint):
+    if read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
-            f"the data in {recipe.data.folder} are not those that {run} was trained on: prepare them as they were, or name another --run"
+            f"the data in {recipe.data.folder} are not those that {run} was trained on: "
+            "prepare them with the settings of that run, or choose another --run"
         )
-    return [*found, *added]
+    return [*changes, *added]
 
 
-def _stage(stage: dict[str, Any]) -> str:
-    """A stage in a few words: `adam, inverse-sqrt, updates 8`."""
+def _describe_stage(stage: dict[str, Any]) -> str:
+    """A short description of a stage: `adam, inverse-sqrt, updates 8`."""
     end = (f"{key} {value}" for key, value in stage["end"].items() if value is not None)
     return ", ".join([stage["optimizer"]["kind"], stage["schedule"]["kind"], *end])
 
 
 def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
-    """Raise DataError when a sentence is longer than the model has positions."""
-    most = model.max_positions
+    """Raise DataError if a sentence is longer than the model has positions."""
+    positions = model.max_positions
     longest = max(
         int(side.lengths.max(initial=0))
         for corpus in corpora
         for side in (corpus.source, corpus.target)
     )
-    if most is not None and longest > most:
+    if positions is not None and longest > positions:
         raise DataError(
-            f"the longest sentence has {longest} tokens and the model {most} positions: raise model.max_positions, "
+            f"the longest sentence has {longest} tokens and the model {positions} positions: "
+            "raise model.max_positions, "
             "or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
         )
 
 
-def _header(
-    recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, products: str
+def _run_header(
+    recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, matmul: str
 ) -> list[str]:
-    device, world = trainer.device, trainer.world
-    count = sum(p.numel() for p in model.parameters())
-    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    together = (
-        f", {world.size} processes{', sharded' if trainer.sharded else ''}"
-        if world.size > 1
-        else ""
-    )
+    """The first lines of a log: versions, device, sizes of model and data."""
+    device = trainer.device
+    version = f"fusetk {fusetk.__version__}"
+    if code := revision():
+        version += f" ({code})"
+    hardware = str(device)
+    if device.type == "cuda":
+        hardware += f" ({torch.cuda.get_device_name(device)})"
+    processes = ""
+    if trainer.world.size > 1:
+        processes = f", {trainer.world.size} processes"
+        processes += ", sharded" if trainer.sharded else ""
     compiled = ", layers compiled" if recipe.training.compile else ""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
-    several = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
-    code = f" ({revision()})" if revision() else ""
+    unit = "target tokens" if batch.unit == "tokens" else "pairs"
+    accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     return [
-        f"fusetk {fusetk.__version__}{code}, torch {torch.__version__}, {device}{name}, float32 products {products}, "
-        f"{torch.get_num_threads()} threads{together}, {recipe.training.precision}{compiled}",
-        f"{recipe.model.kind}, {count:,} parameters; vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
-        f"{len(trainer.corpus):,} training pairs, {len(trainer.validator.corpus):,} for validation; batches of {batch.size:,} "
-        f"{'target tokens' if batch.unit == 'tokens' else 'pairs'}{several}; seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
+        f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
+        f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
+        f"{recipe.model.kind}, {parameters:,} parameters; "
+        f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
+        f"{len(trainer.corpus):,} training pairs, "
+        f"{len(trainer.validator.corpus):,} validation pairs; "
+        f"batches of {batch.size:,} {unit}{accumulated}; "
+        f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

@@ -1,7 +1,8 @@
-"""The tensors of checkpoints: read with their checksums, loaded into a model."""
+"""Read checkpoints: their state and tensors, verified by checksums, and weights of a model."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,8 +17,19 @@ from fusetk.runs import MODEL, STATE, checkpoints, is_intact
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, RuntimeError)
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read ``state.json``. Raises CheckpointError, which names the newest complete checkpoint."""
+    try:
+        return runs.read_state(folder)
+    except CheckpointError as error:
+        raise damaged(folder, str(error)) from None
+
+
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
-    """Read the tensors of one file of a checkpoint. Raises CheckpointError if its checksum is wrong or it cannot be read."""
+    """Read the tensors of one file of a checkpoint.
+
+    Raises CheckpointError if its checksum is wrong or it cannot be read.
+    """
     expected = runs.read_state(folder).get("sha256", {}).get(file)
     try:
         if checksum(folder / file) == expected:
@@ -36,17 +48,21 @@ def load_weights(
     file: str = MODEL,
     place: Callable[[Tensor, nn.Parameter], Tensor] = lambda tensor, parameter: tensor,
 ) -> None:
-    """Fill a model's parameters. ``place`` converts a full tensor to the form of a sharded parameter.
+    """Fill a model's parameters. ``place`` converts a full tensor to a shard if necessary.
 
     Raises CheckpointError if names or shapes differ.
     """
-    tensors, parameters = read_tensors(folder, file), dict(model.named_parameters())
+    tensors = read_tensors(folder, file)
+    parameters = dict(model.named_parameters())
     wrong = sorted(set(tensors) ^ set(parameters))
     wrong = wrong or [name for name in parameters if parameters[name].shape != tensors[name].shape]
     if wrong:
-        what = f"{folder / file} does not fit the model of its config: {len(wrong)} parameters differ, first {wrong[0]}"
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         raise damaged(
-            folder, what, {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+            folder,
+            f"{folder / file} does not fit the model of its config: "
+            f"{len(wrong)} parameters differ, first {wrong[0]}",
+            shapes,
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -54,9 +70,12 @@ def load_weights(
 
 
 def damaged(
-    folder: Path, what: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    folder: Path, problem: str, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> CheckpointError:
-    """Return the error for a damaged checkpoint. It names the newest complete checkpoint with parameters of these shapes."""
+    """Return the error for a damaged checkpoint.
+
+    It names the newest complete checkpoint with parameters of these shapes.
+    """
     wrong = folder.resolve()
     last = (wrong.parent / "last").resolve() == wrong
     others = [
@@ -67,18 +86,18 @@ def damaged(
         if shapes is None or _shapes(path) == shapes:
             resume = f"; to resume from there, remove {wrong.name}" if last else ""
             return CheckpointError(
-                f"{what}; use checkpoints/{path.name}, the newest complete one{resume}"
+                f"{problem}; use checkpoints/{path.name}, the newest complete one{resume}"
             )
     if complete:
         names = ", ".join(path.name for path in complete)
         return CheckpointError(
-            f"{what}; {names} do not fit it either: if config.yaml or text was changed, restore it"
+            f"{problem}; {names} do not fit it either: if config.yaml or text was changed, restore it"
         )
-    return CheckpointError(f"{what}; there is no other complete checkpoint beside it")
+    return CheckpointError(f"{problem}; there is no other complete checkpoint in this run")
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a checkpoint's parameters; none if it cannot be read."""
+    """The shapes of a checkpoint's parameters; empty if it cannot be read."""
     try:
         with safe_open(folder / MODEL, framework="pt") as file:
             names = file.keys()

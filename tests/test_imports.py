@@ -37,7 +37,17 @@ ALLOWED = {
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
-    "train": {"system", "recipe", "training", "models", "data", "machine", "processes", "runs"},
+    "train": {
+        "system",
+        "recipe",
+        "training",
+        "models",
+        "data",
+        "machine",
+        "processes",
+        "runs",
+        "weights",
+    },
 }
 EVERYWHERE = {"config", "errors", "trace", "files", "special_tokens", "__version__", "DEVICE"}
 

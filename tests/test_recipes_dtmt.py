@@ -245,7 +245,7 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             1e-6,
             0,
         )
-        assert (schedule.kind, schedule.rate, schedule.replicas) == ("replicas", rate, n)
+        assert (schedule.kind, schedule.rate, schedule.replicas) == ("rnmt-plus", rate, n)
         assert (schedule.warmup, schedule.decay_start, schedule.decay_end) == (p, s, e)
         assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate, stage.clip) == (
             4096,

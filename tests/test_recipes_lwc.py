@@ -213,7 +213,7 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             "adam",
             (0.9, 0.98),
             1e-9,
-            "vaswani",
+            "noam",
         )
         assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate) == (
             4096,

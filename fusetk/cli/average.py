@@ -7,7 +7,8 @@ import click
 
 @click.command(
     "average",
-    epilog="Example: fusetk average runs/demo --last 5, then fusetk decode -m runs/demo/checkpoints/average",
+    epilog="Example: fusetk average runs/demo --last 5, "
+    "then fusetk decode -m runs/demo/checkpoints/average",
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--last", type=click.IntRange(1), metavar="N", help="The last N checkpoints.")
@@ -15,12 +16,12 @@ import click
     "--best",
     type=click.IntRange(1),
     metavar="N",
-    help="The best N checkpoints by --metric, among those that are kept.",
+    help="The best N of the kept checkpoints by --metric.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["loss", "ppl", "accuracy", "bleu"]),
-    help="What --best goes by; training.validation.metric by default.",
+    help="Metric that ranks checkpoints for --best; training.validation.metric by default.",
 )
 @click.option(
     "--update",
@@ -44,9 +45,10 @@ def command(
     updates: tuple[int, ...],
     name: str,
 ) -> None:
-    """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1) into a checkpoint beside them.
+    """Average the weights of checkpoints of RUN (Vaswani et al. 2017, section 6.1).
 
-    It is the mean of the weights themselves, also where training kept an exponential mean of them.
+    The mean is written as a checkpoint of RUN. It is the mean of the raw weights, even if training
+    kept a moving average (EMA) of them.
     """
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give one of --last, --best and --update")
@@ -56,7 +58,7 @@ def command(
         or name in ("best", "last")
         or name.startswith(("update-", "."))
     ):
-        raise click.UsageError(f"--name {name}: that folder name is taken; choose another")
+        raise click.UsageError(f"--name {name}: this folder name is reserved; choose another")
 
     from fusetk import recipe as recipes
     from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint

@@ -28,9 +28,9 @@ from fusetk.cli.options import (
 @set_option
 @click.option(
     "--prep",
-    "prepares",
+    "run_prep",
     is_flag=True,
-    help="Run fusetk prep first, which does nothing if the data are up to date.",
+    help="Run fusetk prep first. It does nothing if the data are up to date.",
 )
 @device_option
 @threads_option
@@ -39,22 +39,24 @@ def command(
     config: str,
     run: str | None,
     overrides: tuple[str, ...],
-    prepares: bool,
+    run_prep: bool,
     device: str,
     threads: int | None,
     quiet: bool,
 ) -> None:
     """Train the model of CONFIG on its prepared data.
 
-    A run folder that holds checkpoints is resumed where its last one stands; training in one go and training with
-    interruptions give the same model to the bit on one device.
+    If the run folder holds checkpoints, training resumes from the last one. On one device, training
+    with and without interruptions gives the same model to the bit.
 
-    The prepared data must be those that CONFIG describes: training stops if `data`, other than paths and test sets, or the raw text
-    changed since `fusetk prep`. A run that is resumed keeps its prepared text.
+    The prepared data must match CONFIG: training stops with an error if `data` (other than paths
+    and test sets) or the raw text changed since `fusetk prep`. A resumed run keeps its prepared
+    text.
 
-    Several devices, or hosts that see the same folders, train together where torchrun starts a process for each:
-    `torchrun --nproc-per-node 8 -m fusetk train CONFIG -r RUN` (torchrun takes --run for an option of its own). Batches are those
-    of one process, so the updates are the same; each does a part of every batch.
+    Several devices, or hosts with shared folders, train together if torchrun starts a process for
+    each: `torchrun --nproc-per-node 8 -m fusetk train CONFIG -r RUN` (write -r, because torchrun
+    has an option --run). The batches are those of a single process, and each process computes a
+    part of every batch.
     """
     import torch
 
@@ -65,9 +67,9 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     resolved = recipe.load(config, overrides)
-    if prepares and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if run_prep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
-    if prepares:
+    if run_prep:
         prep.run(resolved.data, threads or 1, force=False)
     default = Path("runs") / Path(config).stem
     folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x

@@ -80,7 +80,9 @@ def _read(model: Seq2Seq, batch: Batch, which: Which | None) -> tuple[Tensor, Te
             features = model(batch.src, batch.src_mask, batch.tgt_in)
         weights = alignment.attention(found, which, *batch.src.shape)
     return log_probabilities(
-        model.output, features.flatten(0, 1)[batch.target_index], batch.tgt_out.flatten()[batch.target_index]
+        model.output,
+        features.flatten(0, 1)[batch.target_index],
+        batch.tgt_out.flatten()[batch.target_index],
     ), weights
 
 

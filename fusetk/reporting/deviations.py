@@ -18,9 +18,9 @@ def config_deviations(run: Mapping[str, Any], recipe: "Recipe") -> list[str]:
 
     The seed, the folders of files, and keys that cannot change a score may differ.
     """
-    from fusetk.recipe import NEUTRAL
+    from fusetk.recipe import NEUTRAL_KEYS
 
-    neutral = re.compile("|".join([r"training\.seed", *NEUTRAL]))
+    neutral = re.compile("|".join([r"training\.seed", *NEUTRAL_KEYS]))
     actual = _without_folders(run)
     expected = _without_folders(recipe.model_dump(mode="json"))
     return [

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints' weights, as a checkpoint."""
+"""The mean of the weights of several checkpoints, written as a checkpoint."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from fusetk.errors import CheckpointError
 from fusetk.runs import MODEL, checkpoint_name, checkpoints
 from fusetk.training import checkpoint
 from fusetk.training.validation import rank
-from fusetk.weights import read_tensors
+from fusetk.weights import read_state, read_tensors
 
 
 def choose(
@@ -18,43 +18,52 @@ def choose(
     metric: str = "loss",
     updates: Sequence[int] = (),
 ) -> list[Path]:
-    """The last n, the best n by a validation metric, or named checkpoints of a run. Raises CheckpointError if there are fewer."""
-    there = checkpoints(run)
+    """Return the last n checkpoints of a run, the best n by a metric, or those of some updates.
+
+    Raises CheckpointError if the run has fewer.
+    """
+    folders = checkpoints(run)
     if updates:
-        chosen = [
-            path for path in there if path.name in {checkpoint_name(update) for update in updates}
-        ]
-        wanted = len(set(updates))
+        names = {checkpoint_name(update) for update in updates}
+        chosen = [path for path in folders if path.name in names]
+        count = len(names)
     elif best:
-        results = [(checkpoint.read_state(path).get("valid", {}), path) for path in there]
+        results = [(read_state(path).get("valid", {}), path) for path in folders]
         ranked = sorted(
             (rank(metric, valid), path)
             for valid, path in results
             if not math.isnan(valid.get(metric, math.nan))
         )
-        chosen, wanted = [path for _, path in ranked[:best]], best
+        chosen = [path for _, path in ranked[:best]]
+        count = best
     else:
-        wanted = last or 1
-        chosen = there[-wanted:]
-    if len(chosen) < wanted:
-        names = ", ".join(path.name for path in there) or "none"
-        judged_by = f" judged by {metric}" if best else ""
+        count = last or 1
+        chosen = folders[-count:]
+    if len(chosen) < count:
+        existing = ", ".join(path.name for path in folders) or "no checkpoint"
+        with_metric = f" with {metric}" if best else ""
         raise CheckpointError(
-            f"{run}: {wanted} checkpoints{judged_by} were asked for, {len(chosen)} of them are kept (there are: {names}); "
-            "training.keep_last and training.keep_best decide how many are"
+            f"{run} has only {len(chosen)} of the {count} requested checkpoints{with_metric} "
+            f"(it has {existing}): request fewer, or train with larger training.keep_last "
+            "and training.keep_best"
         )
     return sorted(chosen)
 
 
 def average(folders: Sequence[Path], into: Path) -> None:
-    """Write the mean of the weights in ``folders`` as a checkpoint. Raises CheckpointError when their parameters differ."""
+    """Write the mean of the weights of some checkpoints as the checkpoint ``into``.
+
+    Raises CheckpointError if their parameters differ.
+    """
     first = read_tensors(folders[0], MODEL)
+    shapes = {name: tensor.shape for name, tensor in first.items()}
     sums = {name: tensor.double() for name, tensor in first.items()}
     for folder in folders[1:]:
         tensors = read_tensors(folder, MODEL)
-        if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in first.items()}:
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
             raise CheckpointError(
-                f"{folder} and {folders[0]} are of different models and have no mean"
+                f"{folder} and {folders[0]} have different parameters and cannot be averaged: "
+                "choose checkpoints of one model"
             )
         for name, tensor in tensors.items():
             sums[name] += tensor

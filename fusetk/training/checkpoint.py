@@ -1,8 +1,9 @@
-"""Checkpoints on disk: safetensors and JSON, whole or not there at all.
+"""One checkpoint on disk, in safetensors and JSON files. It is complete or it does not exist.
 
-``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser state), ``ema.safetensors`` where a
-mean of the weights is kept, and ``state.json`` (progress, validation results, checksums, of itself too). ``best`` and ``last`` are
-relative links beside it.
+``checkpoints/update-0012000/`` holds ``model.safetensors``, ``training.safetensors`` (optimiser
+state), ``ema.safetensors`` (if training keeps a moving average of the weights) and ``state.json``
+(progress, validation results, and the checksums of all files, its own included). ``best`` and
+``last`` are relative links to two of these folders.
 """
 
 import errno
@@ -20,23 +21,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fusetk import runs
 from fusetk.errors import CheckpointError, DiskFull
 from fusetk.files import checksum, digest, flush
 from fusetk.runs import CHECKPOINTS, EMA, FORMAT, MODEL, STATE, TRAINING, checkpoints
-from fusetk.training.sharding import part
+from fusetk.training.sharding import shard_like
 from fusetk.weights import damaged, read_tensors
 
-BLOCK = 4096  # what a disk may need more, for each file
+FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its content
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, a shared one once."""
+    """Return the parameters by name; a shared parameter appears once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Optimiser state as ``<parameter>:<key>``."""
+    """Return the optimiser state by ``<parameter>:<key>``."""
     return {
         f"{name}:{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()
@@ -46,20 +46,22 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Fill the state of a fresh optimiser."""
+    """Fill the state of a new optimiser from a checkpoint. Raises CheckpointError."""
     parameters = dict(model.named_parameters())
-    for name, tensor in read_tensors(folder, TRAINING).items():
-        parameter, _, key = name.rpartition(":")
-        if parameter not in parameters:
+    for full_name, full_tensor in read_tensors(folder, TRAINING).items():
+        name, _, key = full_name.rpartition(":")
+        if name not in parameters:
             raise damaged(
                 folder,
-                f"{folder / TRAINING} has state of a parameter {parameter!r} that the model has not",
+                f"{folder / TRAINING} has optimiser state of {name!r}, "
+                "which is not a parameter of the model",
             )
-        of = parameters[parameter]
-        tensor = part(tensor, of)
-        optimizer.state[of][key] = (
-            tensor.to(of.device) if tensor.dim() or of.device.type == "cuda" else tensor
-        )
+        parameter = parameters[name]
+        tensor = shard_like(full_tensor, parameter)
+        # torch keeps step counters on the CPU for parameters on the CPU.
+        if tensor.dim() or parameter.device.type == "cuda":
+            tensor = tensor.to(parameter.device)
+        optimizer.state[parameter][key] = tensor
 
 
 def save(
@@ -69,15 +71,17 @@ def save(
     state: Mapping[str, Any],
     ema: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a checkpoint aside, flush it to disk, and rename it into place.
+    """Write a checkpoint under another name, flush it to disk, and rename it.
 
-    Raises CheckpointError when the disk refuses, DiskFull where that is for lack of space; what was there is as it was.
+    Raises CheckpointError if it cannot be written, DiskFull if there is no space. Then an existing
+    checkpoint of this name is unchanged.
     """
-    aside, old = folder.with_name("." + folder.name), folder.with_name("." + folder.name + ".old")
+    aside = folder.with_name("." + folder.name)
+    old = folder.with_name("." + folder.name + ".old")
     files = {MODEL: model, TRAINING: training, **({EMA: ema} if ema else {})}
     try:
         _write(aside, files, state)
-        if folder.exists():  # a run that was set back writes an update again
+        if folder.exists():  # a run that was set back reaches this update again
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
         aside.rename(folder)
@@ -87,14 +91,11 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         if old.exists() and not folder.exists():
             old.rename(folder)
-        raise refused(
-            folder,
-            error,
-            [
-                sum(t.numel() * t.element_size() for t in tensors.values())
-                for tensors in files.values()
-            ],
-        ) from None
+        sizes = [
+            sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            for tensors in files.values()
+        ]
+        raise write_error(folder, error, sizes) from None
 
 
 def _write(
@@ -102,104 +103,102 @@ def _write(
 ) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    sums = {}
+    checksums = {}
     for file, tensors in files.items():
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, aside / file
-        )
-        sums[file] = checksum(aside / file)
+        on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        save_file(on_cpu, aside / file)
+        checksums[file] = checksum(aside / file)
         flush(aside / file)
-    content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": sums}))
-    (aside / STATE).write_text(
-        json.dumps({**content, "digest": digest(content)}, indent=1) + "\n", encoding="utf-8"
-    )
+    content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": checksums}))
+    text = json.dumps({**content, "digest": digest(content)}, indent=1) + "\n"
+    (aside / STATE).write_text(text, encoding="utf-8")
     flush(aside / STATE)
     flush(aside)
 
 
-def refused(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
-    """What to raise when ``path`` cannot be written; ``sizes`` are those of its files in bytes, where they are known."""
-    found = re.search(r"os error (\d+)", str(error))  # safetensors has the number in its text only
-    number = (
-        error.errno if isinstance(error, OSError) and error.errno else int(found[1]) if found else 0
-    )
-    there = [one.name for one in checkpoints(path.parent.parent)]
-    whole_one = f"{there[-1]} is complete; " if there else ""
-    sizes = [size + BLOCK for size in sizes]
-    needed = sum(sizes) + BLOCK
+def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
+    """Return the error for a file or folder of a run that cannot be written.
+
+    ``sizes`` are the sizes of its files in bytes, if they are known.
+    """
+    sizes = [size + FILE_OVERHEAD for size in sizes]
+    needed = sum(sizes) + FILE_OVERHEAD
     takes = f", it takes {_megabytes(needed)}" if sizes else ""
+    number = _error_number(error)
     kind: type[CheckpointError] = DiskFull
-    room = "make room"
+    advice = "make room"
     if number == errno.ENOSPC:
-        free = shutil.disk_usage(
-            next(parent for parent in path.absolute().parents if parent.exists())
-        ).free
-        why = f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free"
-        room = (
-            f"make room for {_megabytes(needed - free)} more" if sizes and needed > free else room
-        )
+        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        free = shutil.disk_usage(existing).free
+        reason = f"the disk is full{takes}, {free // 1e5 / 10:,.1f} MB are free"
+        if sizes and needed > free:
+            advice = f"make room for {_megabytes(needed - free)} more"
     elif number == errno.EDQUOT:
-        why = f"your disk quota is used up{takes}"
+        reason = f"your disk quota is used up{takes}"
     elif number == errno.EFBIG:
-        why = "no file may be so large" + (
-            f", the largest has {_megabytes(max(sizes))}" if sizes else ""
-        )
-        room = "raise the limit (ulimit -f)"
+        largest = f", the largest has {_megabytes(max(sizes))}" if sizes else ""
+        reason = f"a file exceeds the size limit{largest}"
+        advice = "raise the limit (ulimit -f)"
     else:
-        kind, why, room = CheckpointError, str(error), "see to it"
+        kind = CheckpointError
+        reason = str(error)
+        advice = "fix this"
+    complete = checkpoints(path.parent.parent)
+    note = f"{complete[-1].name} is complete; " if complete else ""
     return kind(
-        f"{path} cannot be written: {why}; {whole_one}{room} and run the same command again"
+        f"{path} cannot be written: {reason}; {note}{advice} and run the same command again"
     )
+
+
+def _error_number(error: Exception) -> int:
+    """The number of a system error. safetensors gives it in the text of its error only."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else 0
 
 
 def _megabytes(size: int) -> str:
-    """Rounded up, so that something is never 0.0 MB."""
+    """A size in MB, rounded up so that a small one is not 0.0 MB."""
     return f"{math.ceil(size / 1e5) / 10:,.1f} MB"
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read ``state.json``. Raises CheckpointError, with the newest complete checkpoint, if that fails."""
-    try:
-        return runs.read_state(folder)
-    except CheckpointError as error:
-        raise damaged(folder, str(error)) from None
-
-
 def recover(run: Path) -> None:
-    """Clear up what a killed process left: a checkpoint that was being replaced comes back, what is half written or deleted goes."""
+    """Clean up after a killed process: restore replaced checkpoints, delete incomplete ones."""
     for path in sorted((run / CHECKPOINTS).glob(".update-*")):
-        place = path.with_name(path.name[1:].removesuffix(".old"))
-        if path.suffix == ".old" and not place.exists():
-            path.rename(place)
+        original = path.with_name(path.name[1:].removesuffix(".old"))
+        if path.suffix == ".old" and not original.exists():
+            path.rename(original)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Within this context what the system refuses is a CheckpointError."""
+    """Within this context an OSError becomes a CheckpointError."""
     try:
         yield
     except OSError as error:
-        raise refused(path, error) from None
+        raise write_error(path, error) from None
 
 
 def link(run: Path, name: str, target: Path) -> None:
-    """Point ``checkpoints/<name>`` at a checkpoint, in one step."""
-    path, aside = run / CHECKPOINTS / name, run / CHECKPOINTS / f".{name}"
+    """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step."""
+    path = run / CHECKPOINTS / name
+    aside = run / CHECKPOINTS / f".{name}"
     with _writing(path):
         aside.unlink(missing_ok=True)
         aside.symlink_to(target.name)
-        if path.is_dir() and not path.is_symlink():  # a copy that followed the links
+        if path.is_dir() and not path.is_symlink():  # a copy of the run that followed the links
             shutil.rmtree(path)
         aside.rename(path)
 
 
 def prune(run: Path, keep: Iterable[Path]) -> None:
-    """Delete all checkpoints but these; each is out of sight before it is in parts."""
-    kept = {p.name for p in keep}
+    """Delete all other checkpoints. Each one is hidden before its files are deleted."""
+    names = {path.name for path in keep}
     for path in checkpoints(run):
-        if path.name not in kept:
+        if path.name not in names:
             with _writing(path):
-                gone = path.rename(path.with_name(f".{path.name}.gone"))
-            shutil.rmtree(gone, ignore_errors=True)
+                hidden = path.rename(path.with_name(f".{path.name}.gone"))
+            shutil.rmtree(hidden, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Layers compiled by torch: what stands between their matrix products becomes few kernels.
+"""Layers compiled by torch: the operations between their matrix products become a few kernels.
 
-Layers and not whole models: equal ones share what was compiled, and recomputation and sharding, which stand around a layer, know nothing of
-it. Names of parameters stay as they are.
+Each layer is compiled, not the full model: equal layers share the compiled code, and recomputation
+and sharding, which wrap a layer, are not affected. Parameter names do not change.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,24 @@ from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
 
-VARIANTS = 64  # of a kind of layer: widths that differ, a batch of one sentence
+MAX_VARIANTS = 64  # compiled variants of one kind of layer: different widths, a batch of one pair
 
 
 def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
-    """Let every layer run compiled in training, and as it is in evaluation. Lengths and numbers of sentences are symbols: new ones need no
-    compilation.
+    """Run every layer compiled in training, and uncompiled in evaluation.
 
+    Sequence lengths and batch sizes are symbolic, so new ones need no compilation.
     Raises ConfigError for a model without layers.
     """
     layers = model.layers()
     if not layers:
         raise ConfigError(
-            "training.compile has nothing to compile in this model: layers are compiled, and a recurrence has none, it runs in kernels of "
-            "its own already; take training.compile away"
+            "training.compile has nothing to compile in this model: it compiles layers, and a "
+            "recurrent model runs in its own kernels; remove training.compile"
         )
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
-    torch.compiler.assume_constant_result(trace.wanted)  # nobody listens in training
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, MAX_VARIANTS)
+    torch.compiler.assume_constant_result(trace.wanted)  # nothing is traced in training
     for layer in layers:
         for module in layer.modules():
             if isinstance(module, Dropout):
@@ -42,39 +43,40 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
 
 def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
     compiled = torch.compile(plain, dynamic=True, backend=backend)
-    return lambda *given: compiled(*given) if layer.training else plain(*given)
+    return lambda *args: compiled(*args) if layer.training else plain(*args)
 
 
 def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     if not dropout.training or not dropout.steps or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
-    drawn: Tensor = _words(x.detach())
-    return x * dropout.mask(drawn, x.dtype)
+    random_bits: Tensor = _random_bits(x.detach())
+    return x * dropout.mask(random_bits, x.dtype)
 
 
 @torch.library.custom_op(
-    "fusetk::words", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+    "fusetk::random_bits", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
-def _words(x: Tensor) -> Tensor:
-    """What ``Dropout.random_bits`` draws for the elements of ``x``, in one piece that a compiler does not look into.
+def _random_bits(x: Tensor) -> Tensor:
+    """Draw the random bits of ``Dropout.random_bits`` as one operator that the compiler does not inline.
 
-    Of its values nothing depends on ``x``. But a compiler takes two calls on the same tensor for one, and by shape alone all dropouts of a
-    layer would zero the same elements.
+    The result does not depend on the values of ``x``, but ``x`` must be an argument: the compiler
+    merges calls with equal arguments, so with a shape as argument all dropouts of a layer would
+    zero the same elements.
     """
     return Dropout(0.0).random_bits(x.shape, x.device)
 
 
-@_words.register_fake
+@_random_bits.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.int16, device=x.device)
 
 
-def failure(error: RuntimeError) -> str | None:
-    """What to tell of an error where it is that torch could not compile."""
+def compile_failure(error: RuntimeError) -> str | None:
+    """Return the message for an error of torch's compiler; None for another error."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return None
-    why = next(line for line in str(error).splitlines() if line.strip())
+    reason = next(line for line in str(error).splitlines() if line.strip())
     return (
-        f"training.compile: torch cannot compile the layers here ({why}): it wants a C++ compiler that works (g++, or what CXX names), and "
-        "Triton on a GPU; or take training.compile away"
+        f"training.compile: torch cannot compile the layers here ({reason}): it needs a working "
+        "C++ compiler (g++, or the one in CXX) and, on a GPU, Triton; or remove training.compile"
     )

@@ -1,37 +1,36 @@
-"""What a training can be told."""
+"""The section ``training`` of a config."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.data.sampler import BatchConfig
 from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES, ConstantConfig, LinearConfig, PlateauConfig
+from fusetk.training.schedule import SCHEDULES, ScheduleConfig, with_current_name
 from fusetk.training.validation import ValidationConfig
 
 
 class EndConfig(Config):
-    """When a stage ends: at the first of these."""
+    """When a stage ends: as soon as one of these is reached."""
 
     epochs: int | None = Field(None, ge=1)
     """Passes over the training pairs."""
     updates: int | None = Field(None, ge=1)
-    """Optimiser steps of this stage."""
+    """Updates of this stage."""
     patience: int | None = Field(None, ge=1)
     """Validations in a row without a new best."""
     rate: float | None = Field(None, gt=0)
-    """The learning rate falls below this, as `schedule: plateau` makes it; a warm-up that begins below it is no fall."""
+    """The learning rate falls below this, for example with `schedule: plateau`. A warm-up that
+    starts below it does not count."""
     hours: float | None = Field(None, gt=0)
-    """Hours of updates, validation and checkpoints of this stage, over all the times that it was resumed. What time allows depends on
-    the machine, so such a stage is not the same twice."""
+    """Hours of updates, validations and checkpoints of this stage, summed over all resumes. The
+    number of updates then depends on the machine, so such a stage is not reproducible."""
 
     @model_validator(mode="after")
     def _ends(self) -> "EndConfig":
-        if all(
-            value is None
-            for value in (self.epochs, self.updates, self.patience, self.rate, self.hours)
-        ):
+        limits = (self.epochs, self.updates, self.patience, self.rate, self.hours)
+        if all(limit is None for limit in limits):
             raise ValueError(
                 "give epochs, updates, patience, rate or hours, or the stage never ends"
             )
@@ -39,48 +38,55 @@ class EndConfig(Config):
 
 
 class StageConfig(Config):
-    """A stretch of training with an optimiser of its own, started fresh."""
+    """A part of training with its own optimiser, whose state starts empty."""
 
     optimizer: Annotated[ComponentConfig, component(OPTIMIZERS, "an optimiser")]
-    """How a gradient becomes a step."""
+    """How gradients change parameters."""
     schedule: Annotated[ComponentConfig, component(SCHEDULES, "a learning-rate schedule")]
-    """The learning rate as a function of the stage's updates."""
+    """The learning rate as a function of the updates of the stage."""
     batch: BatchConfig = BatchConfig()
-    """What one update sees."""
+    """The size of an update."""
     weights: dict[str, NonNegativeFloat] | None = None
-    """How often an epoch has each pair of a training corpus, by its prefix in `data.train` or the end of that path: 2.5 is twice, and with
-    probability 0.5 once more, drawn by seed and epoch; what is not named weighs 1. 0 leaves a corpus out: a later stage with weights
-    fine-tunes on one corpus of several."""
+    """Sampling weight of each training corpus, keyed by its prefix in `data.train` or by the end of
+    that path. With weight 2.5, an epoch has each pair twice, and a third time with probability 0.5,
+    drawn by seed and epoch. The default is 1; 0 excludes a corpus: a later stage with weights can
+    fine-tune on one of several corpora."""
     clip: float = Field(0.0, ge=0)
     """Largest gradient norm; 0 for none."""
     end: EndConfig
     """When the stage ends."""
     dropout: float | None = Field(None, ge=0, lt=1)
-    """Every dropout of the model that is not 0 is this one in this stage; as the model has them if not given."""
+    """In this stage, replaces every dropout rate of the model that is not 0. By default the
+    model's rates apply."""
     start: Literal["last", "best"] = "last"
-    """Weights that a later stage starts from: those at the end of the stage before, or of the best checkpoint so far (the weights
-    themselves, also where their exponential mean was judged)."""
+    """Initial weights of a later stage: those at the end of the stage before it, or those of the
+    best checkpoint so far. They are the raw weights, also with `ema`."""
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _accept_earlier_names(cls, value: Any) -> Any:
+        return with_current_name(value)
 
     @model_validator(mode="after")
-    def _rate_falls_to_the_end(self) -> "StageConfig":
-        schedule, end = self.schedule, self.end.rate
-        if end is None:
+    def _reaches_its_end_rate(self) -> "StageConfig":
+        end = self.end.rate
+        if end is None or not isinstance(self.schedule, ScheduleConfig):
             return self
-        if isinstance(schedule, ConstantConfig):
+        lowest, highest = self.schedule.rate_limits()
+        if lowest == highest:
             raise ValueError(
-                "end.rate needs a schedule whose rate falls, such as plateau; this one is constant"
+                "end.rate needs a schedule whose rate falls, such as plateau; "
+                f"the rate of schedule {self.schedule.kind} is constant"
             )
-        if isinstance(schedule, PlateauConfig) and schedule.rate < end:
+        if highest < end:
             raise ValueError(
-                f"schedule.rate {schedule.rate} is below end.rate {end} from the start"
+                f"the highest rate of the schedule, {highest}, is below end.rate {end}: "
+                "give a lower end.rate"
             )
-        if isinstance(schedule, LinearConfig) and schedule.peak < end:
+        if lowest >= end:
             raise ValueError(
-                f"schedule.peak {schedule.peak} is below end.rate {end}: the rate is never above it"
-            )
-        if isinstance(schedule, PlateauConfig | LinearConfig) and schedule.floor >= end:
-            raise ValueError(
-                f"end.rate {end} is never reached: the rate stays at schedule.floor {schedule.floor}; give a lower floor"
+                f"end.rate {end} is never reached: the lowest rate of the schedule is {lowest}; "
+                "give a lower schedule.floor"
             )
         return self
 
@@ -89,32 +95,36 @@ class TrainingConfig(Config):
     """How a model is trained."""
 
     seed: int = Field(1, ge=0, lt=1 << 32)
-    """Fixes initial weights, batches and dropout."""
+    """Determines initial weights, batches and dropout."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of matrix products and activations; weights, sums and losses are float32 always. bf16 where the device has it: fp16 has few
-    exponents, so its losses are multiplied before and gradients divided after, by as much as they bear."""
+    """Precision of matrix products and activations; weights, reductions and losses stay in float32.
+    Prefer bf16 on devices that have it: fp16 has a narrow exponent range and needs dynamic loss
+    scaling."""
     matmul: Literal["highest", "high", "medium"] = "highest"
-    """Of the factors of float32 matrix products: `highest` is float32; `high` tf32 (10 bits after the first), where a GPU has it;
-    `medium` bf16 (7 bits), where a processor has it, and on a GPU as `high`. The log says what it comes to."""
+    """Precision of the factors in float32 matrix products. `highest` is float32. `high` is tf32
+    (10 fraction bits) on GPUs that have it. `medium` is bf16 (7 fraction bits) on CPUs that have it
+    and the same as `high` on GPUs. The log states the precision that is used."""
     compile: bool = False
-    """Compile layers with torch, in training: what stands between their matrix products becomes few kernels. It takes a minute or more at
-    the start, pays on a GPU if at all, and changes results by rounding, and by which elements drop out on a GPU. Not for recurrent
-    models, which have kernels of their own."""
+    """Compile the layers with torch for training: the operations between their matrix products
+    become a few kernels. Compilation takes a minute or more at the start and is mainly of use on a
+    GPU. Results change by rounding, and dropout masks change on a GPU. Not for recurrent models,
+    which have their own kernels."""
     shard: bool = False
-    """Under torchrun, split parameters, gradients and optimiser state over the processes (FSDP): for models too large for one GPU. Each
-    layer is gathered when it runs; in validation, every process holds all parameters. Checkpoints are the same; alone, it does
-    nothing."""
+    """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
+    models that are too large for one GPU. Each layer is gathered when it runs; in validation, every
+    process holds all parameters. Checkpoints do not change. With one process it has no effect."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Probability taken from the right word and spread over all others; reported losses are without it."""
+    """Probability taken from the correct token and spread over all others. Reported losses are
+    without label smoothing."""
     stages: list[StageConfig] = Field(min_length=1)
-    """One after the other."""
+    """The stages of training, in order."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Keep an exponential mean of the weights with this decay, such as 0.999, beside them; validation judges the mean, and it is what
-    `fusetk decode` translates with."""
+    """Keep an exponential moving average (EMA) of the weights with this decay, such as 0.999.
+    Validation and `fusetk decode` use the average."""
     validation: ValidationConfig = ValidationConfig()
-    """When and by what the model is judged."""
+    """When and with which metric the model is validated."""
     save_every: int | None = Field(None, ge=1)
-    """Updates between checkpoints, besides those at validations."""
+    """Updates between checkpoints, in addition to those at validations."""
     keep_last: int = Field(5, ge=1)
     """Latest checkpoints to keep."""
     keep_best: int = Field(1, ge=1)
@@ -122,6 +132,7 @@ class TrainingConfig(Config):
     log_every: int = Field(100, ge=1)
     """Updates between log lines."""
     max_skipped: int = Field(5, ge=1)
-    """An update whose gradient is not finite is skipped; so many in a row end the training."""
+    """Skipped updates in a row after which training stops with an error. An update is skipped if
+    its gradient is not finite."""
     tensorboard: bool = False
-    """Write TensorBoard files into the run folder, too (needs the package tensorboard)."""
+    """Also write TensorBoard files into the run folder (needs the package tensorboard)."""

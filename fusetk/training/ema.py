@@ -1,4 +1,4 @@
-"""An exponential mean of the weights, beside the weights themselves."""
+"""The exponential moving average (EMA) of the weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,30 +6,30 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fusetk.training.sharding import local, part
+from fusetk.training.sharding import local, shard_like
 
 
 class Ema:
-    """e = d e + (1 - d) w after update t, with d = min(decay, (1 + t) / (10 + t)), so that the first weights are soon forgotten
-    (Polyak and Juditsky 1992; the decay's beginning as in TensorFlow's ExponentialMovingAverage).
+    """e = d e + (1 - d) w after update t, with d = min(decay, (1 + t) / (10 + t)), so that the
+    first weights soon lose their influence (Polyak and Juditsky 1992; the smaller decay at the
+    start is that of TensorFlow's ExponentialMovingAverage).
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        self.decay, self.weights = decay, dict(model.named_parameters())
+        self.decay = decay
+        self.weights = dict(model.named_parameters())
         self.mean = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
-    def update(self, updates: int) -> None:
-        """Take in the weights after so many updates."""
-        decay = min(self.decay, (1 + updates) / (10 + updates))
-        mean, weights = (
-            [local(tensor.detach()) for tensor in found.values()]
-            for found in (self.mean, self.weights)
-        )
-        torch._foreach_lerp_(mean, weights, 1 - decay)
+    def update(self, update: int) -> None:
+        """Include the weights after update number ``update``."""
+        decay = min(self.decay, (1 + update) / (10 + update))
+        means = [local(mean) for mean in self.mean.values()]
+        weights = [local(weight.detach()) for weight in self.weights.values()]
+        torch._foreach_lerp_(means, weights, 1 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within this context the model has the mean as its weights."""
+        """Within this context the average replaces the weights of the model."""
         self._exchange()
         try:
             yield
@@ -37,13 +37,14 @@ class Ema:
             self._exchange()
 
     def load(self, mean: dict[str, Tensor]) -> None:
-        """Go on from a mean."""
+        """Replace the average by one from a checkpoint."""
         for name, tensor in mean.items():
-            self.mean[name].copy_(part(tensor, self.mean[name]))
+            self.mean[name].copy_(shard_like(tensor, self.mean[name]))
 
     def _exchange(self) -> None:
-        for name, weight in self.weights.items():
-            here, there = local(weight.detach()), local(self.mean[name])
-            kept = here.clone()
-            here.copy_(there)
-            there.copy_(kept)
+        for name, parameter in self.weights.items():
+            weight = local(parameter.detach())
+            mean = local(self.mean[name])
+            previous = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(previous)

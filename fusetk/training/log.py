@@ -1,51 +1,62 @@
-"""What a run tells: lines for people, ``metrics.jsonl`` for programs, a live display on a terminal, TensorBoard on demand."""
+"""Output of a training run: log lines, ``metrics.jsonl``, a live display, TensorBoard files."""
 
 import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
+import rich.progress
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fusetk.errors import ConfigError
 from fusetk.files import write_if_changed
+from fusetk.processes import World
 from fusetk.runs import LOG, METRICS, parse_metrics
+from fusetk.training.progress import Progress
+from fusetk.training.step import UpdateStats
 
 
-class Lines:
-    """A file that lines are added to. What the disk refuses waits until it takes more, and is no reason to stop; that is said once."""
+class AppendingFile:
+    """A file to which lines are appended. A write error never stops training.
+
+    Lines that cannot be written are buffered and retried with the next line, and the first error is
+    reported. ``logging.FileHandler`` drops such lines.
+    """
 
     def __init__(self, path: Path):
-        self._path, self._file = path, path.open("ab", buffering=0)
-        self._waiting, self._said = b"", False
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._buffer = b""
+        self._reported = False
 
     def add(self, text: str) -> None:
-        """Write a line, and those that wait."""
-        self._waiting += text.encode() + b"\n"
+        """Write a line, after the buffered ones."""
+        self._buffer += text.encode() + b"\n"
         try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
+            while self._buffer:
+                written = self._file.write(self._buffer) or 0
+                self._buffer = self._buffer[written:]
         except OSError as error:
-            if not self._said:
-                _say(
-                    f"{self._path} cannot be written ({error.strerror}): training goes on, what belongs there waits"
+            if not self._reported:
+                _print_error(
+                    f"{self._path} cannot be written ({error.strerror}): "
+                    "training continues, lines are kept in memory until it can be written"
                 )
-            self._said = True
+            self._reported = True
 
     def close(self) -> None:
-        """The end."""
         with suppress(OSError):
             self._file.close()
 
 
 class _StandardError:
-    """Standard error that may be closed: writing to it never fails, as when the terminal of a training is closed."""
+    """Standard error without exceptions: it may be closed, for example with its terminal."""
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):
@@ -61,31 +72,34 @@ class _StandardError:
 
 
 class Log:
-    """Writes into a run folder and to standard error. Use as a context."""
+    """Writes into a run folder and to standard error. Use it as a context."""
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
-        self._text, self._metrics = Lines(run / LOG), Lines(run / METRICS)
+        self._text = AppendingFile(run / LOG)
+        self._metrics = AppendingFile(run / METRICS)
         self._console = Console(
             file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True
         )
-        self._board = _board(run) if tensorboard else None
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"),
-            BarColumn(bar_width=None),
-            TextColumn(
+        self._tensorboard = _tensorboard_writer(run) if tensorboard else None
+        self._display = rich.progress.Progress(
+            rich.progress.TextColumn(
+                "epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"
+            ),
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn(
                 "loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"
             ),
-            TextColumn("{task.fields[speed]:.0f} tokens/s"),
-            TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[speed]:.0f} tokens/s"),
+            rich.progress.TimeRemainingColumn(),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task(
+        self._task = self._display.add_task(
             "", total=None, of="", epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0
         )
 
     def __enter__(self) -> "Log":
-        self._progress.start()
+        self._display.start()
         return self
 
     def __exit__(
@@ -94,24 +108,26 @@ class Log:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._display.stop()
         self._text.close()
         self._metrics.close()
-        if self._board is not None:
+        if self._tensorboard is not None:
             with suppress(OSError):
-                self._board.close()
+                self._tensorboard.close()
 
     def line(self, text: str) -> None:
-        """A line for people, with the time in the file."""
+        """Print a line, and write it with the time into the log file."""
         self._text.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
-        if self._progress.disable:
-            if not self._console.quiet:
-                _say(text)
-        else:
+        if not self._display.disable:
             self._console.print(text, markup=False)
+        elif not self._console.quiet:
+            _print_error(text)
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
-        """A line for programs: ``kind`` is train or valid. A number that is not finite is null."""
+        """Write a line of ``metrics.jsonl``; ``kind`` is train or valid.
+
+        A number that is not finite becomes null.
+        """
         values = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -119,30 +135,33 @@ class Log:
         self._metrics.add(json.dumps({"kind": kind, **values}, allow_nan=False))
         try:
             for name, value in values.items():
-                if self._board is not None and isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, values["update"])
+                if self._tensorboard is not None and isinstance(value, int | float):
+                    self._tensorboard.add_scalar(f"{kind}/{name}", value, values["update"])
         except OSError as error:
-            self._board = None
+            self._tensorboard = None
             self.line(
-                f"TensorBoard's files cannot be written ({error}): training goes on without them"
+                f"TensorBoard files cannot be written ({error}): training continues without them"
             )
 
-    def progress(self, update: int, total: float | None, **fields: Any) -> None:
-        """Move the live display; ``total`` updates where they can be known. What is not given stays as it was."""
-        if self._progress.disable:
+    def show_progress(self, update: int, total: float | None, **fields: Any) -> None:
+        """Move the live display; ``total`` is the last update, if it is known.
+
+        Fields that are not given do not change.
+        """
+        if self._display.disable:
             return
         if total is not None:
             fields["of"] = f" of {total:.0f}"
-        self._progress.update(self._task, completed=update, total=total, **fields)
+        self._display.update(self._task, completed=update, total=total, **fields)
 
 
-class Silent(Log):
-    """Of the processes that train together, all but the first say nothing."""
+class NullLog(Log):
+    """Writes nothing. All processes but rank 0 use it."""
 
     def __init__(self) -> None:
         pass
 
-    def __enter__(self) -> "Silent":
+    def __enter__(self) -> "NullLog":
         return self
 
     def __exit__(
@@ -159,45 +178,142 @@ class Silent(Log):
     def record(self, kind: str, values: dict[str, Any]) -> None:
         pass
 
-    def progress(self, update: int, total: float | None, **fields: Any) -> None:
+    def show_progress(self, update: int, total: float | None, **fields: Any) -> None:
         pass
 
 
+class Reporter:
+    """Reports updates, averaged over ``log_every`` of them, and validations."""
+
+    def __init__(self, log: Log, world: World, device: torch.device, log_every: int):
+        self.log = log
+        self.world = world
+        self.device = device
+        self.log_every = log_every
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new average, and measure its time from now."""
+        self._updates: list[UpdateStats] = []
+        self._start = time.perf_counter()
+
+    def update(
+        self, progress: Progress, stats: UpdateStats, rate: float, updates_left: float
+    ) -> None:
+        """Add an update, and report the average if it is due.
+
+        ``updates_left`` are the remaining updates of the stage; infinite if they are not known.
+        """
+        self._updates.append(stats)
+        last = progress.update + updates_left if updates_left < math.inf else None
+        self.log.show_progress(progress.update, last, epoch=progress.epoch + 1)
+        if progress.update % self.log_every == 0:
+            self._report_average(progress, rate)
+            self.restart()
+
+    def _report_average(self, progress: Progress, rate: float) -> None:
+        tokens = sum(stats.tokens for stats in self._updates)
+        nll = float(torch.stack([stats.nll for stats in self._updates]).sum())
+        smoothed = float(torch.stack([stats.smoothed for stats in self._updates]).sum())
+        loss, smoothed_loss = (total / tokens for total in self.world.all_sum([nll, smoothed]))
+        perplexity = math.exp(min(loss, 700.0))
+        norms = [stats.grad_norm for stats in self._updates if math.isfinite(stats.grad_norm)]
+        norm = sum(norms) / len(norms) if norms else None
+        speed = tokens / (time.perf_counter() - self._start)
+        memory = peak_memory(self.device)
+        self.log.record(
+            "train",
+            {
+                "update": progress.update,
+                "epoch": round(progress.epochs, 3),
+                "loss": loss,
+                "smoothed": smoothed_loss,
+                "ppl": perplexity,
+                "lr": rate,
+                "tokens_per_second": speed,
+                "grad_norm": norm,
+                "tokens": tokens,
+                "memory": memory,
+            },
+        )
+        self.log.line(
+            f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
+            f"(smoothed {smoothed_loss:.4f})  ppl {perplexity:.2f}  {speed:.0f} tokens/s  "
+            f"gradient norm {math.nan if norm is None else norm:.2f}  lr {rate:.3e}  "
+            f"memory {memory / 2**20:.0f} MB"
+        )
+        self.log.show_progress(
+            progress.update, None, loss=loss, ppl=perplexity, lr=rate, speed=speed
+        )
+
+    def validation(
+        self,
+        progress: Progress,
+        metric: str,
+        results: Mapping[str, float],
+        is_best: bool,
+        seconds: float,
+    ) -> None:
+        """Report the results of a validation that ``progress`` includes already."""
+        self.log.record(
+            "valid",
+            {
+                "update": progress.update,
+                "epoch": round(progress.epochs, 3),
+                **results,
+                "best": is_best,
+            },
+        )
+        values = "  ".join(
+            f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}"
+            for name, value in results.items()
+        )
+        best = 0.0 if progress.best is None else progress.best
+        verdict = f"best {best:.4f} at update {progress.best_update}, stalled {progress.stalled}"
+        if is_best:
+            verdict = "new best"
+        self.log.line(
+            f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
+        )
+
+
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: of a GPU by torch, otherwise by this process, 0 where the system does not say."""
+    """Return the peak memory in bytes, of torch on a GPU or of this process; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
     except ImportError:  # Windows
         return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def forget_after(run: Path, update: int) -> None:
-    """Remove later updates from ``metrics.jsonl``, and damaged lines: a resumed run repeats those updates."""
+    """Remove later updates and damaged lines from ``metrics.jsonl``.
+
+    A resumed run repeats those updates.
+    """
     path = run / METRICS
     if not path.exists():
         return
     lines = path.read_bytes().splitlines()
     records = [(line, parse_metrics(line)) for line in lines]
-    write_if_changed(
-        path,
-        b"".join(line + b"\n" for line, record in records if record and record["update"] <= update),
-    )
+    valid = [line + b"\n" for line, record in records if record and record["update"] <= update]
+    write_if_changed(path, b"".join(valid))
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     with suppress(OSError, ValueError):  # A closed standard error does not stop training.
         print(text, file=sys.stderr, flush=True)
 
 
-def _board(run: Path) -> Any:
+def _tensorboard_writer(run: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
-            "training.tensorboard is on, but tensorboard is not installed: pip install tensorboard, or set it off"
+            "training.tensorboard is set, but tensorboard is not installed: "
+            "pip install tensorboard, or remove training.tensorboard"
         ) from None
     return SummaryWriter(str(run / "tensorboard"))

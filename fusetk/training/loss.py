@@ -1,4 +1,9 @@
-"""Cross-entropy with label smoothing, from features, with the logits held in pieces and never twice."""
+"""Cross-entropy with label smoothing from features, with the logits computed in pieces.
+
+PyTorch's ``F.linear_cross_entropy`` cannot replace it: with label smoothing its chunked path falls
+back to full logits, it does not also return the unsmoothed loss, and fusetk supports torch 2.4,
+which does not have it.
+"""
 
 from typing import Any, NamedTuple
 
@@ -9,37 +14,41 @@ from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
 
-ROWS = 32  # of a piece, or a multiple, for bf16 on CPU, where each new shape of a product is compiled first
+# In bf16 on CPU, pieces have a multiple of this number of rows: each new shape of a matrix product
+# is first compiled.
+ROW_MULTIPLE = 32
 
 
 class Loss(NamedTuple):
     """Sums over tokens, natural logarithms."""
 
-    smoothed: Tensor  # (), what is minimised
-    nll: Tensor  # (), -log p(y), what is reported
-    correct: Tensor  # (), tokens for which y was the most probable word; -1 in training, where nobody looks
+    smoothed: Tensor  # (), the loss with label smoothing, which is minimised
+    nll: Tensor  # (), -log p(y), which is reported
+    correct: Tensor  # (), tokens whose most probable prediction is y; -1 in training (not computed)
 
 
 def loss(
     features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float
 ) -> Loss:
-    """Features (N, D) of real tokens, their words (N,) -> sums over the N tokens.
+    """Return sums over N tokens for their features (N, D), without padding, and targets y (N,).
 
-    With smoothing e, the target distribution is 1 - e for the word y and e / (V - 1) for each other word (Szegedy et al.
-    2016; as Vaswani et al. 2017 and fairseq have it). Its constant entropy is not subtracted.
+    With smoothing e, the target distribution is 1 - e for y and e / (V - 1) for each other token
+    (Szegedy et al. 2016, with the normalisation of Vaswani et al. 2017 and fairseq). Its constant
+    entropy is not subtracted.
     """
-    learning = torch.is_grad_enabled()
+    with_gradient = torch.is_grad_enabled()
     smoothed, nll, correct = _SmoothedCrossEntropy.apply(
-        features, output.weight, output.bias, targets, smoothing, learning
+        features, output.weight, output.bias, targets, smoothing, with_gradient
     )
     return Loss(smoothed, nll, correct)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """The gradient is made together with the loss, piece by piece, in the memory of the piece's log-probabilities.
+    """Computes the gradients together with the loss, in the memory of each piece's logits.
 
-    With q the target distribution, d loss / d logits = p - q. Both the sum of log-probabilities over the vocabulary and
-    the constant part of q are linear in the logits, so they cost a vector each and no pass over the vocabulary.
+    With the target distribution q, d loss / d logits = p - q. The sum of log-probabilities over the
+    vocabulary and the constant part of q are linear in the logits, so both follow from the column
+    sum of the weight, without a pass over the vocabulary.
     """
 
     @staticmethod
@@ -50,96 +59,139 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         smoothing: float,
-        learning: bool,
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = product_dtype(features)
         with torch.autocast(features.device.type, enabled=False):
-            return _forward(ctx, features, weight, bias, targets, smoothing, learning, dtype)
+            gradients = None
+            if with_gradient:
+                gradients = _Gradients(features, weight, bias, smoothing, dtype)
+            log_p_all, log_p_right, correct = _sums(
+                features, weight, bias, targets, dtype, gradients
+            )
+            if gradients is not None:
+                ctx.gradients = gradients.finish(features, targets)
+        other, gap = _target_probabilities(smoothing, len(weight))
+        return -(gap * log_p_right + other * log_p_all), -log_p_right, correct
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        found = ctx.found
-        ctx.found = None
-        return *(None if g is None else g.mul_(grad) for g in found), None, None, None
+        gradients = ctx.gradients
+        ctx.gradients = None  # they are scaled in place, so they serve one backward pass
+        return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None
 
 
-def _rounds(x: Tensor, dtype: torch.dtype) -> bool:
-    return x.device.type == "cpu" and dtype == torch.bfloat16
+def _target_probabilities(smoothing: float, vocabulary: int) -> tuple[float, float]:
+    """Return the probability of each wrong token, and how much more the right token has."""
+    other = smoothing / (vocabulary - 1)
+    return other, 1 - smoothing - other
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n, D) in another type; for bf16 on CPU with rows of zeros up to a multiple of ROWS."""
-    if not _rounds(x, dtype) or len(x) % ROWS == 0:
-        return x.to(dtype)
-    found = x.new_zeros(len(x) + -len(x) % ROWS, x.shape[1], dtype=dtype)
-    found[: len(x)] = x
-    return found
+class _Gradients:
+    """The gradients of features, weight and bias, accumulated over pieces."""
+
+    def __init__(
+        self,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        smoothing: float,
+        dtype: torch.dtype,
+    ):
+        self.dtype = dtype
+        self.other, self.gap = _target_probabilities(smoothing, len(weight))
+        self.matrix = weight.to(dtype)
+        self.column_sum = weight.sum(0, dtype=torch.float32)  # (D,)
+        self.features = torch.empty_like(features)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(self, start: int, features: Tensor, p: Tensor, targets: Tensor) -> None:
+        """Add n rows from row ``start``: padded features, probabilities p (n, V), targets (n,).
+
+        ``p`` is overwritten.
+        """
+        rows = len(targets)
+        if self.bias is not None:
+            self.bias += p.sum(0)
+        p.scatter_add_(1, targets[:, None], p.new_full((rows, 1), -self.gap))
+        grad_logits = _padded(p, self.dtype)
+        if self.dtype == torch.float32:
+            self.weight.addmm_(grad_logits.T, features)
+        else:
+            self.weight.add_(grad_logits.T @ features)
+        grad_features = (grad_logits @ self.matrix)[:rows]
+        grad_features.sub_(self.other * self.column_sum.to(self.dtype))
+        self.features[start : start + rows] = grad_features
+
+    def finish(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add what is constant over the pieces, and return the gradients."""
+        self.weight -= self.other * features.sum(0, dtype=torch.float32)
+        if self.bias is not None:
+            gaps = torch.full_like(targets, -self.gap, dtype=torch.float32)
+            self.bias.index_add_(0, targets, gaps).sub_(self.other * len(targets))
+        return self.features, self.weight, self.bias
 
 
-def _forward(
-    ctx: Any,
+def _sums(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    smoothing: float,
-    learning: bool,
     dtype: torch.dtype,
+    gradients: _Gradients | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    vocabulary = len(weight)
-    other = smoothing / (vocabulary - 1)  # probability of each wrong word
-    gap = 1 - smoothing - other  # what the right one has more
-    matrix = weight.to(dtype)
+    """Return the sums of all log-probabilities, of those of the targets, and of correct tokens.
+
+    Pass each piece to ``gradients``. With ``gradients``, correct tokens are not counted (-1).
+    """
+    matrix = weight.to(dtype) if gradients is None else gradients.matrix
     column_sum = weight.sum(0, dtype=torch.float32)  # (D,)
     bias_sum = bias.sum(dtype=torch.float32) if bias is not None else 0.0
-    sums = features.new_zeros(
-        3, dtype=torch.float32
-    )  # all log-probabilities, those of the right words, hits
-    grad_features = torch.empty_like(features) if learning else None
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32) if learning else None
-    grad_bias = (
-        torch.zeros_like(bias, dtype=torch.float32) if learning and bias is not None else None
-    )
-    rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
-    if _rounds(features, dtype):
-        rows = max(ROWS, rows - rows % ROWS)
+    log_p_all = features.new_zeros((), dtype=torch.float32)
+    log_p_right = features.new_zeros((), dtype=torch.float32)
+    correct = features.new_zeros((), dtype=torch.float32)
+    rows = _rows_in_piece(features, len(weight), dtype)
     for start in range(0, len(targets), rows):
-        h, y = features[start : start + rows], targets[start : start + rows]
-        low = _rounded(h, dtype)
-        logits = (
-            low @ matrix.T if bias is None else torch.addmm(bias.to(dtype), low, matrix.T)
-        )  # (n, V), and rows that are not wanted
+        h = features[start : start + rows]
+        y = targets[start : start + rows]
+        padded = _padded(h, dtype)
+        if bias is None:
+            logits = padded @ matrix.T
+        else:
+            logits = torch.addmm(bias.to(dtype), padded, matrix.T)
         logits = logits[: len(h)]
         right = logits.gather(1, y[:, None]).float()
-        log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)
-        log_p_right = log_p.gather(1, y[:, None])
-        log_z = right - log_p_right
+        log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)  # (n, V)
+        piece_log_p_right = log_p.gather(1, y[:, None])
+        log_z = right - piece_log_p_right
         logit_sum = (h.sum(0, dtype=torch.float32) @ column_sum) + len(h) * bias_sum
-        sums[0] += logit_sum - vocabulary * log_z.sum()
-        sums[1] += log_p_right.sum()
-        if grad_features is None or grad_weight is None:
-            sums[2] += (log_p.argmax(1) == y).sum()
-            continue
-        p = log_p.exp_()
-        if grad_bias is not None:
-            grad_bias += p.sum(0)
-        p.scatter_add_(1, y[:, None], p.new_full((len(y), 1), -gap))
-        low_p = _rounded(p, dtype)
-        grad_weight.addmm_(low_p.T, low) if dtype == torch.float32 else grad_weight.add_(
-            low_p.T @ low
-        )
-        grad_features[start : start + rows] = (low_p @ matrix)[: len(h)].sub_(
-            other * column_sum.to(dtype)
-        )
-    if grad_features is not None and grad_weight is not None:
-        grad_weight -= other * features.sum(0, dtype=torch.float32)
-        if grad_bias is not None:
-            grad_bias.index_add_(
-                0, targets, torch.full_like(targets, -gap, dtype=torch.float32)
-            ).sub_(other * len(targets))
-    ctx.found = (grad_features, grad_weight, grad_bias)
-    if learning:
-        sums[2] = -1.0
-    nll = -sums[1]
-    smoothed = -(gap * sums[1] + other * sums[0])
-    return smoothed, nll, sums[2].clone()
+        log_p_all += logit_sum - len(weight) * log_z.sum()
+        log_p_right += piece_log_p_right.sum()
+        if gradients is None:
+            correct += (log_p.argmax(1) == y).sum()
+        else:
+            gradients.add(start, padded, log_p.exp_(), y)
+    if gradients is not None:
+        correct.fill_(-1.0)
+    return log_p_all, log_p_right, correct
+
+
+def _rows_in_piece(features: Tensor, vocabulary: int, dtype: torch.dtype) -> int:
+    rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
+    if _compiles_shapes(features, dtype):
+        rows = max(ROW_MULTIPLE, rows - rows % ROW_MULTIPLE)
+    return rows
+
+
+def _compiles_shapes(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.device.type == "cpu" and dtype == torch.bfloat16
+
+
+def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert x (n, D). For bf16 on CPU, append rows of zeros up to a multiple of ROW_MULTIPLE."""
+    if not _compiles_shapes(x, dtype) or len(x) % ROW_MULTIPLE == 0:
+        return x.to(dtype)
+    padded = x.new_zeros(len(x) + -len(x) % ROW_MULTIPLE, x.shape[1], dtype=dtype)
+    padded[: len(x)] = x
+    return padded

@@ -1,8 +1,9 @@
 """Data parallelism: each process computes a part of every batch, and the gradients are summed.
 
-The content of a batch does not depend on the number of processes. Gradients are summed after the backward passes, not during them
-as in ``DistributedDataParallel``: a process may repeat a batch, or have none, without the others knowing. Where the model itself
-is sharded (``sharding.py``) all processes run the same number of batches.
+The content of a batch does not depend on the number of processes. Gradients are summed after the
+backward passes and not during them as in ``DistributedDataParallel``: a process may repeat a batch
+or have none, and the others need not know. If the model is sharded (``sharding.py``), all processes
+run the same number of batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +19,11 @@ from fusetk.training.sharding import sharded
 BUCKET = 1 << 24  # gradient elements in one all-reduce: 64 MB in float32
 
 
-def share(world: World, batches: Sequence[Indices]) -> list[Indices]:
-    """Return this process' part of an update: whole batches if their number divides evenly, else a part of each batch."""
+def local_batches(world: World, batches: Sequence[Indices]) -> list[Indices]:
+    """Return this process' part of the batches of an update.
+
+    These are entire batches if their number divides evenly, else a part of each batch.
+    """
     if len(batches) % world.size == 0:
         return list(batches[world.rank :: world.size])
     return [indices[world.rank :: world.size] for indices in batches]
@@ -48,7 +52,8 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     for tensor in tensors:
         if bucket and size + tensor.numel() > BUCKET:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(tensor)
         size += tensor.numel()
     if bucket:

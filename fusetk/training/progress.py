@@ -1,48 +1,125 @@
-"""Where a training stands."""
+"""The position of a training run."""
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from fusetk.training.config import EndConfig
+from fusetk.training.schedule import Schedule
+from fusetk.training.validation import rank
 
 
 @dataclass
 class Progress:
-    """Where training stands: with the weights and the optimiser's state, all that decides how it goes on."""
+    """The position of training. With weights and optimiser state it determines every next update.
 
-    update: int = 0  # in all
+    It is stored in ``state.json`` of each checkpoint.
+    """
+
+    update: int = 0  # updates of all stages
     stage: int = 0
     stage_update: int = 0
-    stage_epoch: int = 0  # passes finished in this stage
-    epoch: int = 0  # passes finished in all
-    epochs: float = 0.0  # passes in all, the one under way counted by its part
-    position: int = 0  # updates done in the pass that is under way
-    seconds: float = 0.0  # that the stage took
-    scale: float = 65536.0  # of fp16 losses
-    scale_updates: int = 0  # since that changed
-    skipped: int = 0  # updates in a row whose gradient was not finite
+    stage_epoch: int = 0  # finished epochs of this stage
+    epoch: int = 0  # finished epochs of all stages
+    epochs: float = 0.0  # epochs of all stages with the finished part of the current one
+    position: int = 0  # finished updates of the current epoch
+    seconds: float = 0.0  # duration of the stage
+    scale: float = 65536.0  # factor of fp16 losses
+    scale_updates: int = 0  # updates since ``scale`` changed
+    skipped: int = 0  # skipped updates in a row
     skipped_ever: int = 0
     best: float | None = None
     best_loss: float | None = None
     best_update: int = 0
-    stalled: int = 0  # validations since the best
-    ranking: list[tuple[int, float, float]] = field(
-        default_factory=list
-    )  # (update, metric, loss) of every validation
-    seen: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the schedule made of the stage's validations
+    stalled: int = 0  # validations since the best one
+    # (update, metric, loss) of every validation
+    ranking: list[tuple[int, float, float]] = field(default_factory=list)
+    schedule_state: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, updates_in_epoch: int) -> None:
-        """Count one update."""
-        self.update, self.stage_update, self.position = (
-            self.update + 1,
-            self.stage_update + 1,
-            self.position + 1,
-        )
+        """Count an update."""
+        self.update += 1
+        self.stage_update += 1
+        self.position += 1
         if self.position == updates_in_epoch:
-            self.epoch, self.stage_epoch, self.position = self.epoch + 1, self.stage_epoch + 1, 0
+            self.epoch += 1
+            self.stage_epoch += 1
+            self.position = 0
         self.epochs = self.epoch + self.position / updates_in_epoch
+
+    def start_stage(self) -> None:
+        """Move to the start of the next stage, which begins with a complete epoch."""
+        self.stage += 1
+        self.stage_update = 0
+        self.stage_epoch = 0
+        self.stalled = 0
+        self.schedule_state = {}
+        self.seconds = 0.0
+        if self.position:
+            self.epoch += 1
+            self.position = 0
+
+    def add_validation(self, metric: str, results: Mapping[str, float]) -> bool:
+        """Record the results of a validation. Return whether they are the best so far."""
+        value = results[metric]
+        is_best = not math.isnan(value)
+        if is_best and self.best is not None:
+            # Runs of version 0.1 have no best_loss. There, an equal metric is no new best.
+            best_loss = -math.inf if self.best_loss is None else self.best_loss
+            is_best = rank(metric, results) < rank(metric, {"loss": best_loss, metric: self.best})
+        if is_best:
+            self.best = value
+            self.best_loss = results["loss"]
+            self.best_update = self.update
+            self.stalled = 0
+        else:
+            self.stalled += 1
+        self.ranking.append((self.update, value, results["loss"]))
+        return is_best
 
     @property
     def validated(self) -> bool:
-        """Whether the weights as they are have been judged."""
+        """Whether the current weights have been validated."""
         return bool(self.ranking) and self.ranking[-1][0] == self.update
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the entry ``progress`` of ``state.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, values: Mapping[str, Any]) -> "Progress":
+        """Read the entry ``progress`` of ``state.json``, also of earlier versions.
+
+        Raises TypeError or ValueError if it is not valid.
+        """
+        values = dict(values)
+        if "seen" in values:  # the earlier name
+            values["schedule_state"] = values.pop("seen")
+        progress = cls(**values)
+        # Version 0.1 stored no losses in the ranking.
+        progress.ranking = [
+            (update, value, loss[0] if loss else math.nan)
+            for update, value, *loss in progress.ranking
+        ]
+        return progress
+
+
+def stage_ended(end: EndConfig, progress: Progress, schedule: Schedule) -> bool:
+    """Whether one of the limits of the current stage is reached."""
+    return (
+        (end.epochs is not None and progress.stage_epoch >= end.epochs)
+        or (end.updates is not None and progress.stage_update >= end.updates)
+        or (end.patience is not None and progress.stalled >= end.patience)
+        or (end.rate is not None and _rate_fell_below(end.rate, progress, schedule))
+        or (end.hours is not None and progress.seconds >= end.hours * 3600)
+    )
+
+
+def _rate_fell_below(limit: float, progress: Progress, schedule: Schedule) -> bool:
+    """Whether the rate of the next update is below a limit, and not rising."""
+    if not progress.stage_update:
+        return False
+    rate = schedule.rate(progress.stage_update, progress.schedule_state)
+    next_rate = schedule.rate(progress.stage_update + 1, progress.schedule_state)
+    return next_rate < limit and next_rate <= rate

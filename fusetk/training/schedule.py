@@ -1,30 +1,40 @@
-"""Learning rates as formulas of the update t = 1, 2, ... of a stage, and of what validation found in it."""
+"""Learning-rate schedules: the rate of update t = 1, 2, ... of a stage, given its validations."""
 
 import math
+import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fusetk.config import ComponentConfig
+from fusetk.config import ComponentConfig, resolve
 
-Seen = Mapping[str, Any]
-"""What a schedule makes of the validations of its stage: plain values, {} at first, kept in the checkpoint."""
-NOTHING: Seen = {}
+ScheduleState = Mapping[str, Any]
+"""The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
+INITIAL_STATE: ScheduleState = {}
+RENAMED = {"vaswani": "noam", "replicas": "rnmt-plus"}  # earlier names of schedules
 
 
-class VaswaniConfig(ComponentConfig):
-    """The original Transformer's schedule."""
+class ScheduleConfig(ComponentConfig):
+    """Base of the configs of schedules."""
 
-    kind: str = "vaswani"
+    def rate_limits(self) -> tuple[float, float]:
+        """The lowest and the highest rate after the warm-up, as far as the config fixes them."""
+        return 0.0, math.inf
+
+
+class NoamConfig(ScheduleConfig):
+    """The original Transformer's schedule. Its earlier name is `vaswani`."""
+
+    kind: str = "noam"
     warmup: int = Field(4000, ge=1)
     """Updates of warm-up."""
     factor: float = Field(1.0, gt=0)
     """Multiplies the rate."""
 
 
-class InverseSqrtConfig(ComponentConfig):
-    """Linear warm-up to a peak, then falling with the square root of the update."""
+class InverseSqrtConfig(ScheduleConfig):
+    """Linear warm-up to a peak, then decay with the inverse square root of the update."""
 
     kind: str = "inverse-sqrt"
     peak: float = Field(gt=0)
@@ -32,19 +42,22 @@ class InverseSqrtConfig(ComponentConfig):
     warmup: int = Field(4000, ge=1)
     """Updates of warm-up."""
     start: float = Field(1e-7, ge=0)
-    """Rate that the warm-up starts from."""
+    """Rate at the start of the warm-up."""
 
 
-class ConstantConfig(ComponentConfig):
-    """One rate."""
+class ConstantConfig(ScheduleConfig):
+    """A constant rate."""
 
     kind: str = "constant"
     rate: float = Field(gt=0)
     """The rate."""
 
+    def rate_limits(self) -> tuple[float, float]:
+        return self.rate, self.rate
 
-class LinearConfig(ComponentConfig):
-    """Linear warm-up to a peak, then falling to a floor in a given number of updates."""
+
+class LinearDecayConfig(ScheduleConfig):
+    """Linear warm-up to a peak, then linear decay to a floor over a given number of updates."""
 
     kind: str = "linear"
     peak: float = Field(gt=0)
@@ -52,48 +65,56 @@ class LinearConfig(ComponentConfig):
     warmup: int = Field(4000, ge=0)
     """Updates of warm-up; 0 for none."""
     start: float = Field(1e-7, ge=0)
-    """Rate that the warm-up starts from."""
+    """Rate at the start of the warm-up."""
     floor: float = Field(0.0, ge=0)
-    """Lowest rate, reached with the last of `updates`."""
+    """Lowest rate, reached at the last of `updates`."""
     updates: int = Field(ge=1)
-    """Updates in all, with those of the warm-up. A stage may end later, by `end.updates` or otherwise: `floor` is held until then."""
+    """Total updates of warm-up and decay. If the stage is longer, the rate stays at `floor`."""
 
     @model_validator(mode="after")
-    def _falls(self) -> "LinearConfig":
+    def _decays(self) -> "LinearDecayConfig":
         if self.updates <= self.warmup:
             raise ValueError(
-                f"updates {self.updates} are over before the rate falls: make them more than warmup {self.warmup}"
+                f"updates {self.updates} are over before the rate falls: "
+                f"make them more than warmup {self.warmup}"
             )
         if self.floor >= self.peak:
             raise ValueError(
-                f"floor {self.floor} must be below peak {self.peak}; for one rate use schedule: constant"
+                f"floor {self.floor} must be below peak {self.peak}; "
+                "for a constant rate use schedule: constant"
             )
         return self
 
+    def rate_limits(self) -> tuple[float, float]:
+        return self.floor, self.peak
 
-class CosineConfig(LinearConfig):
-    """Linear warm-up to a peak, then falling along a cosine to a floor in a given number of updates."""
+
+class CosineDecayConfig(LinearDecayConfig):
+    """Linear warm-up to a peak, then cosine decay to a floor over a given number of updates."""
 
     kind: str = "cosine"
 
 
-class ReplicasConfig(ComponentConfig):
-    """RNMT+'s: up with the number of replicas, held there, falling exponentially."""
+class RnmtPlusConfig(ScheduleConfig):
+    """RNMT+'s schedule: a warm-up to `replicas` times the rate, a plateau, exponential decay.
 
-    kind: str = "replicas"
+    Its earlier name is `replicas`.
+    """
+
+    kind: str = "rnmt-plus"
     rate: float = Field(gt=0)
-    """Rate that the warm-up starts from; it goes up to `replicas` times this one."""
+    """Rate at the start of the warm-up, which ends at `replicas` times this rate."""
     replicas: int = Field(1, ge=1)
-    """How many batches make an update, which `batch.accumulate` says, on however many GPUs."""
+    """Number of batches in an update (`batch.accumulate`), whatever the number of GPUs."""
     warmup: int = Field(500, ge=1)
-    """Updates of warm-up for each of `replicas`: it is over after `warmup` * `replicas` updates."""
+    """Updates of warm-up for each replica: the warm-up ends after `warmup` * `replicas` updates."""
     decay_start: int = Field(ge=0)
-    """Updates times `replicas` after which the rate falls."""
+    """The decay starts after `decay_start` / `replicas` updates."""
     decay_end: int = Field(ge=1)
-    """Updates times `replicas` after which half of `rate` is left; from there on the rate falls as before."""
+    """After `decay_end` / `replicas` updates the rate is half of `rate`. The decay continues."""
 
     @model_validator(mode="after")
-    def _starts_before_it_ends(self) -> "ReplicasConfig":
+    def _starts_before_it_ends(self) -> "RnmtPlusConfig":
         if self.decay_end <= self.decay_start:
             raise ValueError(
                 f"decay_end {self.decay_end} must come after decay_start {self.decay_start}"
@@ -101,20 +122,22 @@ class ReplicasConfig(ComponentConfig):
         return self
 
 
-class PlateauConfig(ComponentConfig):
-    """One rate, cut when the validation metric gets worse."""
+class PlateauConfig(ScheduleConfig):
+    """A constant rate that is cut when the validation metric gets worse."""
 
     kind: str = "plateau"
     rate: float = Field(gt=0)
-    """The rate at first."""
+    """Initial rate."""
     factor: float = Field(0.1, gt=0, lt=1)
-    """What each cut multiplies the rate by."""
+    """Factor by which each cut multiplies the rate."""
     rule: Literal["each-rise", "after-first-rise"] = "each-rise"
-    """Cut at each validation that is worse than the best before it, or after every epoch from the first such validation on."""
+    """`each-rise`: cut after each validation that is worse than the best one before it.
+    `after-first-rise`: from the first such validation on, cut after every epoch."""
     threshold: float = Field(0.0, ge=0, lt=1)
-    """By what part of the best a validation must be better than it, to be better at all; with 0 one that is just as good is worse."""
+    """Relative improvement over the best that a validation needs to count as better. With 0, an
+    equal validation counts as worse."""
     not_before_epoch: int = Field(0, ge=0)
-    """Epochs of the stage that must be over; until then, the best is what the last validation found."""
+    """Epochs of the stage without a cut. Until then, the last validation counts as the best."""
     floor: float = Field(0.0, ge=0)
     """Lowest rate: no cut goes below it."""
 
@@ -122,50 +145,65 @@ class PlateauConfig(ComponentConfig):
     def _has_room_for_a_cut(self) -> "PlateauConfig":
         if self.floor >= self.rate:
             raise ValueError(
-                f"floor {self.floor} must be below rate {self.rate}; for one rate use schedule: constant"
+                f"floor {self.floor} must be below rate {self.rate}; "
+                "for a constant rate use schedule: constant"
             )
         return self
 
+    def rate_limits(self) -> tuple[float, float]:
+        return self.floor, self.rate
+
 
 class Schedule:
-    """A learning rate. Nothing is kept on it: what it makes of validations is a value."""
+    """A learning rate. It has no mutable state: ``after_validation`` returns a new state."""
 
     Config: type[ComponentConfig]
+    uses_validation: ClassVar[bool] = False
+    """Whether the results of validations change the rate."""
 
     def __init__(self, config: Any, width: int):
-        """``width`` of the model, for schedules that go by it."""
+        """``width`` is the width of the model, which some schedules divide by."""
         raise NotImplementedError
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
-        """The rate of an update, 1 the first of the stage."""
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        """Return the rate of an update. The first update of a stage is 1."""
         raise NotImplementedError
 
-    def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
-        """``seen`` after one more validation, which found ``value`` when ``epoch`` passes of the stage were over."""
-        return seen
+    def after_validation(
+        self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
+    ) -> ScheduleState:
+        """Return the state after a validation with metric ``value`` and ``epoch`` full epochs."""
+        return state
 
 
-class Vaswani(Schedule):
-    """lr = factor * D^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, Equation 3; MLRF section 4.1)."""
+class Noam(Schedule):
+    """lr = factor * D^-0.5 * min(t^-0.5, t * warmup^-1.5), where D is the model's width (Vaswani
+    et al. 2017, Equation 3; MLRF section 4.1).
+    """
 
-    Config = VaswaniConfig
+    Config = NoamConfig
 
-    def __init__(self, config: VaswaniConfig, width: int):
-        self.factor, self.warmup = config.factor * width**-0.5, config.warmup
+    def __init__(self, config: NoamConfig, width: int):
+        self.factor = config.factor * width**-0.5
+        self.warmup = config.warmup
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         return self.factor * min(update**-0.5, update * self.warmup**-1.5)
 
 
 class InverseSqrt(Schedule):
-    """lr = start + (peak - start) t / warmup up to the warm-up's end, then peak * sqrt(warmup / t) (fairseq)."""
+    """lr = start + (peak - start) t / warmup in the warm-up, then peak * sqrt(warmup / t), as in
+    fairseq.
+    """
 
     Config = InverseSqrtConfig
 
     def __init__(self, config: InverseSqrtConfig, width: int):
-        self.peak, self.warmup, self.start = config.peak, config.warmup, config.start
+        self.peak = config.peak
+        self.warmup = config.warmup
+        self.start = config.start
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         if update < self.warmup:
             return self.start + (self.peak - self.start) * update / self.warmup
         return self.peak * (self.warmup / update) ** 0.5
@@ -179,118 +217,141 @@ class Constant(Schedule):
     def __init__(self, config: ConstantConfig, width: int):
         self.value = config.rate
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
         return self.value
 
 
-class Linear(Schedule):
-    """lr = start + (peak - start) t / p before t = p, then floor + (peak - floor) (n - t) / (n - p), and floor from t = n on (Devlin et
-    al. 2019, Appendix A.2), where p is `warmup`, and n `updates`.
+class LinearDecay(Schedule):
+    """lr = start + (peak - start) t / p for t < p; floor + (peak - floor) (n - t) / (n - p) for
+    p <= t < n; floor for t >= n, where p is `warmup` and n is `updates` (Devlin et al. 2019,
+    Appendix A.2).
     """
 
-    Config: type[ComponentConfig] = LinearConfig
+    Config: type[ComponentConfig] = LinearDecayConfig
 
-    def __init__(self, config: LinearConfig, width: int):
+    def __init__(self, config: LinearDecayConfig, width: int):
         self.config = config
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
-        peak, warmup, start, floor = (
-            self.config.peak,
-            self.config.warmup,
-            self.config.start,
-            self.config.floor,
-        )
-        if update < warmup:
-            return start + (peak - start) * update / warmup
-        left = max(self.config.updates - update, 0) / (self.config.updates - warmup)
-        return floor + (peak - floor) * self._height(left)
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        config = self.config
+        if update < config.warmup:
+            return config.start + (config.peak - config.start) * update / config.warmup
+        remaining = max(config.updates - update, 0) / (config.updates - config.warmup)
+        return config.floor + (config.peak - config.floor) * self._height(remaining)
 
-    def _height(self, left: float) -> float:
-        """The part of the way from floor to peak, while that part of the updates after the warm-up is left."""
-        return left
+    def _height(self, remaining: float) -> float:
+        """The height above the floor, from 1 to 0, when this share of the decay remains."""
+        return remaining
 
 
-class Cosine(Linear):
-    """lr = start + (peak - start) t / p before t = p, then floor + (peak - floor) (1 + cos(pi (t - p) / (n - p))) / 2, and floor from
-    t = n on (Loshchilov and Hutter 2017, Equation 5, one period), where p is `warmup`, and n `updates`.
+class CosineDecay(LinearDecay):
+    """lr = start + (peak - start) t / p for t < p; floor + (peak - floor) (1 + cos(pi (t - p) /
+    (n - p))) / 2 for p <= t < n; floor for t >= n, where p is `warmup` and n is `updates`
+    (Loshchilov and Hutter 2017, Equation 5, one period).
     """
 
-    Config = CosineConfig
+    Config = CosineDecayConfig
 
-    def _height(self, left: float) -> float:
-        return (1 + math.cos(math.pi * (1 - left))) / 2
+    def _height(self, remaining: float) -> float:
+        return (1 + math.cos(math.pi * (1 - remaining))) / 2
 
 
-class Replicas(Schedule):
-    """lr = rate * min(1 + t (n-1) / (n p), n, n (2n)^((s - n t) / (e - s))) (DTMT Equation 17, after Chen et al. 2018), where n is
-    `replicas`, p `warmup`, s `decay_start`, and e `decay_end`.
+class RnmtPlus(Schedule):
+    """lr = rate * min(1 + t (n-1) / (n p), n, n (2n)^((s - n t) / (e - s))), where n is `replicas`,
+    p is `warmup`, s is `decay_start` and e is `decay_end` (DTMT Equation 17, after Chen et al.
+    2018).
 
-    So the warm-up lasts until t = n p, and s and e are counted in n t: the rate falls from t = s / n on and is rate / 2 at t = e / n.
-    Chen et al. hold it from there on; DTMT does not say so and its authors' code does not do so, and it goes on falling here.
+    The warm-up ends at t = n p. The decay starts at t = s / n, and the rate is rate / 2 at
+    t = e / n. Chen et al. then hold the rate. DTMT does not mention this and its authors' code does
+    not do it, so the rate falls further here.
     """
 
-    Config = ReplicasConfig
+    Config = RnmtPlusConfig
 
-    def __init__(self, config: ReplicasConfig, width: int):
+    def __init__(self, config: RnmtPlusConfig, width: int):
         self.config = config
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
-        n, start, end = self.config.replicas, self.config.decay_start, self.config.decay_end
-        risen = min(1 + update * (n - 1) / (n * self.config.warmup), n)
-        fallen = n * (2 * n) ** min(
-            (start - n * update) / (end - start), 0.0
-        )  # 0 until the start, where it is far above n
-        return self.config.rate * min(risen, fallen)
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        n = self.config.replicas
+        start = self.config.decay_start
+        end = self.config.decay_end
+        warmup = min(1 + update * (n - 1) / (n * self.config.warmup), n)
+        exponent = min((start - n * update) / (end - start), 0.0)  # positive ones may overflow
+        return self.config.rate * min(warmup, n * (2 * n) ** exponent)
 
 
 class Plateau(Schedule):
     """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
-    Rises are counted as in the authors' toolkit, fairseq for Lua: against the last validation that led to no cut, which is the best
-    one unless rises were let pass before `not_before_epoch`. NaN is a rise.
+    A validation is compared with the last one that led to no cut, as in the authors' toolkit,
+    fairseq for Lua. This is the best validation, except if a worse one was ignored before
+    `not_before_epoch`. NaN counts as worse.
     """
 
     Config = PlateauConfig
+    uses_validation = True
 
     def __init__(self, config: PlateauConfig, width: int):
         self.config = config
 
-    def rate(self, update: int, seen: Seen = NOTHING) -> float:
-        cuts: int = seen.get("cuts", 0)
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        cuts: int = state.get("cuts", 0)
         return max(self.config.rate * self.config.factor**cuts, self.config.floor)
 
-    def judged(self, seen: Seen, value: float, lower_is_better: bool, epoch: int) -> Seen:
-        best, since, cuts = seen.get("best"), seen.get("risen_since"), seen.get("cuts", 0)
-        risen, due = (
-            best is not None and not self._better(value, best, lower_is_better),
-            epoch >= self.config.not_before_epoch,
-        )
-        if risen and due and since is None:
-            since = epoch
+    def after_validation(
+        self, state: ScheduleState, value: float, lower_is_better: bool, epoch: int
+    ) -> ScheduleState:
+        best = state.get("best")
+        risen_since = state.get("risen_since")
+        cuts = state.get("cuts", 0)
+        worse = best is not None and not self._is_better(value, best, lower_is_better)
+        counts = worse and epoch >= self.config.not_before_epoch
+        if counts and risen_since is None:
+            risen_since = epoch
         if self.config.rule == "each-rise":
-            cuts += risen and due
-        elif since is not None:
-            cuts = 1 + epoch - since
-        if not (risen and due) and not math.isnan(value):
+            cuts += counts
+        elif risen_since is not None:
+            cuts = 1 + epoch - risen_since
+        if not counts and not math.isnan(value):
             best = value
-        return {
-            "cuts": cuts,
-            "best": best,
-            "risen_since": since,
-            "rate": self.rate(1, {"cuts": cuts}),
-        }
+        rate = self.rate(1, {"cuts": cuts})
+        return {"cuts": cuts, "best": best, "risen_since": risen_since, "rate": rate}
 
-    def _better(self, value: float, best: float, lower_is_better: bool) -> bool:
+    def _is_better(self, value: float, best: float, lower_is_better: bool) -> bool:
         margin = self.config.threshold * abs(best)
         return value < best - margin if lower_is_better else value > best + margin
 
 
 SCHEDULES: dict[str, type] = {
-    "vaswani": Vaswani,
+    "noam": Noam,
     "inverse-sqrt": InverseSqrt,
     "constant": Constant,
-    "linear": Linear,
-    "cosine": Cosine,
-    "replicas": Replicas,
+    "linear": LinearDecay,
+    "cosine": CosineDecay,
+    "rnmt-plus": RnmtPlus,
     "plateau": Plateau,
 }
+
+_announced: set[str] = set()
+
+
+def build(config: ComponentConfig, width: int) -> Schedule:
+    """Build the schedule that ``config.kind`` names, for a model of this width."""
+    schedule: Schedule = resolve(config.kind, SCHEDULES)(config, width)
+    return schedule
+
+
+def uses_validation(config: ComponentConfig) -> bool:
+    """Whether the schedule that ``config.kind`` names depends on the results of validations."""
+    return bool(resolve(config.kind, SCHEDULES).uses_validation)
+
+
+def with_current_name(value: Any) -> Any:
+    """Replace an earlier name of a schedule in a config's value, and print a notice once."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if not isinstance(kind, str) or kind not in RENAMED:
+        return value
+    if kind not in _announced:
+        _announced.add(kind)
+        print(f"fusetk: schedule {kind} is now called {RENAMED[kind]}", file=sys.stderr)
+    return {**value, "kind": RENAMED[kind]} if isinstance(value, dict) else RENAMED[kind]

@@ -1,8 +1,11 @@
-"""A model whose parameters, gradients and optimiser state are split over the processes (torch's ``fully_shard``; Zhao et al. 2023).
+"""A model with parameters, gradients and optimiser state split over the processes, with PyTorch's
+``fully_shard`` (FSDP2; Zhao et al. 2023).
 
-Each process holds its part of every parameter. A layer's are gathered when it runs, forward and backward, and its gradients are added up
-and split again as soon as they are made, batch by batch, so that nobody ever holds those of all layers. What belongs to no layer
-(embeddings, output, fusions, a recurrence) is gathered for a whole pass. Names and values are those of the model that is not split.
+Each process holds its shard of every parameter. The parameters of a layer are gathered when it
+runs, forward and backward. Its gradients are reduced and scattered after each batch, so that no
+process ever holds the gradients of all layers. Parameters outside the layers (embeddings, output,
+fusions, a recurrence) are gathered for an entire pass. Parameter names and values are those of the
+unsharded model.
 """
 
 import warnings
@@ -22,28 +25,29 @@ from fusetk.processes import World
 
 
 def shard(model: Seq2Seq, world: World) -> None:
-    """Split a model that is the same in all processes, and put each one's part on its device.
+    """Shard a model that is equal in all processes, with each shard on its process' device.
 
-    Raises ConfigError where torch is too old.
+    Raises ConfigError if torch is too old.
     """
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
-        found = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
+        supported = hasattr(FSDPModule, "set_force_sum_reduction_for_comms")
     except ImportError:
-        found = False
-    if not found:
+        supported = False
+    if not supported:
         raise ConfigError(
-            f"training.shard needs a newer torch than {torch.__version__}: 2.13 has what it takes"
+            f"training.shard does not work with torch {torch.__version__}: install torch 2.13"
         )
-    warnings.filterwarnings(
-        "ignore", message="FSDP2-wrapped module .* returned a view"
-    )  # which matters where it is changed in place
+    # The warning concerns views that are changed in place, which does not happen here.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(world.device.type, (world.size,))
-    whole = {
-        parameter for parameter in model.parameters() if _dimension(parameter, world.size) is None
+    replicated = {
+        parameter
+        for parameter in model.parameters()
+        if _shard_dimension(parameter, world.size) is None
     }
 
     def split(module: nn.Module, root: bool = False) -> None:
@@ -51,29 +55,32 @@ def shard(model: Seq2Seq, world: World) -> None:
             module,
             mesh=mesh,
             reshard_after_forward=not root,
-            ignored_params=whole,
-            shard_placement_fn=lambda parameter: Shard(_dimension(parameter, world.size) or 0),
+            ignored_params=replicated,
+            shard_placement_fn=lambda parameter: Shard(
+                _shard_dimension(parameter, world.size) or 0
+            ),
         )
 
     for layer in model.layers():
         for module in layer.modules():
-            if isinstance(
-                module, CrossAttention
-            ):  # the source's keys and values are made before its layer runs
-                for project in module.project:
-                    split(project)
+            # The keys and values of the source are computed before their layer runs.
+            if isinstance(module, CrossAttention):
+                for projection in module.project:
+                    split(projection)
         split(layer)
     split(model, root=True)
-    for parameter in whole:
+    for parameter in replicated:
         parameter.data = parameter.data.to(world.device)
-    for unit in _units(model):  # gradients are sums, as without sharding
+    for unit in _units(model):  # sum the gradients, as without sharding, instead of averaging them
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
 
 
-def _dimension(parameter: Tensor, processes: int) -> int | None:
-    """Along which a parameter is split: the first where each process gets a part, or one that can be divided evenly, as torch wants the
-    later ones; None for small ones that stay whole.
+def _shard_dimension(parameter: Tensor, processes: int) -> int | None:
+    """Return the dimension along which a parameter is split; None if it is too small.
+
+    This is the first one if each process gets a part of it, else one that divides evenly, which
+    torch requires of the later dimensions.
     """
     if parameter.dim() and len(parameter) >= processes:
         return 0
@@ -86,87 +93,95 @@ def _units(model: nn.Module) -> list[Any]:
 
 
 def sharded(tensor: Tensor | None) -> bool:
-    """Whether it is one process' part of a tensor, a ``DTensor`` (importing those takes seconds)."""
+    """Whether a tensor is a ``DTensor``. The test of an attribute avoids an import of seconds."""
     return hasattr(tensor, "placements")
 
 
 def local(tensor: Any) -> Tensor:
-    """This process' part of a tensor, or the tensor itself where it is whole: the same memory."""
-    found: Tensor = tensor.to_local() if sharded(tensor) else tensor
-    return found
+    """Return this process' shard of a tensor, without a copy; the tensor if it is not sharded."""
+    return tensor.to_local() if sharded(tensor) else tensor
 
 
 def gather(tensors: Mapping[str, Any], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors, on the CPU if they were split, for those who ``keep`` them; all processes take part, with the same names."""
-    found = {}
-    for name, tensor in tensors.items():
-        whole = tensor.full_tensor() if sharded(tensor) else tensor
-        if keep:
-            found[name] = whole.cpu() if sharded(tensor) else whole
-    return found
+    """Return full tensors, on the CPU if they were sharded; an empty dict without ``keep``.
 
-
-def part(whole: Tensor, like: Any) -> Tensor:
-    """What stands beside ``like``, a parameter or something of its shape: where that is split, this process' part of ``whole``, split
-    in the same way if it is as long there.
+    All processes must call it with the same names.
     """
-    if not sharded(like) or not whole.dim():
-        return whole
+    full_tensors = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if sharded(tensor) else tensor
+        if keep:
+            full_tensors[name] = full.cpu() if sharded(tensor) else full
+    return full_tensors
+
+
+def shard_like(full: Tensor, like: Any) -> Tensor:
+    """Return this process' shard of ``full`` if the parameter ``like`` is sharded, else ``full``.
+
+    It is split in the same dimension. A tensor that has another size there, such as a statistic of
+    Adafactor, is replicated.
+    """
+    if not sharded(like) or not full.dim():
+        return full
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     [placement] = like.placements
-    same = whole.shape[placement.dim] == like.shape[placement.dim]
-    found: Tensor = distribute_tensor(
-        whole.to(like.device),
-        like.device_mesh,
-        [placement if same else Replicate()],
-        src_data_rank=None,
+    if full.shape[placement.dim] != like.shape[placement.dim]:
+        placement = Replicate()
+    return distribute_tensor(
+        full.to(like.device), like.device_mesh, [placement], src_data_rank=None
     )
-    return found
 
 
 def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Parameters for an optimiser: torch does not take split ones and whole ones together."""
-    found = list(parameters)
-    if not any(map(sharded, found)):
-        return found
-    kinds = (
-        [parameter for parameter in found if sharded(parameter) is kind] for kind in (True, False)
+    """Return parameter groups for an optimiser: torch cannot mix sharded and unsharded tensors."""
+    parameters = list(parameters)
+    if not any(map(sharded, parameters)):
+        return parameters
+    groups = (
+        [parameter for parameter in parameters if sharded(parameter)],
+        [parameter for parameter in parameters if not sharded(parameter)],
     )
-    return [{"params": kind} for kind in kinds if kind]
+    return [{"params": group} for group in groups if group]
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> float:
-    """The norm of all gradients, the same in every process; larger ones than ``most`` are scaled down to it."""
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients down to a norm of ``max_norm`` and return the norm before.
+
+    The norm is that of all gradients together, equal in every process.
+    """
     if not any(map(sharded, parameters)):
-        return float(nn.utils.clip_grad_norm_(parameters, most))
-    grads = [local(parameter.grad) for parameter in parameters]
-    squares = torch.stack(torch._foreach_norm(grads)).square()
+        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+    gradients = [local(parameter.grad) for parameter in parameters]
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
     split = torch.tensor([sharded(parameter) for parameter in parameters], device=squares.device)
-    parts = squares[split].sum()
-    dist.all_reduce(parts)
-    norm = float(parts + squares[~split].sum()) ** 0.5
-    if norm > most:
-        torch._foreach_mul_(grads, most / (norm + 1e-6))
+    sharded_sum = squares[split].sum()
+    dist.all_reduce(sharded_sum)
+    norm = float(sharded_sum + squares[~split].sum()) ** 0.5
+    if norm > max_norm:
+        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
     return norm
 
 
 @contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Within this context every process has all parameters, and may run any part of the model as often as it likes, or stop amid it. The
-    hooks that gather and split are away: what they note of the order of layers must be the same in all processes.
+def unsharded(model: nn.Module) -> Iterator[None]:
+    """Within this context every process has all parameters and may run any part of the model.
+
+    Processes need not run the same parts: the hooks that gather and split parameters, which record
+    an order of layers that must be equal in all processes, are removed meanwhile.
     """
     units = _units(model)
-    before = [dict(vars(unit)) for unit in units]
+    attributes = [dict(vars(unit)) for unit in units]
     for unit in units:
         unit.unshard()
-        unit._forward_pre_hooks, unit._forward_hooks = OrderedDict(), OrderedDict()
+        unit._forward_pre_hooks = OrderedDict()
+        unit._forward_hooks = OrderedDict()
     try:
         yield
     finally:
-        for unit, found in zip(units, before, strict=True):
-            vars(unit).update(
-                {name: found[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
-            )
+        for unit, before in zip(units, attributes, strict=True):
+            for name in ("_forward_pre_hooks", "_forward_hooks"):
+                if name in before:
+                    vars(unit)[name] = before[name]
             unit.reshard()

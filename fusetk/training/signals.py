@@ -1,4 +1,4 @@
-"""Signals that ask for an end: noted, so that training can save first."""
+"""Signals that ask for an end of training. They are recorded, so that training can save first."""
 
 import signal
 import threading
@@ -8,29 +8,28 @@ from types import FrameType, TracebackType
 
 
 class StopNow(Exception):
-    """A signal came where work may be dropped at once."""
+    """A signal arrived during work that may be dropped at once."""
 
 
 class Stop:
-    """Within this context SIGTERM, SIGUSR1, SIGINT and SIGHUP are noted in ``signal``; a SIGINT after one of them ends the program.
+    """Within this context SIGTERM, SIGUSR1, SIGINT and SIGHUP are recorded in ``signal``.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    A SIGINT after one of them ends the program. An ignored SIGHUP, as under nohup, stays ignored.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
     def __init__(self) -> None:
-        self.signal: str | None = None  # the name of the first that came
-        self._droppable = False
+        self.signal: str | None = None  # name of the first signal
+        self._raises = False
 
     def __enter__(self) -> "Stop":
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            numbers = [
-                number for number in self.SIGNALS if not (number is signal.SIGHUP and ignored)
-            ]
-            self._before = {number: signal.signal(number, self._note) for number in numbers}
+        self._handlers = {}
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+            ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            for number in self.SIGNALS:
+                if not (number is signal.SIGHUP and ignores_hangup):
+                    self._handlers[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(
@@ -39,24 +38,27 @@ class Stop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal is not None:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number).name
-        if self._droppable:
-            self._droppable = False  # once: a second signal may come anywhere
+        if self._raises:
+            self._raises = False  # raise once: a second signal may arrive at any point
             raise StopNow
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within this context a signal raises StopNow: for long work that changes nothing, such as validation."""
-        self._droppable = True
+        """Within this context a signal raises StopNow.
+
+        It is for long work that changes nothing, such as validation.
+        """
+        self._raises = True
         try:
             if self.signal:
                 raise StopNow
             yield
         finally:
-            self._droppable = False
+            self._raises = False

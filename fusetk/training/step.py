@@ -1,4 +1,4 @@
-"""One update: gradients of a few batches, clipped, applied."""
+"""One update: accumulate the gradients of some batches, clip them, and take an optimiser step."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusetk.data.batch import Batch
 from fusetk.models.seq2seq import Seq2Seq
@@ -15,20 +15,21 @@ from fusetk.training.loss import Loss, loss
 from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import clip_gradients, local
 
-SMALLEST, LARGEST = 2.0**-4, 2.0**24  # of what fp16 losses are multiplied by
 
+class UpdateStats(NamedTuple):
+    """Sums over the target tokens of an update.
 
-class Sums(NamedTuple):
-    """What an update saw, summed over its target tokens; the losses, where several processes train together, over those of this one."""
+    With several processes, the losses are those of this process; tokens and norm are those of all.
+    """
 
     smoothed: Tensor
     nll: Tensor
     tokens: int
-    grad_norm: float  # before clipping; not finite where the update was skipped
+    grad_norm: float  # before clipping; not finite if the update was skipped
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """bf16 or fp16 matrix products with float32 weights, or plain float32."""
+    """Compute matrix products in bf16 or fp16 with float32 weights, or leave float32 as it is."""
     return torch.autocast(
         device.type,
         torch.float16 if precision == "fp16" else torch.bfloat16,
@@ -37,46 +38,26 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def length_multiple(device: torch.device, precision: str) -> int:
-    """What lengths of training batches are padded to a multiple of.
+    """Return the multiple to which the lengths of training batches are padded.
 
-    In bf16 on CPU each new shape of a matrix product is compiled first, which takes 3 ms, so shapes had better come again.
+    In bf16 on CPU each new shape of a matrix product is first compiled, which takes 3 ms. Padding
+    lets shapes recur.
     """
     return 4 if device.type == "cpu" and precision == "bf16" else 1
 
 
-def batch_loss(model: nn.Module, plain: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
-    """The loss of a batch's real tokens. ``model`` is what is called, ``plain`` the same one unwrapped."""
+def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
+    """Return the loss of a batch, summed over its target tokens without padding."""
     features = model(batch.src, batch.src_mask, batch.tgt_in)
     return loss(
         features.flatten(0, 1)[batch.target_index],
-        plain.output,
+        model.output,
         batch.tgt_out.flatten()[batch.target_index],
         smoothing,
     )
 
 
-def update(
-    model: Seq2Seq,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[Batch],
-    rate: float,
-    smoothing: float,
-    clip: float,
-    precision: str,
-) -> Sums:
-    """One optimiser step at learning rate ``rate``; the gradient is the mean over all target tokens of the batches."""
-    tokens = sum(len(batch.target_index) for batch in batches)
-    return apply(
-        model,
-        optimizer,
-        gradients(model, batches, smoothing, precision, tokens),
-        rate,
-        clip,
-        tokens,
-    )
-
-
-def gradients(
+def accumulate_gradients(
     model: Seq2Seq,
     batches: Iterable[Batch],
     smoothing: float,
@@ -84,17 +65,17 @@ def gradients(
     tokens: int,
     scale: float = 1.0,
 ) -> list[Loss]:
-    """Add to the model's gradients those of the batches' losses divided by ``tokens``, times ``scale``; returns the losses."""
-    found = []
+    """Add the gradients of the batches' losses, times ``scale / tokens``. Return the losses."""
+    losses = []
     for batch in batches:
         with autocast(batch.src.device, precision):
-            one = batch_loss(model, model, batch, smoothing)
-        (one.smoothed / tokens * scale).backward()
-        found.append(Loss(*(value.detach() for value in one)))
-    return found
+            sums = batch_loss(model, batch, smoothing)
+        (sums.smoothed / tokens * scale).backward()
+        losses.append(Loss(*(value.detach() for value in sums)))
+    return losses
 
 
-def apply(
+def optimizer_step(
     model: Seq2Seq,
     optimizer: torch.optim.Optimizer,
     losses: Sequence[Loss],
@@ -103,11 +84,12 @@ def apply(
     tokens: int,
     world: World = ALONE,
     scale: float = 1.0,
-) -> Sums:
-    """One optimiser step with the gradients of all processes, of ``tokens`` target tokens in all; ``losses`` are this one's.
-    Gradients that were made ``scale`` times as large are what they should be before anything is done with them.
+) -> UpdateStats:
+    """Sum the gradients of all processes, unscale and clip them, and take an optimiser step.
 
-    A gradient that is not finite is dropped: weights and optimiser stay as they are.
+    ``losses`` are those of this process, ``tokens`` the target tokens of all processes, and
+    ``scale`` the factor by which the gradients are too large. If the gradient norm is not finite,
+    weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -119,23 +101,13 @@ def apply(
             group["lr"] = rate
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    nothing = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
-    smoothed, nll = (
-        sum((getattr(one, name) for one in losses), nothing) for name in ("smoothed", "nll")
-    )
-    return Sums(smoothed, nll, tokens, norm)
-
-
-def next_scale(scale: float, good: int, finite: bool) -> tuple[float, int]:
-    """What fp16 losses are multiplied by, and the updates since it last changed: half as much after a gradient that is not finite, twice
-    as much after 2,000 that were (Micikevicius et al. 2018, section 3.2).
-    """
-    if not finite:
-        return max(scale / 2, SMALLEST), 0
-    return (min(scale * 2, LARGEST), 0) if good + 1 == 2000 else (scale, good + 1)
+    zero = torch.zeros((), device=world.device if world.size > 1 else parameters[0].device)
+    smoothed = sum((sums.smoothed for sums in losses), zero)
+    nll = sum((sums.nll for sums in losses), zero)
+    return UpdateStats(smoothed, nll, tokens, norm)
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether it says that a device, or the host, has no more memory."""
-    words = "out of memory", "can't allocate memory", "_ALLOC_FAILED"
-    return isinstance(error, RuntimeError) and any(one in str(error) for one in words)
+    """Whether an error means that a device or the host has no free memory."""
+    messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

@@ -1,4 +1,4 @@
-"""How good a model is on held-out text."""
+"""Validation: loss, perplexity, accuracy and BLEU on held-out text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,106 +28,117 @@ LOWER_IS_BETTER = {"loss", "ppl"}
 
 
 class ValidationConfig(Config):
-    """When and by what a model is judged in training."""
+    """When and with which metric a model is validated during training."""
 
     every_updates: int | None = Field(None, ge=1)
-    """Validate every so many updates."""
+    """Updates between validations."""
     every_epochs: int | None = Field(None, ge=1)
-    """Validate every so many epochs; 1 if neither is given."""
+    """Epochs between validations; 1 if neither is given."""
     metric: Metric = "loss"
-    """Decides which checkpoint is best and when to stop: loss and perplexity without label smoothing, per token; accuracy of single
-    tokens given the reference prefix; BLEU of beam search (tokenised, multi-bleu's arithmetic). The loss decides between equal values."""
+    """Metric that selects the best checkpoint and decides when to stop. `loss` and `ppl` are per
+    token, without label smoothing. `accuracy` is that of single tokens given the reference prefix.
+    `bleu` is that of beam search (tokenised, with the arithmetic of multi-bleu). The loss decides
+    between equal values."""
     bleu: bool = False
-    """Translate the validation text each time, also when another metric decides."""
+    """Translate the validation text at each validation, even if another metric decides."""
     tokens: int = Field(8192, ge=1)
-    """Target tokens in a batch, for the losses."""
+    """Target tokens in a batch when losses are computed."""
 
 
 def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
-    """Sort key of validation results, the best first: the metric, and the loss among equals. NaN is the worst."""
+    """Return a sort key of validation results: the metric, then the loss; the best comes first.
+
+    NaN is the worst value.
+    """
     sign = 1 if metric in LOWER_IS_BETTER else -1
-    value, loss = sign * results.get(metric, math.nan), results.get("loss", math.nan)
+    value = sign * results.get(metric, math.nan)
+    loss = results.get("loss", math.nan)
     return math.inf if math.isnan(value) else value, math.inf if math.isnan(loss) else loss
 
 
-class Part(NamedTuple):
-    """Sums over some of the validation corpus."""
+class PartialResults(NamedTuple):
+    """The results of one process: sums over its part of the validation corpus."""
 
     nll: float
     correct: float
     tokens: int
-    translations: dict[int, str]  # of the sentences at these places
+    translations: dict[int, str]  # by position in the corpus; empty without BLEU
 
 
 class Validator:
-    """The validation corpus, ready to judge a model again and again."""
+    """The validation corpus, its references, and the metrics to compute."""
 
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
     ):
         self.corpus = Corpus.open(folder, "valid")
         if not len(self.corpus):
-            raise ConfigError(f"the validation set in {folder} is empty: give data.valid some text")
-        self.config, self.search, self.pipeline = config, search, pipeline
+            raise ConfigError(
+                f"the validation set in {folder} is empty: name a text with sentences in data.valid"
+            )
+        self.config = config
+        self.search = search
+        self.pipeline = pipeline
+        self.translates = config.bleu or config.metric == "bleu"
         self.references = list(read_lines(folder / f"valid.{pipeline.target_language}.txt"))
-        longest = int(self.corpus.target.lengths.max())
-        order = np.argsort(self.corpus.target.lengths, kind="stable")
-        cuts = cut(self.corpus.target.lengths[order], BatchConfig(size=max(config.tokens, longest)))
-        self.batches = [order[start:end] for start, end in cuts]
+        lengths = self.corpus.target.lengths
+        order = np.argsort(lengths, kind="stable")
+        batch = BatchConfig(size=max(config.tokens, int(lengths.max())))
+        self.batches = [order[start:end] for start, end in cut(lengths[order], batch)]
 
-    def part(
+    def validate_part(
         self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
-    ) -> "Part":
-        """What one of several processes finds in its part of the corpus; the model is left in training mode."""
+    ) -> PartialResults:
+        """Validate on this process' part of the corpus. Leave the model in training mode."""
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
-                sums = self._sums(model, device, world)
-            return Part(
-                *sums,
-                self._translations(model, world)
-                if self.config.bleu or self.config.metric == "bleu"
-                else {},
-            )
+                nll, correct, tokens = self._loss_sums(model, device, world)
+            translations = self._translations(model, world) if self.translates else {}
+            return PartialResults(nll, correct, tokens, translations)
         finally:
             model.train()
 
-    def judge(self, parts: Sequence["Part"]) -> dict[str, float]:
-        """Loss per token, perplexity, accuracy, and BLEU where it is asked for, from the parts of all processes."""
+    def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
+        """Return the metrics over the parts of all processes: loss per token, ppl, accuracy, BLEU.
+
+        BLEU is included if it is configured.
+        """
         tokens = sum(part.tokens for part in parts)
         loss = math.fsum(part.nll for part in parts) / tokens
-        found = {
+        results = {
             "loss": loss,
             "ppl": math.exp(min(loss, 700.0)),
             "accuracy": math.fsum(part.correct for part in parts) / tokens,
         }
-        if self.config.bleu or self.config.metric == "bleu":
-            words = {i: text for part in parts for i, text in part.translations.items()}
-            found["bleu"] = corpus_bleu(
-                [words[i] for i in range(len(self.corpus))], self.references
-            )
-        return found
+        if self.translates:
+            translations = {i: text for part in parts for i, text in part.translations.items()}
+            hypotheses = [translations[i] for i in range(len(self.corpus))]
+            results["bleu"] = corpus_bleu(hypotheses, self.references)
+        return results
 
-    def _sums(self, model: Seq2Seq, device: torch.device, world: World) -> tuple[float, float, int]:
-        nll, correct, tokens = 0.0, 0.0, 0
+    def _loss_sums(
+        self, model: Seq2Seq, device: torch.device, world: World
+    ) -> tuple[float, float, int]:
+        nll = 0.0
+        correct = 0.0
+        tokens = 0
         for indices in self.batches[world.rank :: world.size]:
             batch = collate(self.corpus, indices).to(device)
-            one = batch_loss(model, model, batch, 0.0)
-            nll, correct, tokens = (
-                nll + float(one.nll),
-                correct + float(one.correct),
-                tokens + len(batch.target_index),
-            )
+            sums = batch_loss(model, batch, 0.0)
+            nll += float(sums.nll)
+            correct += float(sums.correct)
+            tokens += len(batch.target_index)
         return nll, correct, tokens
 
     def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
-        mine = np.concatenate(self.batches)[
-            world.rank :: world.size
-        ].tolist()  # by length, so that all have as much to do
-        found = translator.translate_ids([self.corpus.source[i] for i in mine])
-        words = [
-            self.pipeline.join(self.pipeline.target_vocab.decode(best[0].ids)) if best else ""
-            for best in found
+        # Every n-th sentence in order of length, so that all processes have the same work.
+        positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()
+        hypotheses = translator.translate_ids([self.corpus.source[i] for i in positions])
+        vocabulary = self.pipeline.target_vocab
+        texts = [
+            self.pipeline.join(vocabulary.decode(n_best[0].ids)) if n_best else ""
+            for n_best in hypotheses
         ]
-        return dict(zip(mine, words, strict=True))
+        return dict(zip(positions, texts, strict=True))

@@ -130,12 +130,12 @@ def measure(config: Path, weights: bool) -> None:
 
     found: dict[str, Any] = {}
 
-    def first(trainer: Trainer, indices: Any, tokens: int) -> Any:
+    def first(trainer: Trainer, stage: Any, indices: Any, updates_in_epoch: int) -> Any:
         collate(trainer.corpus, indices[0])
         found.update(seconds=time.perf_counter() - begun, trainer=trainer)
         raise Done
 
-    Trainer._gradients = first  # type: ignore[method-assign]
+    Trainer._update = first  # type: ignore[method-assign]
     recipe = load(
         config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else []
     )

@@ -62,7 +62,7 @@ def saved(
         ),
         autocast(device, precision),
     ):
-        loss = batch_loss(model, model, batch, recipe.training.label_smoothing)
+        loss = batch_loss(model, batch, recipe.training.label_smoothing)
     for tensor in alive():
         note(tensor, before)
     assert loss.smoothed.requires_grad  # and so alive

@@ -19,9 +19,9 @@ from fusetk.data.sampler import batches
 from fusetk.machine import device_of
 from fusetk.recipe import load
 from fusetk.runs import TEXT
+from fusetk.training import optim
 from fusetk.training.compiling import compile_layers
-from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.step import length_multiple, update
+from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
 
 from turns import compare, options  # isort: skip
 
@@ -35,7 +35,7 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
     model = system.build(recipe, *sizes).to(device).train()
     if recipe.training.compile:
         compile_layers(model)
-    optimizer = OPTIMIZERS[stage.optimizer.kind].build(stage.optimizer, model.parameters())  # type: ignore[attr-defined]
+    optimizer = optim.build(stage.optimizer, model.parameters())
     epoch = 0
     while True:
         order = batches(
@@ -45,15 +45,11 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
             begun, tokens = time.perf_counter(), 0
             for indices in order[start : start + given.updates]:
                 batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
-                tokens += update(
-                    model,
-                    optimizer,
-                    [batch],
-                    1e-4,
-                    recipe.training.label_smoothing,
-                    stage.clip,
-                    precision,
-                ).tokens
+                smoothing = recipe.training.label_smoothing
+                count = len(batch.real)
+                losses = accumulate_gradients(model, [batch], smoothing, precision, count)
+                optimizer_step(model, optimizer, losses, 1e-4, stage.clip, count)
+                tokens += count
             if device.type == "cuda":
                 torch.cuda.synchronize()
             yield tokens / (time.perf_counter() - begun)

@@ -186,7 +186,7 @@ def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> N
         (["a", "b", "-i", "none"], "none does not exist"),
         (["a", "b", "-i", "empty"], "empty is empty"),
         (["a", "none", "-i", "src"], "none is neither a run folder nor a file"),
-        (["folder", "b", "-i", "src"], "folder is no run folder"),
+        (["folder", "b", "-i", "src"], "folder is not a run folder"),
         (["a", "b", "-i", "src", "-o", "c.html"], "must end in .json"),
         (["a", "b", "-i", "src", "-o", "nowhere/c.json"], "no folder nowhere"),
         (["a", "text.json", "-i", "src", "-o", "text.json"], "both read and written"),

@@ -99,7 +99,7 @@ def test_a_process_that_fails_is_named(ended: dict[str, list[Ended]]) -> None:
 def test_what_all_find_wrong_is_said_once(ended: dict[str, list[Ended]]) -> None:
     first, second = ended["no run"]
     assert first.code == second.code == 2 and second.said == ""
-    assert first.said == "fusetk: none is no run folder: there is no such folder\n"
+    assert first.said == "fusetk: none is not a run folder: there is no such folder\n"
 
 
 def test_a_broken_line_ends_all_after_those_before_it(ended: dict[str, list[Ended]]) -> None:

@@ -575,7 +575,7 @@ def test_a_run_and_a_checkpoint_are_found(tmp_path: Path) -> None:
     assert runs.find(folder.parent / "best") == (tmp_path / "run", "best")
     assert runs.find(folder) == (tmp_path / "run", "update-0000004")
     for path in (tmp_path, tmp_path / "none", tmp_path / "run" / "config.yaml"):
-        with pytest.raises(CheckpointError, match="is no run folder"):
+        with pytest.raises(CheckpointError, match="is not a run folder"):
             runs.find(path)
 
 

@@ -483,7 +483,7 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
         (["--checkpoint", "best"], "give --run"),
         (
             ["--run", "nowhere", "--set-name", "test"],
-            "nowhere is no run folder: there is no such folder",
+            "nowhere is not a run folder: there is no such folder",
         ),
         (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
         (

@@ -7,7 +7,7 @@ import torch
 
 from fusetk.data.batch import Batch
 from fusetk.models import MODELS, Seq2Seq
-from fusetk.training.step import batch_loss, update
+from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import SIZES, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 
 systems = pytest.mark.parametrize("build", SYSTEMS.values(), ids=SYSTEMS.keys())
@@ -42,6 +42,21 @@ def part(whole: Batch, rows: slice) -> Batch:
     return Batch(*(tensor[rows] for tensor in whole[:4]), mask[rows].flatten().nonzero()[:, 0])
 
 
+def update(
+    model: Seq2Seq,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Batch],
+    rate: float,
+    smoothing: float,
+    clip: float,
+    precision: str,
+) -> UpdateStats:
+    """Train on some batches as one update."""
+    tokens = sum(len(batch.real) for batch in batches)
+    losses = accumulate_gradients(model, batches, smoothing, precision, tokens)
+    return optimizer_step(model, optimizer, losses, rate, clip, tokens)
+
+
 def test_every_backbone_has_sizes_here() -> None:
     assert set(SIZES) == set(MODELS)
 
@@ -49,7 +64,7 @@ def test_every_backbone_has_sizes_here() -> None:
 @systems
 def test_every_parameter_receives_a_gradient(build: Callable[[], Seq2Seq]) -> None:
     model = build()
-    batch_loss(model, model, batch(), 0.1).smoothed.backward()
+    batch_loss(model, batch(), 0.1).smoothed.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
 
@@ -59,7 +74,10 @@ def test_padding_changes_nothing(build: Callable[[], Seq2Seq]) -> None:
     model, found = build(), batch()
     features = model(found.src, found.src_mask, found.tgt_in)
     for i in range(len(found.src)):
-        s, t = int(found.src_mask[i].sum()), int((found.target_index // found.tgt_out.shape[1] == i).sum())
+        s, t = (
+            int(found.src_mask[i].sum()),
+            int((found.target_index // found.tgt_out.shape[1] == i).sum()),
+        )
         alone = model(
             found.src[i : i + 1, :s], found.src_mask[i : i + 1, :s], found.tgt_in[i : i + 1, :t]
         )

@@ -243,14 +243,14 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
     from fusetk.training.loop import Trainer
 
     updates: list[np.ndarray] = []
-    plain = Trainer._gradients
+    plain = Trainer._update
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             Trainer,
-            "_gradients",
-            lambda self, indices, n: (
+            "_update",
+            lambda self, stage, indices, n: (
                 updates.append(np.concatenate(indices)),
-                plain(self, indices, n),
+                plain(self, stage, indices, n),
             )[1],
         )
         train_module.train(recipe, run, "cpu", quiet=True)

@@ -293,7 +293,7 @@ def test_cached_weights_follow_training(kind: str) -> None:
     """Fused optimisers change parameters without changing their version counter."""
     model = make().float()
     config = OPTIMIZERS[kind].Config.model_validate({"kind": kind})
-    optimizer = OPTIMIZERS[kind].build(config, model.parameters())
+    optimizer = OPTIMIZERS[kind](config, model.parameters())
     for _ in range(2):
         model.eval()
         with torch.inference_mode():

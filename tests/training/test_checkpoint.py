@@ -13,6 +13,7 @@ from fusetk import weights as weights_module
 from fusetk.errors import CheckpointError
 from fusetk.training import checkpoint
 from fusetk.training.optim import OPTIMIZERS
+from fusetk.weights import read_state
 
 MODEL = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.5)}
 
@@ -29,7 +30,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path, 12)
     found = weights_module.read_tensors(folder, runs.MODEL)
     assert found.keys() == MODEL.keys() and all(torch.equal(found[n], MODEL[n]) for n in MODEL)
-    assert checkpoint.read_state(folder)["progress"] == {"update": 12}
+    assert read_state(folder)["progress"] == {"update": 12}
     assert sorted(p.name for p in folder.parent.iterdir()) == ["update-0000012"]
 
 
@@ -61,7 +62,7 @@ def test_a_damaged_or_newer_state_is_named(tmp_path: Path, text: str) -> None:
     folder = write(tmp_path, 12)
     (folder / runs.STATE).write_text(text)
     with pytest.raises(CheckpointError, match="update-0000012"):
-        checkpoint.read_state(folder)
+        read_state(folder)
 
 
 def test_half_written_checkpoints_do_not_count(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def optimizer_of(
     model: torch.nn.Module, kind: str, options: dict[str, Any]
 ) -> torch.optim.Optimizer:
     found: Any = OPTIMIZERS[kind]
-    built: torch.optim.Optimizer = found.build(
+    built: torch.optim.Optimizer = found(
         found.Config.model_validate({"kind": kind, **options}), model.parameters()
     )
     return built

@@ -52,19 +52,19 @@ def test_a_stage_ends_when_the_rate_falls_below_the_ends(toy: Path, tmp_path: Pa
     [
         (
             "{kind: linear, peak: 1e-3, updates: 9000, floor: 1e-4}",
-            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001",
+            r"end\.rate 0\.0001 is never reached: .* 0\.0001; give a lower schedule\.floor",
         ),
         (
             "{kind: cosine, peak: 1e-3, updates: 9000, floor: 2e-4}",
-            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0002",
+            r"end\.rate 0\.0001 is never reached: .* 0\.0002; give a lower schedule\.floor",
         ),
         (
             "{kind: cosine, peak: 1e-5, updates: 9000}",
-            r"schedule\.peak 1e-05 is below end\.rate 0\.0001",
+            r"1e-05, is below end\.rate 0\.0001",
         ),
         (
             "{kind: plateau, rate: 1, floor: 1e-4}",
-            r"end\.rate 0\.0001 is never reached: .* schedule\.floor 0\.0001",
+            r"end\.rate 0\.0001 is never reached: .* 0\.0001; give a lower schedule\.floor",
         ),
     ],
 )

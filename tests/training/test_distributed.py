@@ -21,8 +21,8 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.processes import World
 from fusetk.recipe import load
-from fusetk.training import checkpoint
-from fusetk.training.parallel import share
+from fusetk.training.parallel import local_batches
+from fusetk.weights import read_state
 
 # Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
 PLAIN = [
@@ -127,9 +127,9 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert "came: saved after update" in said and "exitcode  : 75" in said
+    assert "received: saved after update" in said and "exitcode  : 75" in said
     last = (run / "checkpoints" / "last").resolve()
-    assert checkpoint.read_state(last)["interrupted"]
+    assert read_state(last)["interrupted"]
     update = int(last.name.removeprefix("update-"))
     finished(launch(2, toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"]))
     assert all(
@@ -140,11 +140,11 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
 
 def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import loop\nplain = loop.apply\n"
+        "from fusetk.training import loop\nplain = loop.optimizer_step\n"
         "def apply(*given, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    if os.environ['RANK'] == '1' and loop.calls == 3: raise RuntimeError('the third is enough')\n"
-        "    return plain(*given, **named)\nloop.apply = apply\n"
+        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
     )
     begun = time.monotonic()
     said = finished(
@@ -163,14 +163,14 @@ def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None
 def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure: str) -> None:
     """In one of two processes, which reports it or is gone; the run then resumes as if nothing had happened."""
     fail = (
-        "from fusetk.training.validation import Validator\nplain = Validator.part\n"
+        "from fusetk.training.validation import Validator\nplain = Validator.validate_part\n"
         f"def part(*given):\n    if os.environ['RANK'] == '1': {failure}\n    return plain(*given)\n"
-        "Validator.part = part\n"
+        "Validator.validate_part = part\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert "the metric is broken" in said or "os._exit" in failure
     [saved] = runs.checkpoints(tmp_path / "run")
-    assert saved.name == runs.checkpoint_name(4) and checkpoint.read_state(saved)["interrupted"]
+    assert saved.name == runs.checkpoint_name(4) and read_state(saved)["interrupted"]
     finished(launch(2, toy, tmp_path / "run", []))
     finished(launch(2, toy, tmp_path / "whole", []))
     assert all(
@@ -221,12 +221,12 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
 
 def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import loop\nplain = loop.apply\n"
+        "from fusetk.training import loop\nplain = loop.optimizer_step\n"
         "def apply(*given, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
         "    if first and os.environ['RANK'] == '1' and loop.calls == 6: raise RuntimeError('once')\n"
-        "    return plain(*given, **named)\nloop.apply = apply\n"
+        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
     )
     said = finished(
         launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail)
@@ -243,11 +243,11 @@ def test_parts_of_a_batch() -> None:
     """Each pair once, as many batches in each process, and none depends on chance."""
     batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
     for size in (1, 2, 3, 4):
-        shares = [share(World(rank, size), batches) for rank in range(size)]
+        shares = [local_batches(World(rank, size), batches) for rank in range(size)]
         assert len({len(share) for share in shares}) == 1
         together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
         assert together.tolist() == list(range(11))
-    assert [pairs.tolist() for pairs in share(World(1, 3), batches)] == [[7, 8, 9]]
+    assert [pairs.tolist() for pairs in local_batches(World(1, 3), batches)] == [[7, 8, 9]]
 
 
 def _until(condition, seconds: float = 60) -> None:

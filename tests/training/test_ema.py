@@ -10,8 +10,9 @@ from fusetk import runs, system
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.recipe import load
-from fusetk.training import checkpoint
 from fusetk.training.ema import Ema
+from fusetk.training.validation import Validator
+from fusetk.weights import read_state
 
 GIVEN = ["training.ema=0.9", "training.validation.every_updates=2"]
 
@@ -46,16 +47,16 @@ def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> Non
         loaded = dict(system.load_model(last, raw=given).model.named_parameters())
         assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     recipe = load(toy, GIVEN)
-    validator = runs.Validator(
+    validator = Validator(
         recipe.training.validation,
         recipe.decoding,
         Path(recipe.data.folder),
         system.load_model(last).pipeline,
     )
-    judged = validator.judge(
-        [validator.part(system.load_model(last).model, torch.device("cpu"), "fp32")]
+    judged = validator.combine(
+        [validator.validate_part(system.load_model(last).model, torch.device("cpu"), "fp32")]
     )
-    assert judged["loss"] == pytest.approx(checkpoint.read_state(last)["valid"]["loss"], rel=1e-5)
+    assert judged["loss"] == pytest.approx(read_state(last)["valid"]["loss"], rel=1e-5)
 
 
 def test_resuming_is_exact(toy: Path, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fusetk.training import schedule as schedule_module
+from fusetk.training.config import StageConfig
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, Schedule
 
@@ -92,9 +94,7 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (1, 7), (2, 3, 5)]
 def build(
     kind: str, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    built: torch.optim.Optimizer = OPTIMIZERS[kind].build(
-        config(OPTIMIZERS, kind, options), parameters
-    )  # type: ignore[attr-defined]
+    built: torch.optim.Optimizer = OPTIMIZERS[kind](config(OPTIMIZERS, kind, options), parameters)  # type: ignore[attr-defined]
     return built
 
 
@@ -197,7 +197,7 @@ def replicas(
 
 
 SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] = {
-    "vaswani": (
+    "noam": (
         lambda t, warmup, factor: factor / 16 * min(t**-0.5, t * warmup**-1.5),
         [{"warmup": 500, "factor": 2.0}],
     ),
@@ -223,7 +223,7 @@ SCHEDULE_FORMULAS: dict[str, tuple[Callable[..., float], list[dict[str, Any]]]] 
             {"peak": 2e-3, "warmup": 0, "start": 1.0, "floor": 0.0, "updates": 5_000},
         ],
     ),
-    "replicas": (
+    "rnmt-plus": (
         replicas,
         [{"rate": 1e-4, "replicas": 8, "warmup": 50, "decay_start": 4_000, "decay_end": 12_000}],
     ),
@@ -248,6 +248,29 @@ def test_schedule(kind: str, options: dict[str, Any]) -> None:
 
 def test_every_schedule_has_a_formula_here() -> None:
     assert SCHEDULE_FORMULAS.keys() == SCHEDULES.keys()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "options"),
+    [
+        ("vaswani", "noam", {}),
+        ("replicas", "rnmt-plus", {"rate": 1e-4, "decay_start": 1, "decay_end": 2}),
+    ],
+)
+def test_an_earlier_name_is_replaced_with_a_notice(
+    earlier: str,
+    now: str,
+    options: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule_module, "_announced", set())
+    for kind in (earlier, earlier, now):
+        stage = StageConfig.model_validate(
+            {"optimizer": "adam", "schedule": {"kind": kind, **options}, "end": {"updates": 1}}
+        )
+        assert stage.schedule.kind == now
+    assert capsys.readouterr().err == f"fusetk: schedule {earlier} is now called {now}\n"
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

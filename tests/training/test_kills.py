@@ -16,7 +16,7 @@ import pytest
 
 from fusetk import runs
 from fusetk.cli.main import main
-from fusetk.training import checkpoint
+from fusetk.weights import read_state
 
 STAGES = (
     "training.stages=["
@@ -92,7 +92,7 @@ def contents(run: Path, update: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         path.name: path.read_bytes() for path in folder.iterdir() if path.name != runs.STATE
     }
-    state = checkpoint.read_state(folder)
+    state = read_state(folder)
     state["progress"].pop("seconds")
     return {**found, **state}
 

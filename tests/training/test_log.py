@@ -46,9 +46,10 @@ def test_a_reader_that_has_gone_stops_nothing(
 
 def test_what_came_later_is_forgotten_and_a_torn_line_too(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n{"upd')
+    lines = [f'{{"kind": "train", "update": {update}}}\n' for update in (1, 2, 3)]
+    path.write_text("".join(lines) + '{"kind": "tra')
     forget_after(tmp_path, 2)
-    assert path.read_text() == '{"update": 1}\n{"update": 2}\n'
+    assert path.read_text() == "".join(lines[:2])
     forget_after(tmp_path / "none", 2)
 
 

@@ -26,11 +26,12 @@ from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
-from fusetk.training.validation import Part, Validator
+from fusetk.training.validation import PartialResults, Validator
+from fusetk.weights import read_state
 
 TWO_STAGES = [
     "training.stages=["
-    "{optimizer: adam, schedule: {kind: vaswani, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
+    "{optimizer: adam, schedule: {kind: noam, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
     "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 30, unit: sentences, accumulate: 2}, "
     "clip: 1, start: best, end: {epochs: 1}}]",
     "training.validation.every_updates=5",
@@ -73,7 +74,7 @@ def test_resuming_gives_the_same_run_to_the_bit(
     kept = runs.checkpoints(copy)[:stop]
     checkpoint.prune(copy, kept)
     checkpoint.link(copy, "last", kept[-1])
-    best = checkpoint.read_state(kept[-1])["progress"]["best_update"]
+    best = read_state(kept[-1])["progress"]["best_update"]
     checkpoint.link(copy, "best", copy / "checkpoints" / runs.checkpoint_name(best))
     train_module.train(recipe, copy, "cpu", quiet=True)
     assert files(copy, last) == files(run, last)
@@ -248,7 +249,7 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
         stdout=subprocess.PIPE,
     ) as other:
         assert other.stdout and other.stdout.readline()
-        with pytest.raises(ConfigError, match="another fusetk train is at work"):
+        with pytest.raises(ConfigError, match="another fusetk train is running"):
             train_module.train(load(toy), tmp_path, "cpu", quiet=True)
         other.communicate(b"\n")
     assert files(tmp_path, 8) == before
@@ -261,13 +262,13 @@ def test_what_validation_cannot_do_loses_no_update(
     def part(*given: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(Validator, "part", part)
+    monkeypatch.setattr(Validator, "validate_part", part)
     with pytest.raises(
-        FusetkError, match=r"there is not enough memory .*: lower training.validation.tokens"
+        FusetkError, match=r"the memory does not suffice .*: lower training.validation.tokens"
     ):
         train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     monkeypatch.undo()
-    assert checkpoint.read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
+    assert read_state((tmp_path / "checkpoints" / "last").resolve())["interrupted"]
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     train_module.train(load(toy), tmp_path.with_name("whole"), "cpu", quiet=True)
     assert (
@@ -278,7 +279,7 @@ def test_what_validation_cannot_do_loses_no_update(
 
 def test_a_stage_cannot_drop_out_where_the_model_does_not(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"stages.0.dropout is 0.3, but every dropout of the model is 0"
+        ConfigError, match=r"stages.0.dropout is 0.3, but every dropout rate of the model is 0"
     ):
         train_module.train(
             load(toy, ["training.stages.0.dropout=0.3", "model.dropout=0"]),
@@ -343,7 +344,7 @@ def test_average_is_the_mean(whole: tuple[Recipe, Path], tmp_path: Path) -> None
     assert {p.name for p in best} == {runs.checkpoint_name(line["update"]) for line in ranked[:2]}
     assert [p.name for p in choose(run, updates=[5, 10])] == ["update-0000005", "update-0000010"]
     for wrong in ({"last": 99}, {"best": 99}, {"updates": [6]}):
-        with pytest.raises(CheckpointError, match="asked for"):
+        with pytest.raises(CheckpointError, match="requested"):
             choose(run, **wrong)  # type: ignore[arg-type]
 
 
@@ -376,7 +377,7 @@ def test_a_signal_saves_and_exits_75(toy: Path, tmp_path: Path, number: signal.S
     said = process.stderr.read()
     assert (
         process.wait() == 75
-        and f"{number.name} came: saved after update" in said
+        and f"{number.name} received: saved after update" in said
         and "Traceback" not in said
     )
     (saved,) = runs.checkpoints(tmp_path / "run")
@@ -441,7 +442,7 @@ def test_equal_metrics_are_ranked_by_loss(
     losses = iter([5.0, 4.0, 3.0, 3.5, 2.0, 2.0])
     monkeypatch.setattr(
         Validator,
-        "judge",
+        "combine",
         lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
     )
     given = [
@@ -470,7 +471,7 @@ def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path
         load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True
     )
     [folder] = runs.checkpoints(tmp_path / "run")
-    state = checkpoint.read_state(folder)
+    state = read_state(folder)
     state["progress"].pop("best_loss")
     state["progress"]["ranking"] = [entry[:2] for entry in state["progress"]["ranking"]]
     (folder / runs.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
@@ -482,14 +483,14 @@ def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path
 def test_a_signal_in_validation_drops_it_and_does_it_again(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Validator.part
+    plain = Validator.validate_part
 
-    def signalled(self: Validator, *arguments: Any) -> Part:
+    def signalled(self: Validator, *arguments: Any) -> PartialResults:
         os.kill(os.getpid(), signal.SIGTERM)
         return plain(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Validator, "part", signalled)
+        patched.setattr(Validator, "validate_part", signalled)
         with pytest.raises(Interrupted, match="after update 4"):
             train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
     assert lines(tmp_path / "a", "valid") == []
@@ -517,9 +518,9 @@ def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None
     ]
 
     class Watched(Validator):
-        def part(self, model: Any, *given: Any) -> Part:
+        def validate_part(self, model: Any, *given: Any) -> PartialResults:
             seen.append({module.rate for module in model.modules() if isinstance(module, Dropout)})
-            return super().part(model, *given)
+            return super().validate_part(model, *given)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train_module, "Validator", Watched)
@@ -541,12 +542,11 @@ def test_a_stage_ends_after_its_time(toy: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert 2 < time.monotonic() - begun < 20
-    state = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
+    state = read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]
     assert state["update"] > 8 and 2.16 <= state["seconds"] < 4
     train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
     assert (
-        checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"]
-        == state["update"]
+        read_state(runs.checkpoints(tmp_path / "a")[-1])["progress"]["update"] == state["update"]
     ), "nothing to do"
 
 
@@ -556,12 +556,12 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
         load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
     )
     told = (tmp_path / "a" / "log.txt").read_text()
-    fingerprint = checkpoint.read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
+    fingerprint = read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
     assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
     if found := revision():
         assert f"fusetk 0.1.0 ({found})" in told
     [line, *_] = [line for line in told.splitlines() if "  train  " in line]
-    for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "norm ", "lr ", " MB"):
+    for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
     assert (
         2**25

@@ -49,13 +49,13 @@ def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processo
 def test_training_uses_it_says_it_and_leaves_nothing(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, plain = set(), loop.apply
+    seen, plain = set(), loop.optimizer_step
 
     def spied(*given: Any) -> Any:
         seen.add(torch.get_float32_matmul_precision())
         return plain(*given)
 
-    monkeypatch.setattr(loop, "apply", spied)
+    monkeypatch.setattr(loop, "optimizer_step", spied)
     device_of("cpu")
     before = torch.get_float32_matmul_precision()
     given = ["training.stages.0.end.updates=4", "training.matmul=medium"]

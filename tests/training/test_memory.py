@@ -13,7 +13,7 @@ from fusetk import weights as weights_module
 from fusetk.data.batch import Batch
 from fusetk.errors import FusetkError
 from fusetk.recipe import load
-from fusetk.training import loop
+from fusetk.training import oversize
 from fusetk.training.loss import Loss
 from fusetk.training.step import out_of_memory
 
@@ -24,7 +24,7 @@ def small_memory(
     monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
 ) -> list[int]:
     """Let gradients of more target tokens at once fail in the backward pass, after some of them were made; returns how many did."""
-    plain, failed = loop.gradients, list[int]()
+    plain, failed = oversize.accumulate_gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
         found = []
@@ -37,7 +37,7 @@ def small_memory(
                 )
         return found
 
-    monkeypatch.setattr(loop, "gradients", gradients)
+    monkeypatch.setattr(oversize, "accumulate_gradients", gradients)
     return failed
 
 
@@ -58,7 +58,7 @@ def test_batches_are_done_in_halves(
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
     assert 0 < len(failed) <= 4, "what did not fit is not tried again"
     said = (tmp_path / "halves" / "log.txt").read_text()
-    assert said.count("does not fit into memory and is done in halves") == 1
+    assert said.count("batches of this size are split into halves") == 1
 
 
 def test_a_sentence_that_does_not_fit_is_named(
@@ -78,7 +78,7 @@ def test_other_errors_are_not_taken_for_it(
     def broken(*given: Any) -> list[Loss]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(loop, "gradients", broken)
+    monkeypatch.setattr(oversize, "accumulate_gradients", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fusetk.training.optim import NAG, NAGConfig
+from fusetk.training.optim import NAGConfig, nag
 from fusetk.training.schedule import Plateau, PlateauConfig
 
 
@@ -22,7 +22,7 @@ def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
     )
     w, u, before = (start := random.normal(size=5)).copy(), np.zeros(5), rates[0]
     p = torch.nn.Parameter(torch.tensor(start))
-    optimizer = NAG.build(NAGConfig(momentum=momentum), [p])
+    optimizer = nag(NAGConfig(momentum=momentum), [p])
     for g, lr in zip(gradients, rates, strict=True):
         w += momentum**2 * u * (lr / before) - (1 + momentum) * lr * g
         u, before = momentum * u * (lr / before) - lr * g, lr
@@ -39,7 +39,7 @@ def cuts(
     seen: Any = {}
     found = []
     for epoch, value in enumerate(values, first_epoch):
-        seen = schedule.judged(seen, value, lower_is_better, epoch)
+        seen = schedule.after_validation(seen, value, lower_is_better, epoch)
         assert (
             seen["rate"]
             == schedule.rate(7 * epoch, seen)
@@ -86,7 +86,7 @@ def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:
     seen: Any = {}
     found = []
     for epoch, value in [(0, 3.0), (0, 2.0), (1, 2.5), (1, 2.4), (2, 1.0), (4, 1.0)]:
-        seen = schedule.judged(seen, value, True, epoch)
+        seen = schedule.after_validation(seen, value, True, epoch)
         found.append(schedule.rate(1, seen))
     assert found == [1, 1, 0.5, 0.5, 0.25, 0.0625]
 
@@ -97,7 +97,7 @@ def test_plateau_is_not_cut_below_its_floor(rule: str) -> None:
     seen: Any = {}
     found = []
     for epoch, value in enumerate([1.0, 2.0, 2.0, 2.0, 2.0], 1):
-        seen = schedule.judged(seen, value, True, epoch)
+        seen = schedule.after_validation(seen, value, True, epoch)
         assert seen["rate"] == schedule.rate(7, seen)
         found.append(seen["rate"])
     assert found == pytest.approx([0.25, 0.025, 0.0025, 1e-3, 1e-3])

@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from fusetk.training.schedule import SCHEDULES, Replicas, ReplicasConfig
+from fusetk.training.schedule import SCHEDULES, RnmtPlus, RnmtPlusConfig
 
 TASKS = {  # n, p, s, e, lr0: section "Training Details"
     "zh-en": (2, 500, 8_000, 64_000, 1e-3),
@@ -14,9 +14,9 @@ TASKS = {  # n, p, s, e, lr0: section "Training Details"
 }
 
 
-def schedule(n: int, p: int, s: int, e: int, rate: float) -> Replicas:
-    return Replicas(
-        ReplicasConfig(rate=rate, replicas=n, warmup=p, decay_start=s, decay_end=e), 1024
+def schedule(n: int, p: int, s: int, e: int, rate: float) -> RnmtPlus:
+    return RnmtPlus(
+        RnmtPlusConfig(rate=rate, replicas=n, warmup=p, decay_start=s, decay_end=e), 1024
     )
 
 
@@ -81,8 +81,8 @@ def test_where_the_decay_is_short_or_long_over_rates_are_numbers() -> None:
 @pytest.mark.parametrize("end", [8_000, 7_999])
 def test_an_end_that_does_not_come_after_the_start_is_refused(end: int) -> None:
     with pytest.raises(ValidationError, match=rf"decay_end {end} must come after decay_start 8000"):
-        ReplicasConfig(rate=1e-3, decay_start=8_000, decay_end=end)
+        RnmtPlusConfig(rate=1e-3, decay_start=8_000, decay_end=end)
 
 
 def test_it_has_a_name() -> None:
-    assert SCHEDULES[ReplicasConfig(rate=1, decay_start=0, decay_end=1).kind] is Replicas
+    assert SCHEDULES[RnmtPlusConfig(rate=1, decay_start=0, decay_end=1).kind] is RnmtPlus

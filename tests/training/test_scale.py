@@ -11,8 +11,9 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.errors import FusetkError
 from fusetk.recipe import load
-from fusetk.training import checkpoint, loop
-from fusetk.training.step import LARGEST, SMALLEST, next_scale
+from fusetk.training import loop
+from fusetk.training.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, next_scale
+from fusetk.weights import read_state
 
 GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]
 
@@ -23,8 +24,8 @@ def test_down_at_once_and_up_slowly() -> None:
     for _ in range(4000):
         scale, good = next_scale(scale, good, finite=True)
     assert (scale, good) == (4096.0, 0)
-    assert next_scale(SMALLEST, 0, finite=False) == (SMALLEST, 0)
-    assert next_scale(LARGEST, 1999, finite=True) == (LARGEST, 0)
+    assert next_scale(SMALLEST_SCALE, 0, finite=False) == (SMALLEST_SCALE, 0)
+    assert next_scale(LARGEST_SCALE, 1999, finite=True) == (LARGEST_SCALE, 0)
 
 
 def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
         ]
         train_module.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
     half, full = (
-        checkpoint.read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
+        read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
         for name in ("fp16", "fp32")
     )
     assert half == pytest.approx(full, rel=0.03)
@@ -44,14 +45,14 @@ def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     """Gradients are not finite where the losses were multiplied by more than this."""
-    plain = loop.apply
+    plain = loop.optimizer_step
 
-    def apply(model, optimizer, losses, rate, clip, tokens, world, scale):
+    def step(model, optimizer, losses, rate, clip, tokens, world, scale):
         if scale > above:
             next(iter(model.parameters())).grad.fill_(math.inf)
         return plain(model, optimizer, losses, rate, clip, tokens, world, scale)
 
-    monkeypatch.setattr(loop, "apply", apply)
+    monkeypatch.setattr(loop, "optimizer_step", step)
 
 
 def test_what_is_too_large_is_halved_and_resuming_is_exact(
@@ -60,11 +61,9 @@ def test_what_is_too_large_is_halved_and_resuming_is_exact(
     overflowing(monkeypatch, 8192)
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
     assert (tmp_path / "whole" / "log.txt").read_text().count(
-        "fp16 losses were too large"
+        "fp16 gradients overflowed"
     ) == 3  # 65536, 32768, 16384
-    states = [
-        checkpoint.read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")
-    ]
+    states = [read_state(path)["progress"] for path in runs.checkpoints(tmp_path / "whole")]
     assert [state["scale"] for state in states] == [
         32768,
         16384,

@@ -86,8 +86,8 @@ from fusetk.models.stack import Stack
 from fusetk.nn.dropout import Dropout
 from fusetk.processes import connect
 from fusetk.training.parallel import all_reduce_gradients
-from fusetk.training.sharding import gather, gathered, local, shard, sharded
-from fusetk.training.step import gradients
+from fusetk.training.sharding import gather, local, shard, sharded, unsharded
+from fusetk.training.step import accumulate_gradients
 from systems import SYSTEMS
 
 world = connect(device_of("cpu"))
@@ -116,13 +116,13 @@ for name in NAMES or SYSTEMS:
     held = sum(local(p).numel() for p in split.parameters())
     assert held < 0.65 * sum(p.numel() for p in plain.parameters()), (name, held)
     for batches in mine:
-        gradients(plain, batches, 0.1, "fp32", 41)
-    gradients(split, mine[world.rank], 0.1, "fp32", 41)
+        accumulate_gradients(plain, batches, 0.1, "fp32", 41)
+    accumulate_gradients(split, mine[world.rank], 0.1, "fp32", 41)
     all_reduce_gradients(world, split)
     found = gather({n: p.grad for n, p in split.named_parameters()}, True)
     for n, p in plain.named_parameters():
         assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-4 * float(p.grad.abs().max()) + 1e-8), (name, n)
-    with gathered(split), torch.inference_mode():
+    with unsharded(split), torch.inference_mode():
         for model in models:
             model.eval()
         for step in range(1 + 2 * world.rank):  # each as often as it likes
@@ -132,7 +132,7 @@ for name in NAMES or SYSTEMS:
     after = gather({n: p.detach() for n, p in split.named_parameters()}, True)
     assert all(torch.equal(after[n], p) for n, p in before.items()), name
     split.train()
-    gradients(split, mine[world.rank], 0.1, "fp32", 41)  # training goes on
+    accumulate_gradients(split, mine[world.rank], 0.1, "fp32", 41)  # training goes on
 print("all", flush=True)
 world.close()
 """
@@ -231,7 +231,7 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
         "transformer.EncoderLayer.forward = forward\n"
     )
     said = finished(launch(2, toy, tmp_path / "parts", given, code=signal), code=1)
-    assert "came: saved after update 4" in said
+    assert "received: saved after update 4" in said
     said = finished(launch(2, toy, tmp_path / "parts", given))
     assert "resumed after update 4" in said
     finished(launch(2, toy, tmp_path / "whole", given))
@@ -246,13 +246,13 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
     fail = (
-        "from fusetk.training import loop\nplain = loop.gradients\n"
+        "from fusetk.training import oversize\nplain = oversize.accumulate_gradients\n"
         "def gradients(*given):\n"
         "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
-        "    return plain(*given)\nloop.gradients = gradients\n"
+        "    return plain(*given)\noversize.accumulate_gradients = gradients\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
     assert (
-        "target tokens do not fit into memory at once (can't allocate memory), and with training.shard no process can halve"
+        "target tokens does not fit into memory (can't allocate memory), and with training.shard it cannot be split"
         in said
     )

@@ -1,0 +1,155 @@
+"""The checkpoints of a run: write, link, prune and load them."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fusetk.errors import CheckpointError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.processes import World
+from fusetk.runs import CHECKPOINTS, EMA, STATE, checkpoint_name, checkpoints, read_state_if_valid
+from fusetk.training import checkpoint
+from fusetk.training.config import TrainingConfig
+from fusetk.training.ema import Ema
+from fusetk.training.progress import Progress
+from fusetk.training.sharding import gather, shard_like
+from fusetk.training.validation import rank
+from fusetk.weights import damaged, load_weights, read_state, read_tensors
+
+
+class Checkpoints:
+    """Saves a model with its moving average, optimiser and progress in a run folder, and loads it.
+
+    Rank 0 writes. All processes take part, because sharded tensors must be gathered.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: TrainingConfig,
+        model: Seq2Seq,
+        ema: Ema | None,
+        fingerprint: str,
+        world: World,
+    ):
+        self.run = run
+        self.config = config
+        self.model = model
+        self.ema = ema
+        self.fingerprint = fingerprint
+        self.world = world
+
+    def path(self, update: int) -> Path:
+        return self.run / CHECKPOINTS / checkpoint_name(update)
+
+    # Save
+
+    def save(
+        self,
+        progress: Progress,
+        optimizer: torch.optim.Optimizer | None,
+        results: dict[str, float] | None = None,
+        interrupted: bool = False,
+    ) -> None:
+        """Write a checkpoint with the results of a validation, if there was one.
+
+        ``interrupted`` marks a checkpoint that exists only because training was interrupted.
+        Raises CheckpointError in all processes if rank 0 cannot write it.
+        """
+        error: CheckpointError | None = None
+        files = [gather(tensors, self.world.first) for tensors in self._tensors(optimizer)]
+        if self.world.first:
+            try:
+                self._write(progress, files, results, interrupted)
+            except CheckpointError as raised:
+                error = raised
+        error = self.world.broadcast(error)
+        if error is not None:
+            raise error
+
+    def save_alone(self, progress: Progress, optimizer: torch.optim.Optimizer | None) -> None:
+        """Write a checkpoint without the other processes. The model must not be sharded."""
+        self._write(progress, self._tensors(optimizer), None, interrupted=True)
+
+    def _tensors(self, optimizer: torch.optim.Optimizer | None) -> list[dict[str, Tensor]]:
+        """The tensors of model, optimiser and moving average."""
+        return [
+            checkpoint.model_tensors(self.model),
+            checkpoint.optimizer_tensors(self.model, optimizer) if optimizer else {},
+            self.ema.mean if self.ema else {},
+        ]
+
+    def _write(
+        self,
+        progress: Progress,
+        files: Sequence[dict[str, Tensor]],
+        results: dict[str, float] | None,
+        interrupted: bool,
+    ) -> None:
+        folder = self.path(progress.update)
+        if not results and folder.exists():
+            results = read_state_if_valid(folder).get("valid")
+        model, training, mean = files
+        state = {
+            "progress": progress.to_state(),
+            "valid": results or {},
+            "data": self.fingerprint,
+            "interrupted": interrupted,
+        }
+        checkpoint.save(folder, model, training, state, mean)
+        checkpoint.link(self.run, "last", folder)
+        if progress.best_update == progress.update:
+            checkpoint.link(self.run, "best", folder)
+        self._prune(progress, folder)
+
+    def _prune(self, progress: Progress, folder: Path) -> None:
+        """Delete the checkpoints that are neither among the last nor among the best.
+
+        ``folder`` is the current one, which is kept. Two kinds do not count among the last. A
+        checkpoint of an interruption would not exist without it, and later averages must not
+        include it. Checkpoints of later updates exist in a run that was set back.
+        """
+        metric = self.config.validation.metric
+        ranked = sorted(
+            (rank(metric, {"loss": loss, metric: value}), update)
+            for update, value, loss in progress.ranking
+            if not math.isnan(value)
+        )
+        best = [self.path(update) for _, update in ranked[: self.config.keep_best]]
+        folders = checkpoints(self.run)
+        current = [path.name for path in folders].index(folder.name)
+        regular = [
+            path for path in folders[:current] if not read_state_if_valid(path).get("interrupted")
+        ]
+        last = [*regular, folders[current]][-self.config.keep_last :]
+        checkpoint.prune(self.run, [*last, *best])
+
+    # Load
+
+    def load_weights(self, folder: Path) -> None:
+        """Load the model and its moving average. Raises CheckpointError."""
+        load_weights(self.model, folder, place=shard_like)
+        if self.ema:
+            self.ema.load(read_tensors(folder, EMA))
+
+    def resume(self, folder: Path) -> Progress:
+        """Load weights and progress. Repair the links and delete surplus checkpoints.
+
+        Raises CheckpointError if the checkpoint is damaged.
+        """
+        state = read_state(folder)
+        self.load_weights(folder)
+        try:
+            progress = Progress.from_state(state["progress"])
+        except (KeyError, TypeError, ValueError):
+            raise damaged(folder, f"{folder / STATE} has no valid training progress") from None
+        if self.world.first:
+            # In a run that was set back, the link may point to a later checkpoint.
+            best = folder.with_name(checkpoint_name(progress.best_update))
+            if best.exists():
+                checkpoint.link(self.run, "best", best)
+            self._prune(progress, folder)  # a killed process may have left surplus checkpoints
+        return progress

@@ -1,0 +1,83 @@
+"""Updates whose gradient is not finite: fp16 loss scale, skipped updates, and the end of a run."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fusetk.data.sampler import Indices
+from fusetk.errors import FusetkError
+from fusetk.training.log import Log
+from fusetk.training.progress import Progress
+
+SMALLEST_SCALE = 2.0**-4
+LARGEST_SCALE = 2.0**24
+GROWTH_INTERVAL = 2000  # updates with a finite gradient after which the scale doubles
+
+
+def next_scale(scale: float, updates: int, finite: bool) -> tuple[float, int]:
+    """Return the next fp16 loss scale and the number of updates since it changed.
+
+    The scale is halved after a gradient that is not finite, and doubled after 2,000 finite ones
+    (Micikevicius et al. 2018, section 3.2).
+    """
+    if not finite:
+        return max(scale / 2, SMALLEST_SCALE), 0
+    if updates + 1 == GROWTH_INTERVAL:
+        return min(scale * 2, LARGEST_SCALE), 0
+    return scale, updates + 1
+
+
+class GradientCheck:
+    """Adapts the fp16 loss scale, counts skipped updates, and stops a run that has diverged."""
+
+    def __init__(self, precision: str, max_skipped: int, run: Path, log: Log):
+        self.fp16 = precision == "fp16"
+        self.max_skipped = max_skipped
+        self.run = run
+        self.log = log
+
+    def scale(self, progress: Progress) -> float:
+        """Return the factor of the losses of the next update."""
+        return progress.scale if self.fp16 else 1.0
+
+    def check(self, progress: Progress, grad_norm: float, batches: Sequence[Indices]) -> None:
+        """Record whether the update after ``progress`` had a finite gradient.
+
+        A gradient that is not finite is no failure in fp16 while the loss scale can still be
+        lowered. Raises FusetkError after ``max_skipped`` failures in a row.
+        """
+        finite = math.isfinite(grad_norm)
+        if self.fp16:
+            previous = progress.scale
+            progress.scale, progress.scale_updates = next_scale(
+                previous, progress.scale_updates, finite
+            )
+            if not finite and progress.scale != previous:
+                self.log.line(
+                    f"update {progress.update + 1} skipped: fp16 gradients overflowed; "
+                    f"loss scale {previous:g} -> {progress.scale:g}"
+                )
+                return
+        if finite:
+            progress.skipped = 0
+        else:
+            self._count_skipped(progress, batches)
+
+    def _count_skipped(self, progress: Progress, batches: Sequence[Indices]) -> None:
+        progress.skipped += 1
+        progress.skipped_ever += 1
+        pairs = ", ".join(str(int(i) + 1) for i in np.concatenate(batches)[:10])
+        self.log.line(
+            f"update {progress.update + 1} skipped: its gradient is not finite "
+            f"(prepared training pairs {pairs}, ...; "
+            f"{progress.skipped} in a row, {progress.skipped_ever} in total)"
+        )
+        if progress.skipped >= self.max_skipped:
+            raise FusetkError(
+                f"{progress.skipped} updates in a row after update {progress.update} had no finite "
+                "gradient: training has diverged; "
+                f"use checkpoints/best of {self.run}, or lower the learning rate, clip gradients, "
+                "or train in fp32"
+            )

@@ -1,0 +1,146 @@
+"""The gradients of an update. Batches that are too large for memory are split into halves."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fusetk.data.batch import Batch, collate
+from fusetk.data.corpus import Corpus
+from fusetk.data.sampler import Indices
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.processes import World
+from fusetk.training.compiling import compile_failure
+from fusetk.training.config import TrainingConfig
+from fusetk.training.loss import Loss
+from fusetk.training.parallel import local_batches
+from fusetk.training.step import accumulate_gradients, length_multiple, out_of_memory
+
+
+class BatchSplitter:
+    """Splits batches until they are smaller than the smallest batch that did not fit into memory.
+
+    ``notify`` receives one message, at the first batch that did not fit. With ``sharded``, all
+    processes must compute the same number of batches, so none can be split.
+    """
+
+    def __init__(self, corpus: Corpus, sharded: bool, notify: Callable[[str], None]):
+        self.corpus = corpus
+        self.sharded = sharded
+        self.notify = notify
+        self.limit = math.inf  # target tokens of the smallest batch that did not fit
+
+    def split(self, pairs: Indices) -> list[Indices]:
+        """Return the batch, or parts of it with fewer target tokens than the limit."""
+        if len(pairs) < 2 or self._target_tokens(pairs) < self.limit:
+            return [pairs]
+        return [part for half in np.array_split(pairs, 2) for part in self.split(half)]
+
+    def split_after_failure(
+        self, batches: Sequence[Indices], error: RuntimeError, update: int
+    ) -> list[Indices]:
+        """Lower the limit to the largest of the batches of an update, and split them.
+
+        Raises FusetkError if that batch is a single pair, or if the model is sharded.
+        """
+        largest = max(batches, key=self._target_tokens)
+        tokens = self._target_tokens(largest)
+        reason = str(error).splitlines()[0]
+        if self.sharded:
+            raise FusetkError(
+                f"a batch of {tokens} target tokens does not fit into memory ({reason}), and with "
+                "training.shard it cannot be split into halves: "
+                "halve training.stages.N.batch.size and double accumulate, "
+                "set checkpoint on encoder and decoder, or drop long sentences"
+            )
+        if len(largest) == 1:
+            sides = (self.corpus.source, self.corpus.target)
+            source, target = (int(side.lengths[largest].max()) for side in sides)
+            raise FusetkError(
+                f"training pair {int(largest[0]) + 1} ({source} source and {target} target tokens) "
+                f"does not fit into memory alone ({reason}): "
+                "drop long sentences in data.steps (filter) or data.bpe.max_subwords, "
+                "set checkpoint on encoder and decoder, or use a smaller model"
+            )
+        if self.limit == math.inf:
+            self.notify(
+                f"update {update}: a batch of {tokens} target tokens does not fit into memory "
+                f"({reason}); batches of this size are split into halves from now on. To avoid the "
+                "failed attempt, lower training.stages.N.batch.size and raise accumulate"
+            )
+        self.limit = min(self.limit, tokens)
+        return [part for pairs in batches for part in self.split(pairs)]
+
+    def _target_tokens(self, pairs: Indices) -> int:
+        return int(self.corpus.target.lengths[pairs].sum())
+
+
+class GradientComputer:
+    """Computes this process' part of the gradients of an update."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        model: Seq2Seq,
+        corpus: Corpus,
+        world: World,
+        splitter: BatchSplitter,
+    ):
+        self.config = config
+        self.model = model
+        self.corpus = corpus
+        self.world = world
+        self.splitter = splitter
+        self.device = next(model.parameters()).device
+
+    def compute(
+        self, indices: Sequence[Indices], tokens: int, updates: int, scale: float
+    ) -> list[Loss]:
+        """Compute gradients of the losses times ``scale / tokens``, and return the losses.
+
+        ``indices`` are the batches of all processes, and ``updates`` the number of updates before
+        this one. If memory does not suffice, batches are split and computed again.
+        Raises FusetkError if it does not suffice for a single pair.
+        """
+        parts = [
+            part
+            for pairs in local_batches(self.world, indices)
+            if len(pairs) or self.splitter.sharded
+            for part in self.splitter.split(pairs)
+        ]
+        while True:
+            # Seed every update, so that checkpoints need no generator state. Each process has
+            # its own dropout masks.
+            torch.manual_seed((self.config.seed * 1_000_003 + updates) ^ (self.world.rank << 48))
+            try:
+                return accumulate_gradients(
+                    self.model,
+                    (self._collate(pairs) for pairs in parts),
+                    self.config.label_smoothing,
+                    self.config.precision,
+                    tokens,
+                    scale,
+                )
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    if message := compile_failure(error):
+                        raise ConfigError(message) from None
+                    raise
+                parts = self.splitter.split_after_failure(parts, error, updates + 1)
+            self.model.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _collate(self, pairs: Indices) -> Batch:
+        """Return a batch on the device.
+
+        With a sharded model, a process without pairs runs one pair and counts none of its tokens.
+        """
+        multiple = length_multiple(self.device, self.config.precision)
+        limit = self.model.max_positions
+        if len(pairs):
+            return collate(self.corpus, pairs, multiple, limit).to(self.device)
+        batch = collate(self.corpus, np.zeros(1, np.int64), multiple, limit)
+        return batch._replace(target_index=batch.target_index[:0]).to(self.device)

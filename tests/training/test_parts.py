@@ -1,0 +1,112 @@
+"""The parts of the training loop alone: split batches, check gradients, keep checkpoints, count."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fusetk import runs
+from fusetk.errors import FusetkError
+from fusetk.processes import ALONE
+from fusetk.recipe import load
+from fusetk.training.checkpoints import Checkpoints
+from fusetk.training.loss_scale import GradientCheck
+from fusetk.training.oversize import BatchSplitter
+from fusetk.training.progress import Progress
+from fusetk.weights import read_state
+
+
+class RecordingLog:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def splitter(lengths: list[int], sharded: bool = False) -> tuple[BatchSplitter, list[str]]:
+    side = SimpleNamespace(lengths=np.array(lengths))
+    messages: list[str] = []
+    corpus: Any = SimpleNamespace(source=side, target=side)
+    return BatchSplitter(corpus, sharded, messages.append), messages
+
+
+def test_a_batch_is_split_until_it_is_below_the_limit() -> None:
+    batches, messages = splitter([10] * 8)
+    pairs = np.arange(8)
+    assert len(batches.split(pairs)) == 1, "nothing has failed yet"
+    error = RuntimeError("out of memory\nmore")
+    parts = batches.split_after_failure([pairs], error, 1)
+    assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    parts = batches.split_after_failure(parts, error, 1)
+    assert [len(part) for part in parts] == [2, 2, 2, 2]
+    assert np.concatenate(batches.split(pairs)).tolist() == list(range(8))
+    assert len(messages) == 1 and "80 target tokens" in messages[0] and "more" not in messages[0]
+
+
+def test_a_batch_that_cannot_be_split_is_an_error() -> None:
+    batches, _ = splitter([10, 3])
+    with pytest.raises(FusetkError, match="training pair 1 "):
+        batches.split_after_failure([np.array([0]), np.array([1])], RuntimeError("x"), 1)
+    batches, _ = splitter([10, 3], sharded=True)
+    with pytest.raises(FusetkError, match=r"with training\.shard it cannot be split"):
+        batches.split_after_failure([np.array([0, 1])], RuntimeError("x"), 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_skipped_updates_are_counted_and_end_a_run(precision: str) -> None:
+    log: Any = RecordingLog()
+    check = GradientCheck(precision, 2, Path("run"), log)
+    progress = Progress(scale=2.0**-4)  # the smallest fp16 scale: it cannot be lowered
+    batches = [np.arange(3)]
+    check.check(progress, math.nan, batches)
+    check.check(progress, 1.0, batches)
+    assert (progress.skipped, progress.skipped_ever) == (0, 1)
+    check.check(progress, math.inf, batches)
+    with pytest.raises(FusetkError, match="2 updates in a row"):
+        check.check(progress, math.inf, batches)
+    assert "prepared training pairs 1, 2, 3" in log.lines[0]
+
+
+def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
+    log: Any = RecordingLog()
+    check = GradientCheck("fp16", 1, Path("run"), log)
+    progress = Progress(scale=8.0)
+    check.check(progress, math.inf, [np.arange(3)])
+    assert (check.scale(progress), progress.skipped) == (4.0, 0)
+    assert "loss scale 8 -> 4" in log.lines[0]
+
+
+def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -> None:
+    """A checkpoint of an interruption is kept only while it is the last."""
+    config = load(toy, ["training.keep_last=2", "training.keep_best=1"]).training
+    model: Any = torch.nn.Linear(2, 2)
+    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
+    progress = Progress()
+    for update, loss in enumerate([3.0, 1.0, 2.0, 2.5, None, 4.0], 1):
+        progress.update = update
+        if loss is not None:
+            progress.add_validation("loss", {"loss": loss})
+        saved.save(progress, None, {"loss": loss} if loss else None, interrupted=loss is None)
+        if loss is None:
+            assert runs.checkpoints(tmp_path)[-1].name == runs.checkpoint_name(update)
+    kept = [path.name for path in runs.checkpoints(tmp_path)]
+    assert kept == [runs.checkpoint_name(update) for update in (2, 4, 6)]
+    assert (tmp_path / "checkpoints" / "best").resolve().name == runs.checkpoint_name(2)
+    assert read_state(saved.path(6))["valid"] == {"loss": 4.0}
+
+
+def test_the_state_of_earlier_versions_is_read() -> None:
+    state = Progress(update=3, schedule_state={"cuts": 1}).to_state()
+    state["seen"] = state.pop("schedule_state")
+    state["ranking"] = [(2, 0.5)]
+    progress = Progress.from_state(state)
+    assert (progress.update, progress.schedule_state) == (3, {"cuts": 1})
+    assert progress.ranking[0][:2] == (2, 0.5) and math.isnan(progress.ranking[0][2])
+    for wrong in (None, {"no_such_field": 1}):
+        with pytest.raises(TypeError):
+            Progress.from_state(wrong)  # type: ignore[arg-type]
