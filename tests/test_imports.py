@@ -23,7 +23,7 @@ ALLOWED = {
     "data": set(),
     "fusion": {"nn"},
     "models": {"fusion", "nn"},
-    "decoding": {"models", "nn", "data"},
+    "decoding": {"models", "nn", "data", "processes"},
     "evaluation": {"decoding", "data"},
     "reporting": {"evaluation", "runs"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},

@@ -176,7 +176,7 @@ def test_a_wide_beam_is_said_to_be_slow(trained):
     ).stderr
     assert (
         said.count("\n") == 1
-        and "warning: beam 101 is slow: each step sorts 1,111 candidates a sentence" in said
+        and "warning: beam 101 is slow: each step sorts 1,111 candidates for each sentence" in said
     )
     assert "--stop beam may end sentences earlier" in said
     for options in (["-b", 100], ["-b", 101, "--sample", "--n-best", 2]):

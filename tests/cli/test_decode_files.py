@@ -124,7 +124,7 @@ def test_the_count_is_said_and_standard_input_is_skipped(trained, text, tmp_path
     result = decode("-m", trained, "-o", out, "--batch-tokens", 1, "--resume", lines=lines)
     assert (
         result.exit_code == 0
-        and f"{out} has translations of 10 lines: going on with line 11" in result.stderr
+        and f"{out} has translations of 10 lines: continuing with line 11" in result.stderr
     )
     assert out.read_text(encoding="utf-8") == whole
 

@@ -14,7 +14,7 @@ from fusetk import system
 from fusetk.cli import rescore as module
 from fusetk.cli.main import main
 from fusetk.data.vocab import EOS
-from fusetk.decoding.target_scores import force
+from fusetk.decoding.target_scores import score_targets
 from tests.cli import test_decode
 from tests.cli.test_decode import make_run
 
@@ -65,7 +65,7 @@ def wanted(trained: Path) -> list[list[float] | None]:
         )
     pairs = list(zip(*made, strict=True))
     return [
-        force([loaded.model], [([*source, EOS], target)])[0].scores if source else None
+        score_targets([loaded.model], [([*source, EOS], target)])[0].scores if source else None
         for source, target in pairs
     ]
 
@@ -230,20 +230,19 @@ def test_an_n_best_list(trained, other, files):
         ("0 ||| hund ||| x= 1 ||| 1\nhund ||| a ||| b\n", "line 2: 'hund ||| a ||| b' is not"),
         (
             "2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n",
-            "line 2: ID 0 stands behind ID 2",
+            "line 2: ID 0 comes after ID 2",
         ),
-        ("6 ||| hund ||| x= 1 ||| 1\n", "line 1: there is no line for ID 6, counted from 0, in "),
-        ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: line 2 of "),
+        ("6 ||| hund ||| x= 1 ||| 1\n", "has 6 lines, so it has no line for ID 6, counted from 0"),
+        ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: its source, line 2 of "),
         (
             "0 ||| hund ||| Rescore= 1 ||| 1\n",
-            "line 1: there is a Rescore already; choose another name by --feature",
+            "line 1: this line already has Rescore; choose another name by --feature",
         ),
     ],
 )
 def test_what_is_no_n_best_list(trained, files, text, said):
-    assert f"standard input, {said}" in refused(
-        "-m", trained, files[0], "--n-best", "-", given=text
-    )
+    error = refused("-m", trained, files[0], "--n-best", "-", given=text)
+    assert error.startswith("fusetk: standard input, line ") and said in error
 
 
 def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
@@ -264,7 +263,7 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         assert after == before
     assert [json.loads(line)["translations"] for line in found][1] == []
     again = "".join(f"{line}\n" for line in found)
-    assert "there is a Rescore already" in refused(*ensemble, "--json-lines", "-", given=again)
+    assert "this line already has Rescore" in refused(*ensemble, "--json-lines", "-", given=again)
     for wrong in (
         "hund",
         "[]",
@@ -273,7 +272,7 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         '{"source_tokens": [], "translations": [{}]}',
     ):
         said = refused(*ensemble, "--json-lines", "-", given=wrong)
-        assert "standard input, line 1: this is not what `fusetk decode --json` prints" in said
+        assert "standard input, line 1: this is not a line of `fusetk decode --json`" in said
 
 
 def test_an_ensemble(trained, other, files):
@@ -318,7 +317,7 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         "-m", short, given="Hund\tHund\nHund\thund hund hund hund hund hund\nHund\tHund\n"
     )
     assert result.exit_code == 2 and result.stdout.count("\n") == 1
-    said = "standard input, line 2: a target sentence of 6 tokens is too long: with its mark the model has 6 positions"
+    said = "standard input, line 2: a target sentence of 6 tokens is too long: the model has 6 positions"
     assert said in result.stderr
     assert f"{files[0]} and {files[1]}, line 4: a source sentence of 9 tokens" in refused(
         "-m", short, *files
@@ -335,14 +334,14 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["a", "--json-lines", "c"], "the source tokens are in it"),
         (["--tsv", "a", "--json-lines", "c"], "--tsv and --json-lines are two inputs"),
         (["-", "-"], "standard input can be only one"),
-        (["-n", "a", "b"], "write -n 1 before a file, or -n behind the files"),
+        (["-n", "a", "b"], "write -n 1 before a file, or -n after the files"),
         (["a", "b", "-n", "nan"], "is not between 0 and 10"),
         (["a", "b", "--summary", "--no-end-mark"], "--no-end-mark does not change the summary"),
         (["a", "b", "--penalty", "gnmt"], "give -n, too"),
-        (["a", "b", "--feature", "New"], "--feature names what is added to a list"),
-        (["a", "--n-best", "c", "--feature", "a=b"], "is no name of a feature"),
-        (["a", "--n-best", "c", "--word-scores"], "go with pairs of lines"),
-        (["--json-lines", "c", "--json"], "go with pairs of lines"),
+        (["a", "b", "--feature", "New"], "--feature names an addition to a list"),
+        (["a", "--n-best", "c", "--feature", "a=b"], "cannot be the name of a feature"),
+        (["a", "--n-best", "c", "--word-scores"], "are for pairs of lines"),
+        (["--json-lines", "c", "--json"], "are for pairs of lines"),
         (["nowhere", "nobody"], "nowhere does not exist"),
     ],
 )
@@ -354,10 +353,10 @@ def test_lines_with_other_tabs_and_an_output_that_is_read(trained, tmp_path, fil
     result = call("-m", trained, given="a\tb\na b\n")
     assert (
         result.exit_code == 2
-        and "standard input, line 2: there are 0 tabs" in result.stderr
+        and "standard input, line 2: this line has 0 tabs" in result.stderr
         and result.stdout.count("\n") == 1
     )
-    assert "line 1: there are 2 tabs" in refused("-m", trained, given="a\tb\tc\n")
+    assert "line 1: this line has 2 tabs" in refused("-m", trained, given="a\tb\tc\n")
     before = files[0].read_bytes()
     assert (
         "is both read and written" in refused("-m", trained, *files, "-o", files[0])

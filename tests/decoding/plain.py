@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.beam import Hypothesis
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.token_mask import EncodedRequest
 
 Next = Callable[[tuple[int, ...]], list[float]]  # log-probabilities of all tokens after a prefix
 
@@ -41,16 +41,16 @@ class PlainSearch:
         limit: int,
         least: int,
         config: SearchConfig,
-        demand: Demand,
+        request: EncodedRequest,
         coverage: Callable[[Sequence[int]], float] = lambda ids: 0.0,
     ):
-        self.following, self.words, self.limit, self.least, self.config, self.demand = (
+        self.following, self.words, self.limit, self.least, self.config, self.request = (
             following,
             words,
             limit,
             least,
             config,
-            demand,
+            request,
         )
         self.coverage = coverage
         self.beam = config.beam // config.groups
@@ -59,11 +59,11 @@ class PlainSearch:
     def met(self, ids: Sequence[int]) -> int:
         """Tokens of the phrases that are met: phrase by phrase, each found as early as it can be."""
         ids, first, met = list(ids), 0, 0
-        for phrase in map(list, self.demand.constraints):
+        for phrase in map(list, self.request.constraints):
             starts = [
                 start
                 for start in range(first, len(ids))
-                if not start or ids[start - 1] not in self.demand.inside
+                if not start or ids[start - 1] not in self.request.inside
             ]
             whole = [start for start in starts if ids[start : start + len(phrase)] == phrase]
             if not whole:
@@ -81,7 +81,7 @@ class PlainSearch:
     def begun(self, ids: Sequence[int]) -> int:
         """As ``met``, without the phrase that is under way."""
         met, whole = self.met(ids), 0
-        for phrase in self.demand.constraints:
+        for phrase in self.request.constraints:
             if whole + len(phrase) > met:
                 break
             whole += len(phrase)
@@ -89,20 +89,20 @@ class PlainSearch:
 
     @property
     def total(self) -> int:
-        return sum(map(len, self.demand.constraints))
+        return sum(map(len, self.request.constraints))
 
     def asked(self, ids: Sequence[int]) -> int | None:
         """The next token of the phrase under way, if it may come."""
-        flat = [token for phrase in self.demand.constraints for token in phrase]
+        flat = [token for phrase in self.request.constraints for token in phrase]
         met = self.met(ids)
-        if met == self.total or (ids and ids[-1] in self.demand.inside and met == self.begun(ids)):
+        if met == self.total or (ids and ids[-1] in self.request.inside and met == self.begun(ids)):
             return None
         return flat[met]
 
     def allowed(self, ids: tuple[int, ...]) -> list[int]:
         length = len(ids) + 1
-        if length <= len(self.demand.prefix):
-            return [self.demand.prefix[length - 1]]
+        if length <= len(self.request.prefix):
+            return [self.request.prefix[length - 1]]
         if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 1:
             return [asked] if (asked := self.asked(ids)) is not None else []
         if length == self.limit:
@@ -115,7 +115,7 @@ class PlainSearch:
         if (
             self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2
         ):  # the word must end here
-            found = [token for token in found if token not in self.demand.inside]
+            found = [token for token in found if token not in self.request.inside]
         asked = self.asked(ids)
         found += [] if asked is None or asked in found else [asked]
         if len(ids) >= self.least and self.met(ids) == self.total:
@@ -130,7 +130,7 @@ class PlainSearch:
                 Live((*one.ids, t), one.score + scores[t], costs[t] * self.config.diversity)
                 for t in self.allowed(one.ids)
             ]
-            if self.demand.constraints:
+            if self.request.constraints:
                 new.sort(key=lambda c: -(c.score - c.cost))
                 new = new[: self.beam + 1] + [
                     c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(one.ids)

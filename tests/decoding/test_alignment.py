@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusetk.decoding.alignment import Which, attention, hard, parse, pharaoh, soft
+from fusetk.decoding.alignment import AttentionHeads, attention, hard, parse, pharaoh, soft
 from fusetk.errors import ConfigError
 
 WEIGHTS = np.array(
@@ -25,7 +25,7 @@ WEIGHTS = np.array(
     ],
 )
 def test_what_names_attention(text: str, wanted: tuple[int | None, int | None]) -> None:
-    assert parse(text) == Which(*wanted)
+    assert parse(text) == AttentionHeads(*wanted)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_what_names_attention(text: str, wanted: tuple[int | None, int | None]) 
 )
 def test_what_names_none(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"names no attention: give mean, a layer .* or a layer and a head"
+        ConfigError, match=r"is not a choice of attention: give mean, a layer .* or a layer and a head"
     ):
         parse(text)
 
@@ -52,14 +52,14 @@ FOUND = {
 @pytest.mark.parametrize(
     "which, layers, heads",
     [
-        (Which(), (1, 3), (0, 1, 2)),
-        (Which(3), (3,), (0, 1, 2)),
-        (Which(-1, 2), (3,), (1,)),
-        (Which(-2, -1), (1,), (2,)),
-        (Which(None, 3), (1, 3), (2,)),
+        (AttentionHeads(), (1, 3), (0, 1, 2)),
+        (AttentionHeads(3), (3,), (0, 1, 2)),
+        (AttentionHeads(-1, 2), (3,), (1,)),
+        (AttentionHeads(-2, -1), (1,), (2,)),
+        (AttentionHeads(None, 3), (1, 3), (2,)),
     ],
 )
-def test_layers_and_heads(which: Which, layers: tuple[int, ...], heads: tuple[int, ...]) -> None:
+def test_layers_and_heads(which: AttentionHeads, layers: tuple[int, ...], heads: tuple[int, ...]) -> None:
     chosen = torch.stack(
         [FOUND[f"decoder.layer{layer}.cross"][0][:, head] for layer in layers for head in heads]
     ).mean(0)
@@ -70,13 +70,13 @@ def test_layers_and_heads(which: Which, layers: tuple[int, ...], heads: tuple[in
 @pytest.mark.parametrize(
     "which, said",
     [
-        (Which(2), "no layer 2 of attention to the source; the model has 1, 3"),
-        (Which(-3), "no layer -3"),
-        (Which(1, 4), "no head 4 of attention to the source; the model has 1 to 3"),
-        (Which(None, -4), "no head -4"),
+        (AttentionHeads(2), "attention to the source has no layer 2; this model has layer 1, 3"),
+        (AttentionHeads(-3), "no layer -3"),
+        (AttentionHeads(1, 4), "attention to the source has no head 4; this model has head 1 to 3"),
+        (AttentionHeads(None, -4), "no head -4"),
     ],
 )
-def test_what_there_is_not(which: Which, said: str) -> None:
+def test_what_there_is_not(which: AttentionHeads, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         attention(FOUND, which, 4, 5)
 
@@ -85,14 +85,14 @@ def test_attention_to_both_languages_counts_by_what_goes_to_the_source() -> None
     heads = torch.tensor(
         [[0.01, 0.03, 0.96], [0.6, 0.2, 0.2]]
     )  # two source positions, then the target
-    found = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3)]}, Which(), 1, 2)
+    found = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3)]}, AttentionHeads(), 1, 2)
     torch.testing.assert_close(found, torch.tensor([[[0.61, 0.23]]]) / 0.84)
     found = attention(
-        {"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, Which(1, 1), 1, 2
+        {"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, AttentionHeads(1, 1), 1, 2
     )
     torch.testing.assert_close(found, torch.tensor([[[0.25, 0.75]]]), atol=5e-3, rtol=0)
     nothing = attention(
-        {"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]}, Which(), 1, 2
+        {"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]}, AttentionHeads(), 1, 2
     )
     assert nothing.tolist() == [[[0.0, 0.0]]]
 

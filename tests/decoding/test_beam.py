@@ -116,7 +116,7 @@ def test_stopping_early_loses_nothing(monkeypatch):
     monkeypatch.setattr(
         beam_module._Finished,
         "done",
-        lambda self, live, length: live.score[:, 0] == beam_module.DEAD,
+        lambda self, live, length: live.score[:, 0] == beam_module.NEG_INF,
     )
     model.rows.clear()
     assert search([model], *batch(SOURCES), settings) == found
@@ -172,7 +172,7 @@ def test_when_sentences_leave_the_batch_does_not_matter(leave, monkeypatch):
     model = Echo(vocabulary=40, seed=3, scale=4.0)
     settings = config(beam=3, n_best=2, max_length_factor=3.0)
     wanted = search([model], *batch(SOURCES), settings)
-    monkeypatch.setattr(beam_module, "LEAVE", leave)
+    monkeypatch.setattr(beam_module, "COMPACTION_THRESHOLD", leave)
     for found, others in zip(search([model], *batch(SOURCES), settings), wanted, strict=True):
         same(found, others)
 

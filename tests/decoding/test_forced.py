@@ -1,4 +1,4 @@
-"""Forced scoring: what comes out whatever the batches are, and what is refused."""
+"""TargetScores scoring: what comes out whatever the batches are, and what is refused."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,10 +9,10 @@ import torch
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment, target_scores
-from fusetk.decoding.alignment import Which
+from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.target_scores import batches, force
+from fusetk.decoding.target_scores import batches, score_targets
 from fusetk.errors import ConfigError, DataError, Diverged
 from tests.contracts.systems import build
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -30,13 +30,13 @@ def ids(most: int) -> list[int]:
 PAIRS = [([*ids(9), EOS], ids(7)) for _ in range(40)]
 
 
-def flat(found: list[target_scores.Forced]) -> list[float]:
+def flat(found: list[target_scores.TargetScores]) -> list[float]:
     return [score for one in found for score in one.scores]
 
 
 def test_scores_are_those_of_the_plain_softmax() -> None:
     model = Echo()
-    for (source, target), one in zip(PAIRS, force([model], PAIRS), strict=True):
+    for (source, target), one in zip(PAIRS, score_targets([model], PAIRS), strict=True):
         assert len(one.scores) == len(target) + 1 and one.attention is None
         assert sum(one.scores) == pytest.approx(
             float(log_probabilities(model, source, [target])), abs=1e-4
@@ -52,13 +52,13 @@ def test_scores_are_those_of_the_plain_softmax() -> None:
 
 def test_neither_batches_nor_pieces_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     models, rows = [Echo(), Echo(seed=1)], []
-    wanted = flat(force(models, PAIRS))
-    assert flat(force(models, PAIRS, batch_tokens=1)) == pytest.approx(wanted, abs=1e-5)
-    assert flat(force(models, PAIRS[::-1])[::-1]) == pytest.approx(wanted, abs=1e-5)
+    wanted = flat(score_targets(models, PAIRS))
+    assert flat(score_targets(models, PAIRS, batch_tokens=1)) == pytest.approx(wanted, abs=1e-5)
+    assert flat(score_targets(models, PAIRS[::-1])[::-1]) == pytest.approx(wanted, abs=1e-5)
     monkeypatch.setattr(target_scores, "PIECE", 5 * 6)
     for model in models:
         model.output.register_forward_hook(lambda module, read, made: rows.append(made.shape))
-    assert flat(force(models, PAIRS)) == pytest.approx(wanted, abs=1e-5)
+    assert flat(score_targets(models, PAIRS)) == pytest.approx(wanted, abs=1e-5)
     assert max(rows) == (5, 6) and sum(count for count, _ in rows) == 2 * len(
         wanted
     )  # of real positions alone
@@ -75,10 +75,10 @@ def test_an_ensemble_is_that_of_the_search(mean: str) -> None:
         (source, one.ids) for source, several in zip(sources, found, strict=True) for one in several
     ]
     scores = [one.score for several in found for one in several]
-    assert [sum(one.scores) for one in force(models, pairs, mean)] == pytest.approx(
+    assert [sum(one.scores) for one in score_targets(models, pairs, mean)] == pytest.approx(
         scores, abs=1e-4
     )
-    together, alone = force(models, pairs, mean), [force([model], pairs) for model in models]
+    together, alone = score_targets(models, pairs, mean), [score_targets([model], pairs) for model in models]
     each = np.array([flat(one) for one in alone])
     wanted = each.mean(0) if mean == "log" else np.log(np.exp(each).mean(0))
     assert flat(together) == pytest.approx(wanted.tolist(), abs=1e-4)
@@ -91,16 +91,16 @@ def test_probabilities_of_a_bf16_model_are_float32() -> None:
     logits = model.output(model(*batch([PAIRS[0][0]]), torch.tensor([[BOS, *target]])))[0]
     assert logits.dtype == torch.bfloat16
     wanted = logits.double().log_softmax(-1)[torch.arange(4), [*target, EOS]]
-    assert force([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(
+    assert score_targets([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(
         wanted.tolist(), abs=1e-6
     )
 
 
 def test_attention_is_the_mean_over_models_and_nobody_listens_afterwards() -> None:
     models = [build("transformer"), build("conv", decoder={"layers": 1, "widths": 8, "kernels": 2})]
-    which = Which(1, None)
-    each = [force([model], PAIRS, attention=which) for model in models]
-    for i, one in enumerate(force(models, PAIRS, attention=which, batch_tokens=70)):
+    which = AttentionHeads(1, None)
+    each = [score_targets([model], PAIRS, attention=which) for model in models]
+    for i, one in enumerate(score_targets(models, PAIRS, attention=which, batch_tokens=70)):
         source, target = PAIRS[i]
         assert one.attention is not None and one.attention.dtype == np.float32
         assert one.attention.shape == (len(target) + 1, len(source))
@@ -110,20 +110,20 @@ def test_attention_is_the_mean_over_models_and_nobody_listens_afterwards() -> No
         )
     assert not trace.wanted("decoder.layer1.cross")
     with pytest.raises(
-        ConfigError, match=r"no layer 2 of attention to the source; the model has 1$"
+        ConfigError, match=r"attention to the source has no layer 2; this model has layer 1$"
     ):
-        force(models, PAIRS, attention=Which(2, None))
+        score_targets(models, PAIRS, attention=AttentionHeads(2, None))
     with pytest.raises(ConfigError, match="no attention to the source"):
-        force([Echo()], PAIRS, attention=Which())
+        score_targets([Echo()], PAIRS, attention=AttentionHeads())
 
 
 def test_threads_do_not_see_each_other() -> None:
     model = build("transformer")
     orders = [PAIRS, PAIRS[::-1]] * 2
-    wanted = [force([model], order, attention=Which()) for order in orders]
+    wanted = [score_targets([model], order, attention=AttentionHeads()) for order in orders]
     with ThreadPoolExecutor(4) as pool:
         for mine, theirs in zip(
-            pool.map(lambda order: force([model], order, attention=Which()), orders),
+            pool.map(lambda order: score_targets([model], order, attention=AttentionHeads()), orders),
             wanted,
             strict=True,
         ):
@@ -134,20 +134,20 @@ def test_threads_do_not_see_each_other() -> None:
 
 
 def test_nothing_and_what_cannot_be_scored() -> None:
-    assert force([Echo()], []) == []
+    assert score_targets([Echo()], []) == []
     short, long = build("transformer", positions="learned", max_positions=4), Echo()
-    assert len(force([short], [([4, 5, 6, EOS], [4, 5, 6])])[0].scores) == 4
+    assert len(score_targets([short], [([4, 5, 6, EOS], [4, 5, 6])])[0].scores) == 4
     with pytest.raises(
         DataError,
-        match="a source sentence of 4 tokens is too long: with its mark the model has 4 positions",
+        match="a source sentence of 4 tokens is too long: the model has 4 positions, one of them",
     ):
-        force([long, short], [([4, EOS], []), ([4, 5, 6, 7, EOS], [])])
+        score_targets([long, short], [([4, EOS], []), ([4, 5, 6, 7, EOS], [])])
     with pytest.raises(DataError, match="a target sentence of 5 tokens is too long"):
-        force([short], [([4, EOS], [4] * 5)])
+        score_targets([short], [([4, EOS], [4] * 5)])
     with torch.no_grad():
         long.recurrent[0, 0] = torch.nan
     with pytest.raises(Diverged, match="NaN"):
-        force([long], [([4, EOS], [4, 5])])
+        score_targets([long], [([4, EOS], [4, 5])])
 
 
 @pytest.mark.parametrize("most", [1, 60, 10_000])

@@ -9,7 +9,7 @@ import torch
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.sample import sample
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError, Diverged
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -98,12 +98,12 @@ def test_scores_are_those_of_the_model_and_the_likeliest_stands_first():
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if "-" not in name][:4])
 def test_neither_order_nor_company_matter_but_seed_and_line_do(system):
     model = SYSTEMS[system]()
-    demands = [Demand(line=line) for line in (7, 8, 9)]
+    requests = [EncodedRequest(line=line) for line in (7, 8, 9)]
     settings = config(n_best=3, max_length_extra=9)
 
-    def ids(order, settings=settings, demands=demands):
+    def ids(order, settings=settings, requests=requests):
         found = sample(
-            [model], *batch([SOURCES[i] for i in order]), settings, [demands[i] for i in order]
+            [model], *batch([SOURCES[i] for i in order]), settings, [requests[i] for i in order]
         )
         return [[one.ids for one in several] for several in found]
 
@@ -111,7 +111,7 @@ def test_neither_order_nor_company_matter_but_seed_and_line_do(system):
     assert ids([2, 1, 0]) == together[::-1]
     assert [ids([i])[0] for i in range(3)] == together
     assert ids([0, 1, 2], settings.model_copy(update={"seed": 2})) != together
-    assert ids([0, 1, 2], demands=[Demand(line=line) for line in (8, 9, 10)]) != together
+    assert ids([0, 1, 2], requests=[EncodedRequest(line=line) for line in (8, 9, 10)]) != together
     more = ids([0, 1, 2], settings.model_copy(update={"n_best": 5}))
     assert all(
         one in several for mine, several in zip(together, more, strict=True) for one in mine
@@ -129,9 +129,9 @@ def test_what_is_not_allowed_never_comes():
         forbid_unknown=True,
         no_repeat_ngram=2,
     )
-    demands = [Demand(prefix=[5, 6]), Demand(), Demand(prefix=[7])]
-    for source, demand, found in zip(
-        SOURCES, demands, sample([model], *batch(SOURCES), settings, demands), strict=True
+    requests = [EncodedRequest(prefix=[5, 6]), EncodedRequest(), EncodedRequest(prefix=[7])]
+    for source, request, found in zip(
+        SOURCES, requests, sample([model], *batch(SOURCES), settings, requests), strict=True
     ):
         for one in found:
             assert 3 <= len(one.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2) and not {
@@ -140,7 +140,7 @@ def test_what_is_not_allowed_never_comes():
                 BOS,
                 EOS,
             } & set(one.ids)
-            assert one.ids[: len(demand.prefix)] == list(demand.prefix)
+            assert one.ids[: len(request.prefix)] == list(request.prefix)
             runs = list(zip(one.ids, one.ids[1:], strict=False))
             assert len(set(runs)) == len(runs)
 
@@ -167,8 +167,8 @@ def test_an_ensemble_is_sampled():
 
 def test_bad_input():
     model = Echo()
-    with pytest.raises(ConfigError, match="not sampled"):
-        sample([model], *batch(SOURCES), config(), [Demand(constraints=[[4]])] * 3)
+    with pytest.raises(ConfigError, match="sampling cannot enforce phrases"):
+        sample([model], *batch(SOURCES), config(), [EncodedRequest(constraints=[[4]])] * 3)
     model.output.bias.data.fill_(math.nan)
     for models in ([model], [Echo(), model]):
         with pytest.raises(Diverged):

@@ -10,7 +10,7 @@ from fusetk.decoding import alignment
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES, bound, value
-from fusetk.decoding.token_mask import Demand, length_limits
+from fusetk.decoding.token_mask import EncodedRequest, length_limits
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 from tests.decoding.plain import PlainSearch, covered
@@ -18,21 +18,21 @@ from tests.decoding.plain import PlainSearch, covered
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
 MODELS = [Echo(vocabulary=9, seed=seed, scale=3.0) for seed in range(3)]
 WORDS = [UNK, 4, 5, 6, 7, 8]
-FREE = [Demand()] * len(SOURCES)
+FREE = [EncodedRequest()] * len(SOURCES)
 MIXED = [  # with repeated beginnings, nested ones, two phrases, none
-    Demand(constraints=[[4, 5, 4, 6]]),
-    Demand(constraints=[[7], [8, 8]]),
-    Demand(),
-    Demand(prefix=[5, 5], constraints=[[5, 4]]),
-    Demand(prefix=[8, 4, 7]),
+    EncodedRequest(constraints=[[4, 5, 4, 6]]),
+    EncodedRequest(constraints=[[7], [8, 8]]),
+    EncodedRequest(),
+    EncodedRequest(prefix=[5, 5], constraints=[[5, 4]]),
+    EncodedRequest(prefix=[8, 4, 7]),
 ]
 INSIDE = frozenset({6, 8})
 WORDS_GO_ON = [  # behind 6 and 8
-    Demand(constraints=[[4, 5], [6, 7]], inside=INSIDE),
-    Demand(constraints=[[8, 6, 8, 5]], inside=INSIDE),
-    Demand(constraints=[[5], [5]], inside=INSIDE),
-    Demand(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
-    Demand(inside=INSIDE),
+    EncodedRequest(constraints=[[4, 5], [6, 7]], inside=INSIDE),
+    EncodedRequest(constraints=[[8, 6, 8, 5]], inside=INSIDE),
+    EncodedRequest(constraints=[[5], [5]], inside=INSIDE),
+    EncodedRequest(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
+    EncodedRequest(inside=INSIDE),
 ]
 
 
@@ -60,11 +60,11 @@ FOLLOWING = {
 }
 
 
-def plain(model, i, settings, demand=FREE[0]):
+def plain(model, i, settings, request=FREE[0]):
     mask = torch.ones(1, len(SOURCES[i]), dtype=torch.bool)
-    [limit] = length_limits([model], mask, settings, [demand])
+    [limit] = length_limits([model], mask, settings, [request])
     least = max(settings.min_length, int(settings.min_length_factor * (len(SOURCES[i]) - 1)))
-    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, demand).search()
+    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, request).search()
 
 
 def same(found, wanted):
@@ -75,11 +75,11 @@ def same(found, wanted):
         )
 
 
-def check(settings, demands=FREE):
+def check(settings, requests=FREE):
     for model in MODELS:
-        found = search([model], *batch(SOURCES), settings, demands)
+        found = search([model], *batch(SOURCES), settings, requests)
         for i, hypotheses in enumerate(found):
-            same(hypotheses, plain(model, i, settings, demands[i]))
+            same(hypotheses, plain(model, i, settings, requests[i]))
             for one in hypotheses:
                 assert one.score == pytest.approx(
                     log_probabilities(model, SOURCES[i], [one.ids]).item(), abs=1e-4
@@ -101,18 +101,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("demands", [FREE, MIXED, WORDS_GO_ON], ids=["free", "asked", "words"])
+@pytest.mark.parametrize("requests", [FREE, MIXED, WORDS_GO_ON], ids=["free", "asked", "words"])
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_definition(options, stop, demands):
+def test_the_definition(options, stop, requests):
     for n_best in (1, 3):
-        check(config(stop=stop, n_best=n_best, **options), demands)
+        check(config(stop=stop, n_best=n_best, **options), requests)
 
 
-@pytest.mark.parametrize("demands", [FREE, MIXED], ids=["free", "asked"])
-def test_greedy(demands):
-    check(config(beam=1), demands)
-    check(config(beam=3, groups=3), demands)
+@pytest.mark.parametrize("requests", [FREE, MIXED], ids=["free", "asked"])
+def test_greedy(requests):
+    check(config(beam=1), requests)
+    check(config(beam=3, groups=3), requests)
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.6), ("power", 0.0)])
@@ -146,7 +146,7 @@ def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_w
     """Beams so wide that each bank holds all that there is."""
     settings = config(beam=2000, n_best=4, max_length_extra=4, stop="exact")
     for model in MODELS:
-        [found] = search([model], *batch(SOURCES[:1]), settings, [Demand(constraints=phrases)])
+        [found] = search([model], *batch(SOURCES[:1]), settings, [EncodedRequest(constraints=phrases)])
 
         def holds(ids):
             for phrase in phrases:
@@ -174,7 +174,7 @@ def test_phrases_are_met_whatever_the_beam(beam):
         [model],
         *batch(SOURCES),
         config(beam=beam, max_length_extra=0),
-        [Demand(constraints=phrases)] * len(SOURCES),
+        [EncodedRequest(constraints=phrases)] * len(SOURCES),
     )
     for [best] in found:
         assert [
@@ -190,9 +190,9 @@ def test_phrases_are_whole_words_whatever_the_beam(beam):
     for seed in range(5):
         model = Echo(vocabulary=30, seed=seed, scale=3.0)
         model.output.bias.data[list(inside)] = 4.0
-        demands = [Demand(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
+        requests = [EncodedRequest(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
         for [best] in search(
-            [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), demands
+            [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), requests
         ):
             words, last = [], []
             for token in best.ids:
@@ -233,7 +233,7 @@ def test_no_run_stands_twice_and_forced_tokens_may():
         for one in found:
             runs = list(zip(one.ids, one.ids[1:], strict=False))
             assert len(one.ids) >= 8 and len(set(runs)) == len(runs)
-    forced = search([model], *batch(SOURCES), settings, [Demand(prefix=[4, 4, 4, 4])] * 5)
+    forced = search([model], *batch(SOURCES), settings, [EncodedRequest(prefix=[4, 4, 4, 4])] * 5)
     assert all(one.ids[:4] == [4, 4, 4, 4] for found in forced for one in found)
 
 
@@ -249,11 +249,11 @@ def test_coverage(system):
         *batch(sources),
         settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}),
     )
-    from fusetk.decoding.target_scores import force
+    from fusetk.decoding.target_scores import score_targets
 
     for source, several, every in zip(sources, found, free, strict=True):
         for one in several:
-            [read] = force([model], [(source, one.ids)], attention=alignment.Which())
+            [read] = score_targets([model], [(source, one.ids)], attention=alignment.AttentionHeads())
             least = one.score / (len(one.ids) + 1) + covered(read.attention[:, :-1].tolist(), 0.8)
             assert one.normalized == pytest.approx(least, abs=1e-3)
         assert {tuple(one.ids) for one in several} <= {tuple(one.ids) for one in every}
@@ -281,8 +281,8 @@ def test_neither_order_nor_company_matter(options):
     model = Echo(vocabulary=40, seed=2, scale=3.0)
     settings = config(n_best=3, max_length_factor=2.0, **options)
     together = search([model], *batch(SOURCES), settings, MIXED)
-    for source, found, demand in zip(SOURCES, together, MIXED, strict=True):
-        same(search([model], *batch([source]), settings, [demand])[0], found)
+    for source, found, request in zip(SOURCES, together, MIXED, strict=True):
+        same(search([model], *batch([source]), settings, [request])[0], found)
     for found, wanted in zip(
         search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True
     ):
@@ -291,14 +291,14 @@ def test_neither_order_nor_company_matter(options):
 
 def test_settings_that_do_not_fit_are_refused():
     for options, reason in [
-        ({"groups": 3}, "beam 4 cannot be parted into 3 groups"),
-        ({"top_k": 3}, "top_k is of samples"),
-        ({"temperature": 0.5}, "temperature is of samples"),
+        ({"groups": 3}, "beam 4 cannot be divided into 3 equal groups"),
+        ({"top_k": 3}, "top_k has an effect on samples only"),
+        ({"temperature": 0.5}, "temperature has an effect on samples only"),
         ({"n_best": 5}, "n_best 5 is more than beam 4"),
-        ({"seed": 5}, "seed is of samples"),
-        ({"diversity": 1.0}, "diversity is of groups"),
+        ({"seed": 5}, "seed has an effect on samples only"),
+        ({"diversity": 1.0}, "diversity has an effect on groups only"),
         ({"normalize": 400}, "less than or equal to 10"),
-        ({"sample": True, "groups": 2}, "groups is of the search"),
+        ({"sample": True, "groups": 2}, "groups has no effect on samples"),
         ({"sample": True, "seed": 1 << 64}, "less than"),
     ]:
         with pytest.raises(ValueError, match=reason):
@@ -307,7 +307,7 @@ def test_settings_that_do_not_fit_are_refused():
 
 
 def test_the_cost_of_a_wide_beam():
-    assert config(beam=100).slow(9) is None
-    assert "sorts 90,300 candidates" in config(beam=300, stop="beam").slow(30_000)
-    assert "--stop" not in config(beam=300, stop="beam").slow(30_000)
-    assert "sorts 4,500 candidates" in config(beam=300, groups=20).slow(15), "groups of 15"
+    assert config(beam=100).wide_beam_warning(9) is None
+    assert "sorts 90,300 candidates" in config(beam=300, stop="beam").wide_beam_warning(30_000)
+    assert "--stop" not in config(beam=300, stop="beam").wide_beam_warning(30_000)
+    assert "sorts 4,500 candidates" in config(beam=300, groups=20).wide_beam_warning(15), "groups of 15"

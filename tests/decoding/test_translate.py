@@ -13,7 +13,7 @@ from fusetk.data.pipeline import Pipeline, Text
 from fusetk.data.text import decode_lines
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.stream import Arrivals, chunks
+from fusetk.decoding.stream import LineReader, chunks
 from fusetk.decoding.translate import Translator, batches
 from fusetk.errors import DataError
 from tests.decoding.fakes import Echo
@@ -116,15 +116,15 @@ def test_batches_hold_each_sentence_once_and_keep_the_budget():
 def test_arrivals_are_the_lines_of_the_file():
     data = b"\xef\xbb\xbfa\r\nb\n\n" + b"x" * 3_000_000 + b"\n\xe2\x80\xa8\nlast"
     raw = io.BufferedReader(io.BytesIO(data), 10)
-    assert list(Arrivals(raw)) == [line + b"\n" for line in data.split(b"\n")[:-1]] + [b"last"]
-    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"")))) == []
-    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"\n\n")))) == [b"\n", b"\n"]
+    assert list(LineReader(raw)) == [line + b"\n" for line in data.split(b"\n")[:-1]] + [b"last"]
+    assert list(LineReader(io.BufferedReader(io.BytesIO(b"")))) == []
+    assert list(LineReader(io.BufferedReader(io.BytesIO(b"\n\n")))) == [b"\n", b"\n"]
 
 
 def test_a_line_that_was_typed_is_answered_at_once_and_a_flood_comes_in_chunks():
     reader, writer = os.pipe()
     with open(reader, "rb") as file:
-        arrivals = Arrivals(file)
+        arrivals = LineReader(file)
         stream = chunks(decode_lines(arrivals, "it"), 1000, arrivals.ready)
         os.write(writer, b"one\nhalf")
         assert next(stream) == ["one"]
