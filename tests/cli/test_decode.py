@@ -146,6 +146,10 @@ def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
     assert result.exit_code == 2 and "n_best 2 is more than beam 1" in result.stderr
     result = decode("-m", greedy, "-b", 0)
     assert result.exit_code == 2 and "--beam" in result.stderr
+    scores = [
+        output("-m", trained, "--json", *options) for options in (["-n", 2], ["--length-penalty", 2])
+    ]
+    assert scores[0] == scores[1] != output("-m", trained, "--json")
 
 
 def test_an_ensemble(tmp_path, trained):

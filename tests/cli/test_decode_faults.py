@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusetk.data.bpe import BPE
 from fusetk.data.pipeline import Pipeline
+from fusetk.decoding import translate
 from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 
@@ -139,3 +141,31 @@ def test_files_that_are_read_are_not_written(trained, tmp_path):
             "-m", trained, option, tmp_path / "a", "-o", tmp_path / "a"
         )
     assert (tmp_path / "a").read_text() == "hund\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+    ids=["host", "GPU", "CPU"],
+)
+def test_exhausted_memory_is_one_sentence(trained, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(translate, "search", fail)
+    message = said("-m", trained, "-b", 50, lines=["hund"])
+    assert message.count("\n") == 1 and "there is not enough memory" in message
+    assert "lower --batch-tokens or the beam (-b)" in message
+
+
+def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("sizes differ")
+
+    monkeypatch.setattr(translate, "search", fail)
+    result = decode("-m", trained, lines=["hund"])
+    assert isinstance(result.exception, RuntimeError) and str(result.exception) == "sizes differ"

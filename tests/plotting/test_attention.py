@@ -16,6 +16,8 @@ WORDS = Words(["ein", "Hund", "schläft"], ["a", "dog"])
 class Fake(nn.Module):
     """Records the weights that a Transformer would: each head of each layer looks at one place, and says what it was fed."""
 
+    max_positions = None
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
