@@ -1,4 +1,4 @@
-"""``fusetk decode`` and what is broken: one sentence, exit code 2, and what was translated stays."""
+"""Faults of ``fusetk decode``: an error is one sentence with exit code 2, and output is kept."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from fusetk.decoding import translate
 from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 
-# Each is one line: nothing but a line feed ends one.
+# Each is one line: only a line feed ends a line.
 ODD = [
     "ein\0hund",
     "\x1b[31mein\x1b[0m",
@@ -40,15 +40,15 @@ def trained(tmp_path_factory) -> Path:
 
 
 def said(*arguments: object, lines: list[str] | None = None) -> str:
-    """What is said of something that cannot be done."""
+    """Return the error message of a call that must fail."""
     result = decode(*arguments, **({} if lines is None else {"lines": lines}))
     assert result.exit_code == 2, (arguments, result.output, result.exception)
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
     return result.stderr
 
 
-def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
-    """Each file in turn is missing, empty, or ends early: it is named."""
+def test_an_incomplete_run_folder(trained, tmp_path):
+    """Each file in turn is missing, empty or truncated; the error names it."""
     needed = sorted(
         path.relative_to(trained)
         for path in trained.rglob("*")
@@ -64,23 +64,25 @@ def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
                 (run / path).unlink()
             else:
                 os.truncate(run / path, 0 if kind == "empty" else (run / path).stat().st_size // 2)
-            found = said("-m", run)
-            assert path.name in found, (path, kind, found)
-            assert found.startswith("fusetk: ")
+            message = said("-m", run)
+            assert path.name in message, (path, kind, message)
+            assert message.startswith("fusetk: ")
             shutil.rmtree(run)
 
 
-def test_a_line_for_each_line_whatever_is_in_it(trained):
+def test_each_input_line_gives_one_output_line(trained):
     lines = [*ODD, "xyz xyz", "", "\u00a0", "Hund"]
-    found = output("-m", trained, lines=lines)
-    assert len(found) == len(lines)
-    assert found[-1] == output("-m", trained, lines=["Hund"])[0]
-    assert found[-4] and not found[-3] and not found[-2]  # only unknown words; blank; blank
+    translations = output("-m", trained, lines=lines)
+    assert len(translations) == len(lines)
+    assert translations[-1] == output("-m", trained, lines=["Hund"])[0]
+    assert (
+        translations[-4] and not translations[-3] and not translations[-2]
+    )  # only unknown words; blank; blank
 
 
-def test_a_mark_at_the_start_and_windows_line_ends(trained):
-    found = output("-m", trained, lines=["\ufeffhund\r", "ein hund\r"])
-    assert found == output("-m", trained, lines=["hund", "ein hund"])
+def test_a_byte_order_mark_and_windows_line_ends(trained):
+    translations = output("-m", trained, lines=["\ufeffhund\r", "ein hund\r"])
+    assert translations == output("-m", trained, lines=["hund", "ein hund"])
 
 
 def test_a_source_that_is_too_long(trained, caplog):
@@ -92,11 +94,12 @@ def test_a_source_that_is_too_long(trained, caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("options", "reason"),
     [
         (
             ["-n", "text.de"],
-            "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the text",
+            "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the "
+            "text",
         ),
         (["-n", "-1"], "normalize"),
         (["--n-best", "0"], "--n-best"),
@@ -116,8 +119,8 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["--chunk", "0"], "--chunk"),
     ],
 )
-def test_options_that_make_no_sense(trained, options, found):
-    assert found in said("-m", trained, *options)
+def test_invalid_options(trained, options, reason):
+    assert reason in said("-m", trained, *options)
 
 
 def test_a_full_disk(trained, tmp_path):
@@ -129,12 +132,12 @@ def test_a_full_disk(trained, tmp_path):
     for name in ("full", "full.gz"):
         (tmp_path / name).symlink_to("/dev/full")
         assert (
-            "No space left" in (found := said("-m", trained, "-o", tmp_path / name))
-            and found.count("\n") == 1
+            "No space left" in (message := said("-m", trained, "-o", tmp_path / name))
+            and message.count("\n") == 1
         )
 
 
-def test_files_that_are_read_are_not_written(trained, tmp_path):
+def test_an_input_file_is_not_overwritten(trained, tmp_path):
     (tmp_path / "a").write_text("hund\n")
     for option in ("--input", "--prefix", "--constraints", "--replace-unknown"):
         assert "is both read and written" in said(
