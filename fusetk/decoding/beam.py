@@ -1,9 +1,10 @@
 """Beam search, written once for every model.
 
 Definition
----------- Each sentence has at most K live hypotheses (K is the beam size). At first this is the
-empty hypothesis. At step t = 1, 2, ... every live hypothesis is extended by every allowed token.
-The score of the resulting candidate is its natural-log probability. The candidates are sorted: by
+----------
+Each sentence has at most K live hypotheses (K is the beam size). At first this is the empty
+hypothesis. At step t = 1, 2, ... every live hypothesis is extended by every allowed token. The
+score of the resulting candidate is its natural-log probability. The candidates are sorted: by
 falling score; at equal scores, in the order of the hypotheses that they extend; then by the token
 id, the lower id first. Then
 

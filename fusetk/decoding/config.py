@@ -102,12 +102,11 @@ class SearchConfig(Config):
 
     A longer source is truncated, with a warning."""
     no_repeat_ngram: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(0, ge=0)
-    """Forbid to repeat a sequence of N tokens within a translation; 0 allows all."""
+    """Length of token sequences that must not occur twice in a translation; 0 allows all."""
     forbid_unknown: Annotated[bool, SearchOption(SEARCH)] = False
     """Never produce the unknown word."""
     groups: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=1)
-    """Number of equal groups that diverse beam search divides the beam into; 1 is plain beam
-    search.
+    """Number of groups of diverse beam search, all of equal size; 1 is plain beam search.
 
     A token costs a group `diversity` for each time that an earlier group chose it at the same step
     (Vijayakumar et al. 2018). At most `n_best` translations of all groups are returned, without

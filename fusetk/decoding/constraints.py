@@ -37,8 +37,12 @@ class Constraints:
 
         The token after a token in ``inside`` continues a word.
         """
-        max_tokens = max((sum(map(len, listed)) for listed in phrases), default=0)
-        max_distinct = max((len(_distinct_tokens(listed)) for listed in phrases), default=0)
+        max_tokens = max(
+            (sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0
+        )
+        max_distinct = max(
+            (len(_distinct_tokens(sentence_phrases)) for sentence_phrases in phrases), default=0
+        )
         sentences = len(phrases)
         # For each sentence and each number of met tokens: the next token, the number of met tokens
         # at the start of its phrase, and the number after each distinct token or (last column) any
@@ -48,11 +52,11 @@ class Constraints:
         phrase_start = torch.zeros_like(next_token)
         distinct = torch.full((sentences, max_distinct), -1)
         num_met_after = torch.zeros(sentences, max_tokens + 1, max_distinct + 1, dtype=torch.long)
-        for sentence, listed in enumerate(phrases):
-            tokens = _distinct_tokens(listed)
+        for sentence, sentence_phrases in enumerate(phrases):
+            tokens = _distinct_tokens(sentence_phrases)
             distinct[sentence, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             start = 0
-            for phrase in listed:
+            for phrase in sentence_phrases:
                 for met, token in enumerate(phrase):
                     state = (sentence, start + met)
                     next_token[state] = token

@@ -1,10 +1,11 @@
 """Sampling: draw translations from the model's distribution instead of searching for the best.
 
 Definition
----------- N times for each sentence: at each step, one token is drawn from the models' distribution
-over the allowed tokens (``fusetk.decoding.token_mask``), until EOS is drawn. Each probability p is
-changed to p^(1 / temperature). Only the ``top_k`` most probable tokens can be drawn, and of these
-only the most probable ones that together first reach ``top_p``. Scores are the models' own
+----------
+N times for each sentence: at each step, one token is drawn from the models' distribution over the
+allowed tokens (``fusetk.decoding.token_mask``), until EOS is drawn. Each probability p is changed
+to p^(1 / temperature). Only the ``top_k`` most probable tokens can be drawn, and of these only the
+most probable ones that together first reach ``top_p``. Scores are the models' own
 log-probabilities; forbidden tokens keep their share of the probability, as in the search.
 
 The drawn token is the one with the largest log p / temperature - log(-log u), with a number u in

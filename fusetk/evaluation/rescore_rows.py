@@ -54,10 +54,8 @@ def read_rows(
     """
     opened = [open_lines(name) for name in inputs.names]
     texts = [lines for lines, _ in opened]
-    ready: Ready = lambda: True  # noqa: E731
-    for name, (_, ready_of_file) in zip(inputs.names, opened, strict=True):
-        if name == "-":
-            ready = ready_of_file
+    ready_of_file = {name: ready for name, (_, ready) in zip(inputs.names, opened, strict=True)}
+    ready = ready_of_file.get("-", lambda: True)
     names = [display_name(name) for name in inputs.names]
     encode = partial(rescorer.translator.encode, tokenized=tokenized)
     if inputs.json_lines is not None:

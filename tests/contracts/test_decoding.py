@@ -185,7 +185,9 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
     for token in tokens.split(1, dim=1):
         with trace.listen(alignment.PATTERN) as found:
             _, state = model.decode(token, state)
-        steps.append(alignment.attention(found, AttentionHeads(), len(tokens), max(map(len, SOURCES))))
+        steps.append(
+            alignment.attention(found, AttentionHeads(), len(tokens), max(map(len, SOURCES)))
+        )
     pairs = [
         (source, row[1:])
         for source, row in zip(
@@ -193,7 +195,10 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
         )
     ]
     for row, (source, _), one in zip(
-        torch.cat(steps, 1), pairs, score_targets([model], pairs, attention=AttentionHeads()), strict=True
+        torch.cat(steps, 1),
+        pairs,
+        score_targets([model], pairs, attention=AttentionHeads()),
+        strict=True,
     ):
         assert one.attention.shape == (LENGTH, len(source))
         close(row[:, : len(source)], torch.from_numpy(one.attention))
@@ -269,7 +274,9 @@ def test_all_that_may_be_asked_of_an_ensemble(model, options):
         [model, SYSTEMS["transformer"]()],
         SearchConfig(max_length_factor=0.5, max_length_extra=2, **options),
     )
-    requests = [request._replace(constraints=()) for request in REQUESTS] if config.sample else REQUESTS
+    requests = (
+        [request._replace(constraints=()) for request in REQUESTS] if config.sample else REQUESTS
+    )
     find = sample if config.sample else search
     together = find(models, *batch(SOURCES), config, requests)
     same(find(models, *batch(SOURCES[:1]), config, requests[:1])[0], together[0])
