@@ -1,16 +1,16 @@
-"""fusetk: layer fusion for encoder-decoder translation models, from raw text to scored translation."""
+"""Layer fusion for encoder-decoder translation models, from raw text to scored translation."""
 
-TYPE_CHECKING = False  # as typing has it, which takes longer to import than all of this
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING; importing typing would take too long
 if TYPE_CHECKING:
     from fusetk.system import System as System
     from fusetk.system import load as load
 
 __version__ = "0.1.0"
-DEVICE = "auto"  # what `fusetk.load` and the commands compute on by default
+DEVICE = "auto"  # the default device of `fusetk.load` and the commands
 
 
 def __getattr__(name: str) -> object:
-    """Import the Python interface, and torch with it, when it is first used."""
+    """Import the Python interface, and with it torch, at the first use."""
     if name in ("load", "System"):
         from fusetk import system
 

@@ -1,4 +1,7 @@
-"""Trained models for inference: ``fusetk.load`` and the ``System`` that it returns. Imports no training loop."""
+"""Trained models for inference: ``fusetk.load`` and the ``System`` that it returns.
+
+This module does not import the training loop.
+"""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +15,8 @@ from fusetk import recipe as recipes
 from fusetk.config import Document, Origin, Place, parse
 from fusetk.data.pipeline import SIDES, Pipeline
 from fusetk.data.vocab import EOS
-from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.target_scores import force
+from fusetk.decoding.config import SearchConfig, canonical
+from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
@@ -26,9 +29,10 @@ PRECISIONS = ("fp32", "bf16")
 
 
 class System:
-    """A trained model, or an ensemble, that translates and scores raw text. Several threads may use it at once.
+    """A trained model, or an ensemble, that translates and scores raw text.
 
-    Settings are those of a config's section ``decoding``, such as ``beam=4``; what is given in a call holds for that call alone.
+    Several threads may use it at once. The settings are the keys of a config's section
+    ``decoding``, such as ``beam=4``. The settings of a call apply to that call only.
     """
 
     def __init__(self, models: Sequence[Seq2Seq], pipeline: Pipeline, config: SearchConfig):
@@ -37,35 +41,41 @@ class System:
         self.config = config
 
     def translate(self, lines: Sequence[str | Request], **settings: Any) -> list[str]:
-        """The best translation of each line, in order; blank for a blank line.
+        """Return the best translation of each line, in order; blank for a blank line.
 
-        Raises ConfigError for settings that there are not, DataError unless ``lines`` are several lines of text.
+        Raises ConfigError for unknown or invalid settings, and DataError if ``lines`` is not a list
+        of strings or requests.
         """
         return self._translator(settings).translate(_requests(lines))
 
     def n_best(self, lines: Sequence[str | Request], **settings: Any) -> list[list[Translation]]:
-        """The ``n_best`` best translations of each line with their tokens and scores, best first; none for a blank line.
+        """Return the ``n_best`` best translations of each line with their tokens and scores, best
+        first.
 
-        Raises what ``translate`` raises.
+        A blank line has none. Raises what ``translate`` raises.
         """
         return self._translator(settings).n_best(_requests(lines))
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        """The natural-log probability of each target line given its source line, of its end mark too.
+        """Return the natural-log probability of each target line, with EOS, given its source line.
 
-        Raises DataError unless both are lists of text with the same length, and where a line is too long for the model.
+        Raises DataError if the arguments are not lists of strings of the same length, and if a line
+        is too long for the model.
         """
-        sources, targets = _texts(sources, "sources"), _texts(targets, "targets")
+        sources = _texts(sources, "sources")
+        targets = _texts(targets, "targets")
         if len(sources) != len(targets):
             raise DataError(
-                f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: give a target for each source"
+                f"{len(sources)} source lines and {len(targets)} target lines cannot be scored: "
+                "give a target for each source"
             )
         encode = self._translator({}).encode
         pairs = [
-            ([*encode("source", one), EOS], encode("target", other))
-            for one, other in zip(sources, targets, strict=True)
+            ([*encode("source", source), EOS], encode("target", target))
+            for source, target in zip(sources, targets, strict=True)
         ]
-        return [sum(found.scores) for found in force(self.models, pairs, self.config.ensemble)]
+        results = score_targets(self.models, pairs, self.config.ensemble)
+        return [sum(result.scores) for result in results]
 
     def _translator(self, settings: Mapping[str, Any]) -> Translator:
         return Translator(self.models, self.pipeline, changed(self.config, settings))
@@ -80,18 +90,19 @@ def load(
 ) -> System:
     """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
 
-    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use. ``precision`` is fp32 or bf16. ``raw``
-    takes the raw weights where training kept their moving average (EMA). Raises FusetkError for what cannot be loaded.
+    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use. ``precision``
+    is fp32 or bf16. With ``raw`` the raw weights are loaded instead of their moving average (EMA).
+    ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model cannot be
+    loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
-    with (
-        torch.random.fork_rng()
-    ):  # the initial weights are drawn before those of the checkpoint are read
+    # Building a model draws initial weights, which must not change the caller's random numbers.
+    with torch.random.fork_rng():
         ensemble = load_ensemble(paths, device, precision, raw)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
 
 
-# Models --------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 class Loaded(NamedTuple):
@@ -112,16 +123,19 @@ class Ensemble(NamedTuple):
 
 
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
-    """Build the model of a recipe with initial weights from its seed. Vocabulary sizes include the special tokens."""
+    """Build the model of a recipe with initial weights from its seed.
+
+    Vocabulary sizes include the special tokens.
+    """
     torch.manual_seed(recipe.training.seed)
     return build_model(recipe.model, source_size, target_size)
 
 
 def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:
-    """Load a checkpoint folder, or the best checkpoint of a run folder (the last one if there is no best).
+    """Load a checkpoint folder, or the best checkpoint of a run folder (else the last checkpoint).
 
-    The moving average of the weights (EMA) is loaded where training kept one, unless ``raw`` is set. Raises CheckpointError if
-    the path is neither, or if a file is missing or damaged.
+    If training kept a moving average of the weights (EMA), it is loaded unless ``raw`` is set.
+    Raises CheckpointError if the path is neither, or if a file is missing or damaged.
     """
     run, folder = find_checkpoint(Path(path))
     try:
@@ -146,31 +160,37 @@ def load_ensemble(
     precision: str = "fp32",
     raw: bool = False,
 ) -> Ensemble:
-    """Load models with weights of ``precision``, fp32 or bf16. Raises ConfigError if their vocabularies differ."""
+    """Load models with weights of ``precision``, fp32 or bf16.
+
+    Raises ConfigError if the vocabularies of the models differ.
+    """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {' or '.join(PRECISIONS)}")
     loaded = [load_model(path, device, raw) for path in paths]
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
         for side in SIDES:
-            ours, theirs = (
-                getattr(pipeline, f"{side}_vocab").tokens for pipeline in (first, other.pipeline)
-            )
-            if ours != theirs:
+            first_tokens = getattr(first, f"{side}_vocab").tokens
+            other_tokens = getattr(other.pipeline, f"{side}_vocab").tokens
+            if first_tokens != other_tokens:
                 raise ConfigError(
-                    f"{paths[0]} and {path} cannot be an ensemble: their {side} vocabularies differ "
-                    f"({len(ours)} and {len(theirs)} tokens); train both on the same prepared data"
+                    f"{paths[0]} and {path} cannot be an ensemble: their {side} vocabularies "
+                    f"differ ({len(first_tokens)} and {len(other_tokens)} tokens); train both on "
+                    "the same prepared data"
                 )
-    models = [to_bf16(system.model) if precision == "bf16" else system.model for system in loaded]
+    models = [system.model for system in loaded]
+    if precision == "bf16":
+        models = [to_bf16(model) for model in models]
     return Ensemble(models, first, loaded[0].recipe)
 
 
 def to_bf16(model: Seq2Seq) -> Seq2Seq:
     """Convert the weights to bf16, except the output projection.
 
-    Logits in bf16 have 8 significant bits, so different logits become equal. That costs most of the accuracy.
+    Logits in bf16 have 8 significant bits, so different logits become equal. That costs most of the
+    accuracy.
     """
-    output = copy.deepcopy(model.output)  # not tied to the embedding any more
+    output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
     output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
     model.to(torch.bfloat16)
     model.output = output
@@ -180,22 +200,22 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
 def changed(
     config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> SearchConfig:
-    """Settings of the search, some of them changed; ``origins`` are what a user knows them by.
+    """Change some settings of the search. ``origins`` are the names of the settings in errors.
 
-    Raises ConfigError for what is no setting or cannot have that value.
+    Raises ConfigError for an unknown setting or an invalid value.
     """
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
     }
-    return parse(Document({**config.model_dump(), **settings}, places), SearchConfig)
+    return parse(Document({**config.model_dump(), **canonical(settings)}, places), SearchConfig)
 
 
-# Input ---------------------------------------------------------------------------------------------------------------
+# Input --------------------------------------------------------------------------------------------
 
 
 def _texts(lines: Sequence[str], name: str) -> list[str]:
-    """The lines as a list. Raises DataError, with the name of the argument, unless each is a string."""
-    texts = _listed(lines, name)
+    """Return the lines as a list. Raises DataError, with ``name``, if a line is not a string."""
+    texts = _as_list(lines, name)
     for number, line in enumerate(texts, 1):
         if not isinstance(line, str):
             raise DataError(f"line {number} of {name} is {_kind(line)}: give a string")
@@ -203,16 +223,20 @@ def _texts(lines: Sequence[str], name: str) -> list[str]:
 
 
 def _requests(lines: Sequence[str | Request]) -> list[Request]:
-    """The lines as requests. Raises DataError unless each is a string or a Request whose fields are strings."""
+    """Return the lines as requests.
+
+    Raises DataError if a line is neither a string nor a Request whose fields are strings.
+    """
     requests = []
-    for number, line in enumerate(_listed(lines, "lines"), 1):
+    for number, line in enumerate(_as_list(lines, "lines"), 1):
         request = Request(line) if isinstance(line, str) else line
         if not isinstance(request, Request):
             raise DataError(f"line {number} of lines is {_kind(line)}: give a string or a Request")
         constraints: Any = request.constraints
         if isinstance(constraints, str | bytes):
             raise DataError(
-                f"the constraints of line {number} are {_kind(constraints)}: give a tuple of phrases"
+                f"the constraints of line {number} are {_kind(constraints)}: give a tuple of "
+                "phrases"
             )
         if not all(isinstance(text, str) for text in (request.text, request.prefix, *constraints)):
             raise DataError(
@@ -222,7 +246,7 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
     return requests
 
 
-def _listed(lines: Any, name: str) -> list[Any]:
+def _as_list(lines: Any, name: str) -> list[Any]:
     if isinstance(lines, str | bytes | Request) or not isinstance(lines, Iterable):
         raise DataError(
             f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string"

@@ -21,7 +21,7 @@ ALLOWED = {
     "data": set(),
     "fusion": {"nn"},
     "models": {"fusion", "nn"},
-    "decoding": {"models", "nn", "data"},
+    "decoding": {"models", "nn", "data", "processes"},
     "evaluation": {"decoding", "data"},
     "plotting": {"decoding", "models", "fusion", "nn", "data"},
     "training": {

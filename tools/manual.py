@@ -246,7 +246,7 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
         yield from (
             ".TP",
             f"{bold(path)} ({escape(kind_of(name, field))}{escape(default_of(field))})",
-            prose(text_of(name, field)),
+            prose(text_of(name, field)).replace("\n.PP\n", "\n.IP\n"),
         )
         nested = [] if is_choice(field) else config_of(field.annotation)
         inner = f"{path}[]" if get_origin(field.annotation) is list else path

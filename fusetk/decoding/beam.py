@@ -2,42 +2,55 @@
 
 Definition
 ----------
-Each sentence has live hypotheses, at most K (the beam), at first the empty one. At step t = 1, 2, ... every live hypothesis
-is extended by every token that is allowed; the score of a candidate is its natural-log probability. The candidates are put
-in order: higher score first, at equal scores the one whose hypothesis stood first, then the lower token id. Then
+Each sentence has at most K live hypotheses (K is the beam size). At first this is the empty
+hypothesis. At step t = 1, 2, ... every live hypothesis is extended by every allowed token. The
+score of the resulting candidate is its natural-log probability. The candidates are sorted: by
+falling score; at equal scores, in the order of the hypotheses that they extend; then by the token
+id, the lower id first. Then
 
-1. those of the K first that end in the end mark are finished, with length t, and are compared from now on by their value
-   (``fusetk.decoding.scores``); at equal values the one that finished first stands first;
-2. the K first that do not end in the end mark are the live hypotheses of the next step. So what is finished takes no
-   place from what is live.
+1. The candidates among the first K that end in EOS are finished, with length t. From now on their
+   value (``fusetk.decoding.scores``) ranks them. At equal values, the hypothesis that finished
+   first is ahead.
+2. The first K candidates that do not end in EOS are the live hypotheses of the next step. So
+   finished hypotheses take no place from live ones.
 
-Which tokens are allowed is said in ``fusetk.decoding.token_mask``: never the padding and begin marks, the unknown word only
-unless forbidden, the end mark not before the minimum length, where a prefix is given only that, and at the maximum length,
-which depends on the source length, only the end mark: every live hypothesis finishes there, with the probability that the
-model gives to its end mark.
+``fusetk.decoding.token_mask`` defines the allowed tokens:
 
-A sentence is done, and its n best finished hypotheses are returned, as soon as one of these holds:
+- PAD and BOS are never allowed. The unknown word is allowed unless the settings forbid it.
+- EOS is not allowed before the minimum length.
+- Within a given prefix only the token of the prefix is allowed.
+- At the maximum length, which depends on the source length, only EOS is allowed. So every live
+  hypothesis finishes there, with the probability that the model gives to EOS.
 
-- no live hypothesis can reach them: n hypotheses are finished, and the bound of the best live one (the best value that it
-  could still get, ``scores.bound``) is not above the n-th best finished. Going on could not change the result. With the
-  rule ``exact`` this alone ends a sentence, so what is returned is the best of all that this beam would ever finish.
-- rule ``beam``: K hypotheses have finished; rule ``first``: n have.
+The search of a sentence is done as soon as one of the following holds. It returns the n best
+finished hypotheses.
 
-A beam of 1 with any rule is greedy search: the likeliest token at each step until that is the end mark.
+- No live hypothesis can become one of the n best: n hypotheses are finished, and the bound of the
+  best live one (``scores.bound``, the best value that it can still reach) is not above the n-th
+  best finished value. Further steps could not change the result. The rule ``exact`` uses only this
+  condition, so it returns the best hypotheses that this beam could ever finish.
+- With the rule ``beam``: K hypotheses have finished. With the rule ``first``: n hypotheses have
+  finished.
 
-Phrases that must be there (``fusetk.decoding.constraints``) change the two steps for their sentence. Hypotheses that have met
-equally many of the phrases' tokens are a bank. The candidates are, of each hypothesis, the K + 1 best tokens and the next one
-of its phrase. In step 1 the K first *of the last bank*, where all is met, are looked at, and only there is the end mark
-allowed. In step 2 the banks take turns, the fullest first, each giving its best candidate until K are chosen. So a beam that is
-not wider than the phrases are long writes them down first.
+A beam of 1 is greedy search with every rule: it takes the most probable token at each step until
+EOS.
 
-Groups (diverse beam search, Vijayakumar et al. 2018): G groups of K / G hypotheses are searched for as said, in turns at each
-step, but candidates are put in order by their scores less ``diversity`` times how often their token extends a live hypothesis
-of a group before at this step; finished hypotheses are compared without that. A sentence is done when all of its groups are;
-what they found is put together, the best first, what stands there twice only once.
+Constraints (``fusetk.decoding.constraints``), phrases that a translation must contain, change the
+two steps for their sentence. The hypotheses that have met the same number of constraint tokens are
+a bank. The candidates of a hypothesis are its K + 1 best tokens and the next token of its phrase.
+Step 1 looks at the first K candidates *of the last bank*, in which all tokens are met; EOS is
+allowed only there. In step 2 the banks take turns, the bank with the most met tokens first, and
+each gives its best candidate until K are chosen. So a beam that is not wider than the number of
+constraint tokens produces the phrases first.
 
-The order of equal scores is exact but for one case: when more than K + 1 tokens of one hypothesis tie at the (K + 1)-th
-place, ``torch.topk`` picks among these.
+Groups (diverse beam search, Vijayakumar et al. 2018): G groups of K / G hypotheses are searched as
+defined above, one after the other within each step. The candidates are sorted by their scores minus
+``diversity`` for each live hypothesis of an earlier group that was extended by the same token at
+this step. Finished hypotheses are compared without this cost. A sentence is done when all of its
+groups are done. Their results are merged, the best first, without duplicates.
+
+The order of equal scores has one exception: if more than K + 1 tokens of one hypothesis tie at the
+place K + 1, ``torch.topk`` chooses among them.
 """
 
 from collections.abc import Sequence
@@ -49,24 +62,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.data.vocab import BOS, EOS
-from fusetk.decoding.alignment import Which
+from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import bound, covered, value
-from fusetk.decoding.token_mask import DEAD, Demand, Rules
+from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.nested import map_tensors, select
 
-LEAVE = 0.25  # sentences leave a batch when this part of it is done: selecting rows of the fixed state costs a copy
+# Done sentences are removed from the batch when they are at least this part of it. Each removal
+# copies the state of the other sentences.
+COMPACTION_THRESHOLD = 0.25
 
 
 class Hypothesis(NamedTuple):
-    """A translation that was found."""
+    """A finished translation."""
 
-    ids: list[int]  # without begin and end mark
-    score: float  # natural-log probability, of the end mark too
-    normalized: float  # what it is compared by: the score less the word penalty, / length penalty, + coverage
+    ids: list[int]  # without BOS and EOS
+    score: float  # natural-log probability, including EOS
+    normalized: float  # its value: (score - word penalty) / length penalty + coverage
 
 
 @torch.inference_mode()
@@ -75,264 +90,269 @@ def search(
     src: Tensor,
     src_mask: Tensor,
     config: SearchConfig,
-    demands: Sequence[Demand] | None = None,
+    requests: Sequence[EncodedRequest] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The n best translations of each sentence, best first; fewer if the vocabulary, the maximum length or what is asked allow fewer.
+    """Return the n best translations of each sentence, best first, as the head of this file defines
+    them.
 
-    ``models`` in evaluation mode, more than one are an ensemble; ids and mask (B, S), every row with its end mark; ``demands`` for
-    each sentence, no longer than the models have positions. See the head of this file for what is found. Raises Diverged if a model
-    returns NaN.
+    There are fewer than n if the vocabulary, the maximum length or the requests allow fewer.
+    ``models`` are in evaluation mode; several models are an ensemble. Ids and mask (B, S); every
+    row ends with EOS. A request for each sentence fits into the positions of the models. Raises
+    Diverged if a model returns NaN.
     """
     groups = config.groups
-    rules = Rules(models, src_mask, config, demands, groups)
-    scorer = Scorer(models, config.ensemble, Which() if config.coverage_penalty else None)
+    mask = TokenMask(models, src_mask, config, requests, groups)
+    scorer = Scorer(models, config.ensemble, AttentionHeads() if config.coverage_penalty else None)
     states = scorer.start(src, src_mask)
     if groups > 1:
-        states = scorer.select(
-            states, torch.arange(len(src), device=src.device).repeat_interleave(groups), None
-        )
-    finished = _Finished(rules, config)
-    live, broken = (
-        _begin(src, src_mask, rules, config),
-        torch.zeros((), dtype=torch.bool, device=src.device),
-    )
-    for length in range(1, rules.longest + 1):
+        rows = torch.arange(len(src), device=src.device).repeat_interleave(groups)
+        states = scorer.select(states, rows, None)
+    finished = _Finished(mask, config)
+    live = _initial(src, src_mask, mask, config)
+    has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
+    extend = _extend if groups == 1 else _extend_groups
+    for length in range(1, mask.longest + 1):
         step = scorer.step(live.prefix[:, :, -1].flatten(), states)
-        rules.apply(step.values, live.unit, live.prefix, length, live.met)
+        mask.apply(step.logits, live.search_index, live.prefix, length, live.num_met)
         if live.coverage is not None and step.attention is not None:
             live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
-        best = (_extend if groups == 1 else _extend_groups)(
-            live, step.values, step.normaliser, config, rules
-        )
-        broken = broken | best.score.isnan().any()
+        best = extend(live, step.logits, step.log_z, config, mask)
+        has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
-        live, parent = _go_on(live, best)
+        live, parent_rows = _advance(live, best)
         done = finished.done(live, length)
-        live, states = _leave(live, parent, done, groups, scorer, step.states)
-        if not len(live.unit):
+        live, states = _remove_finished(live, parent_rows, done, groups, scorer, step.states)
+        if not len(live.search_index):
             break
-    if broken:
+    if has_nan:
         raise Diverged()
     return finished.hypotheses()
 
 
-# The steps -----------------------------------------------------------------------------------------------------------
+# The steps ----------------------------------------------------------------------------------------
 
 
 class _Live(NamedTuple):
-    """Hypotheses that go on: W each of A searches that are not done."""
+    """The live hypotheses: W for each of A searches that are not done."""
 
-    unit: Tensor  # (A,) which search: of a sentence, or of one of its groups
-    prefix: Tensor  # (A, W, t), the begin mark first
-    score: Tensor  # (A, W); DEAD where there are fewer than W
-    met: Tensor | None  # (A, W) tokens of the phrases that must be there
-    coverage: (
-        Tensor | None
-    )  # (A, W, S) attention that source tokens got; 1 where it does not matter
+    search_index: Tensor  # (A,) the number of the search: of a sentence, or of one of its groups
+    prefix: Tensor  # (A, W, t), BOS first
+    score: Tensor  # (A, W); NEG_INF in empty places
+    num_met: Tensor | None  # (A, W) met tokens of the constraints
+    coverage: Tensor | None  # (A, W, S) total attention to source tokens; 1 at EOS and PAD
 
 
 class _Best(NamedTuple):
-    """The best candidates of a step, in order."""
+    """The best candidates of a step, sorted."""
 
     score: Tensor  # (A, C)
-    parent: Tensor  # (A, C) the hypothesis that was extended, 0 .. W - 1
+    parent: Tensor  # (A, C) the hypothesis that the candidate extends, 0 .. W - 1
     token: Tensor  # (A, C)
-    ends: Tensor  # (A, C) those that are finished
-    chosen: Tensor  # (A, W') the places of those that go on
-    met: Tensor | None = None  # (A, C)
+    ends: Tensor  # (A, C) whether the candidate is finished
+    chosen: Tensor  # (A, W') the places of the next live hypotheses
+    num_met: Tensor | None = None  # (A, C)
 
 
-def _begin(src: Tensor, src_mask: Tensor, rules: Rules, config: SearchConfig) -> _Live:
+def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfig) -> _Live:
     """The empty hypothesis of each search."""
-    unit = torch.arange(len(src) * config.groups, device=src.device)
-    met = None if rules.constraints is None else src.new_zeros(len(unit), 1)
+    searches = len(src) * config.groups
     coverage = None
     if config.coverage_penalty:
-        matters = src_mask & src_mask.roll(-1, 1)  # source tokens without the end mark
-        matters[:, -1] = False
-        coverage = (~matters).float()[:, None].repeat_interleave(config.groups, 0)
+        is_word = src_mask & src_mask.roll(-1, 1)  # False at EOS
+        is_word[:, -1] = False
+        coverage = (~is_word).float()[:, None].repeat_interleave(config.groups, 0)
     return _Live(
-        unit,
-        src.new_full((len(unit), 1, 1), BOS),
-        torch.zeros(len(unit), 1, device=src.device),
-        met,
-        coverage,
+        search_index=torch.arange(searches, device=src.device),
+        prefix=src.new_full((searches, 1, 1), BOS),
+        score=torch.zeros(searches, 1, device=src.device),
+        num_met=None if mask.constraints is None else src.new_zeros(searches, 1),
+        coverage=coverage,
     )
 
 
 def _extend(
-    live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules
+    live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
 ) -> _Best:
-    """The candidates that steps 1 and 2 of the definition need, from values (A * W, V) and normalisers (A * W, 1).
+    """Return the candidates that steps 1 and 2 need, from logits (A * W, V) and log_z (A * W, 1).
 
-    One hypothesis has at most one candidate with the end mark, so its K + 1 best tokens hold all that matters of it, and
-    of all candidates the 2 K best do. In greedy search the best one does.
+    A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
+    relevant candidates, and the 2 K best candidates of all hypotheses suffice. Greedy search needs
+    only the best.
     """
-    searches, beam, constraints = len(live.score), config.beam // config.groups, rules.constraints
-    greedy = config.beam == 1 and live.met is None
-    each = 1 if greedy else min(beam + 1, values.shape[1])
-    if greedy:
-        value, token = values.max(-1, keepdim=True)
+    searches = len(live.score)
+    beam = config.beam // config.groups
+    constraints = mask.constraints
+    if config.beam == 1 and live.num_met is None:  # greedy search
+        num_tokens = 1
+        top, token = logits.max(-1, keepdim=True)
     else:
-        value, token = values.topk(each)  # (A * W, each)
+        num_tokens = min(beam + 1, logits.shape[1])
+        top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
         token, order = token.sort()  # so that the stable sort below puts the lower id first
-        value = value.gather(1, order)
-    if live.met is not None and constraints is not None:
-        inside = rules.inside_word(live.prefix)
-        asked = constraints.next(live.unit, live.met, inside).view(-1, 1)
-        there = (token == asked).any(1, keepdim=True)
-        value = torch.cat((value, values.gather(1, asked).masked_fill(there, DEAD)), 1)
-        token, each = torch.cat((token, asked), 1), each + 1
-    score = (live.score.reshape(-1, 1) + (value - normaliser)).view(searches, -1)  # (A, W * each)
+        top = top.gather(1, order)
+    if live.num_met is not None and constraints is not None:
+        inside = mask.inside_word(live.prefix)
+        phrase_token = constraints.next(live.search_index, live.num_met, inside).view(-1, 1)
+        is_in_top = (token == phrase_token).any(1, keepdim=True)
+        phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
+        top = torch.cat((top, phrase_logits), 1)
+        token = torch.cat((token, phrase_token), 1)
+        num_tokens += 1
+    score = (live.score.reshape(-1, 1) + (top - log_z)).view(searches, -1)  # (A, W * num_tokens)
     score, order = score.sort(dim=1, descending=True, stable=True)
-    if live.met is None:
-        score, order = score[:, : 2 * beam], order[:, : 2 * beam]
-    parent = order.div(each, rounding_mode="floor")
+    if live.num_met is None:
+        score = score[:, : 2 * beam]
+        order = order[:, : 2 * beam]
+    parent = order.div(num_tokens, rounding_mode="floor")
     token = token.view(searches, -1).gather(1, order)
-    ended = token == EOS
-    if live.met is not None and constraints is not None:
-        met = constraints.advance(
-            live.unit, live.met.gather(1, parent), token, inside.gather(1, parent)
+    is_eos = token == EOS
+    if live.num_met is not None and constraints is not None:
+        num_met = constraints.advance(
+            live.search_index, live.num_met.gather(1, parent), token, inside.gather(1, parent)
         )
-        return _by_banks(
-            _Best(score, parent, token, ended, ended, met),
-            constraints.left(live.unit, met),
-            constraints.banks,
-            beam,
-        )
-    chosen = ended.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
-    ends = ended.clone()
+        best = _Best(score, parent, token, is_eos, is_eos, num_met)
+        num_left = constraints.num_left(live.search_index, num_met)
+        return _choose_by_banks(best, num_left, constraints.banks, beam)
+    chosen = is_eos.to(torch.uint8).sort(dim=1, stable=True).indices[:, :beam]
+    ends = is_eos.clone()
     ends[:, beam:] = False
     return _Best(score, parent, token, ends, chosen)
 
 
-def _by_banks(best: _Best, left: Tensor, banks: int, beam: int) -> _Best:
-    """Steps 1 and 2 where phrases must be there: ``left`` (A, C) of their tokens are still to come, at most ``banks`` - 1."""
-    bank = F.one_hot(left, banks)  # (A, C, banks), the fullest first
+def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _Best:
+    """Steps 1 and 2 with constraints.
+
+    ``num_left`` (A, C) tokens of the constraints are not met, at most ``banks`` - 1. Example for a
+    beam of 3: candidates with num_left 2, 2, 0, 2, 1 have the turns 0, 1, 0, 2, 0 in their banks.
+    Sorted by (turn, num_left) their places are 2, 4, 0, 1, 3, so the places 2, 4 and 0 are chosen.
+    """
+    bank = F.one_hot(num_left, banks)  # (A, C, banks), the bank with the most met tokens first
     rank = ((bank.cumsum(1) - 1) * bank).sum(-1)  # among the candidates of the bank
-    ends = best.ends & (left == 0) & (rank < beam)
-    goes = bank * (~best.ends & (best.score > DEAD))[:, :, None]
-    turn = ((goes.cumsum(1) - 1) * bank).sum(-1) * bank.shape[-1] + left
-    turn = turn.masked_fill(goes.sum(-1) == 0, bank.numel())
-    return best._replace(ends=ends, chosen=turn.sort(dim=1, stable=True).indices[:, :beam])
+    ends = best.ends & (num_left == 0) & (rank < beam)
+    is_live = bank * (~best.ends & (best.score > NEG_INF))[:, :, None]
+    turn = ((is_live.cumsum(1) - 1) * bank).sum(-1)
+    key = (turn * banks + num_left).masked_fill(is_live.sum(-1) == 0, bank.numel())
+    return best._replace(ends=ends, chosen=key.sort(dim=1, stable=True).indices[:, :beam])
 
 
 def _extend_groups(
-    live: _Live, values: Tensor, normaliser: Tensor, config: SearchConfig, rules: Rules
+    live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
 ) -> _Best:
-    """The same for groups, one after the other, each less the cost of what those before it chose."""
-    groups, width = config.groups, live.score.shape[1]
-    values = (values - normaliser).view(-1, groups, width, values.shape[1])
-    nothing = normaliser.new_zeros(len(values) * width, 1)
-    cost = values.new_zeros(len(values), values.shape[-1])
-    found = []
+    """Extend the groups in turn, with the cost of the tokens that earlier groups chose."""
+    groups = config.groups
+    width = live.score.shape[1]
+    log_probs = (logits - log_z).view(-1, groups, width, logits.shape[1])
+    zero = log_z.new_zeros(len(log_probs) * width, 1)
+    cost = log_probs.new_zeros(len(log_probs), log_probs.shape[-1])
+    best_of_groups = []
     for group in range(groups):
-        mine = map_tensors(itemgetter(slice(group, None, groups)), live)
-        best = _extend(
-            mine, (values[:, group] - cost[:, None]).flatten(0, 1), nothing, config, rules
-        )
+        live_of_group = map_tensors(itemgetter(slice(group, None, groups)), live)
+        reduced = (log_probs[:, group] - cost[:, None]).flatten(0, 1)
+        best = _extend(live_of_group, reduced, zero, config, mask)
         best = best._replace(score=best.score + cost.gather(1, best.token))
-        found.append(best)
-        going = best.score.masked_fill(best.token == EOS, DEAD).gather(1, best.chosen) > DEAD
-        cost.scatter_add_(1, best.token.gather(1, best.chosen), going * config.diversity)
-    together: Any = (
+        best_of_groups.append(best)
+        score = best.score.masked_fill(best.token == EOS, NEG_INF)
+        is_live = score.gather(1, best.chosen) > NEG_INF
+        cost.scatter_add_(1, best.token.gather(1, best.chosen), is_live * config.diversity)
+    interleaved: Any = (
         None if parts[0] is None else torch.stack(parts, 1).flatten(0, 1)
-        for parts in zip(*found, strict=True)
+        for parts in zip(*best_of_groups, strict=True)
     )
-    return _Best(*together)
+    return _Best(*interleaved)
 
 
-def _go_on(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
-    """Step 2 of the definition: the next live hypotheses, and the rows (A, W') of the present ones that they extend."""
+def _advance(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
+    """Step 2: return the next live hypotheses, and the rows (A, W') of those that they extend."""
     searches, width, _ = live.prefix.shape
     chosen = best.chosen
-    score = best.score.masked_fill(best.token == EOS, DEAD).gather(1, chosen)
+    score = best.score.masked_fill(best.token == EOS, NEG_INF).gather(1, chosen)
     token = best.token.gather(1, chosen)
-    rows = (
-        best.parent.gather(1, chosen)
-        + torch.arange(0, searches * width, width, device=chosen.device)[:, None]
-    )
+    first_row = torch.arange(0, searches * width, width, device=chosen.device)[:, None]
+    rows = first_row + best.parent.gather(1, chosen)
     prefix = torch.cat((live.prefix.flatten(0, 1)[rows], token[:, :, None]), dim=2)
-    met = None if best.met is None else best.met.gather(1, chosen)
+    num_met = None if best.num_met is None else best.num_met.gather(1, chosen)
     coverage = None if live.coverage is None else live.coverage.flatten(0, 1)[rows]
-    return _Live(live.unit, prefix, score, met, coverage), rows
+    return _Live(live.search_index, prefix, score, num_met, coverage), rows
 
 
-def _leave(
+def _remove_finished(
     live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer, states: list
 ) -> tuple[_Live, list]:
-    """Bring the states into the order of the live hypotheses; let sentences whose searches are done (A,) leave if it pays."""
-    over = done if groups == 1 else done.view(-1, groups).all(1)
-    flags = over.tolist()  # the one wait for the device in a step
-    count = sum(flags)
-    if count == len(flags):
-        return live._replace(unit=live.unit[:0]), states
-    if count or groups > 1:
-        live = live._replace(score=live.score.masked_fill(done[:, None], DEAD))
-    if count < LEAVE * len(flags):
-        unmoved = rows.shape[1] == 1  # greedy search
-        return live, scorer.select(states, None if unmoved else rows.flatten(), None)
+    """Reorder the states as the live hypotheses, and remove sentences that are done if it pays.
+
+    ``rows`` (A, W) as of ``_advance``; ``done`` (A,) are the searches that are done.
+    """
+    sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
+    flags = sentence_done.tolist()  # the only synchronisation with the device in a step
+    num_done = sum(flags)
+    if num_done == len(flags):
+        return live._replace(search_index=live.search_index[:0]), states
+    if num_done or groups > 1:
+        live = live._replace(score=live.score.masked_fill(done[:, None], NEG_INF))
+    if num_done < COMPACTION_THRESHOLD * len(flags):
+        same_order = rows.shape[1] == 1  # greedy search
+        return live, scorer.select(states, None if same_order else rows.flatten(), None)
     stay = torch.tensor([i for i, flag in enumerate(flags) if not flag], device=done.device)
-    units = (
-        stay
-        if groups == 1
-        else (stay[:, None] * groups + torch.arange(groups, device=stay.device)).flatten()
-    )
-    states = scorer.select(states, rows[units].flatten(), stay)
-    return select(live, units), states
+    searches = stay
+    if groups > 1:
+        searches = stay[:, None] * groups + torch.arange(groups, device=stay.device)
+        searches = searches.flatten()
+    states = scorer.select(states, rows[searches].flatten(), stay)
+    return select(live, searches), states
 
 
 class _Finished:
-    """The n best finished hypotheses of each search, best first, and how many have finished."""
+    """The n best finished hypotheses of each search, and the number of finished ones."""
 
-    def __init__(self, rules: Rules, config: SearchConfig):
-        limit = self.limit = rules.limit
-        self.longest = rules.longest
+    def __init__(self, mask: TokenMask, config: SearchConfig):
+        self.limit = mask.limit
+        self.longest = mask.longest
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
-        size = (len(limit), self.n_best)
         self.config = config
-        self.score = torch.full(size, DEAD, device=limit.device)
-        self.normalized = torch.full(size, DEAD, device=limit.device)
-        self.length = limit.new_zeros(size)
-        self.ids = limit.new_zeros(*size, rules.longest)
-        self.count = limit.new_zeros(len(limit))
+        size = (len(self.limit), self.n_best)
+        self.score = torch.full(size, NEG_INF, device=self.limit.device)
+        self.normalized = torch.full(size, NEG_INF, device=self.limit.device)
+        self.length = self.limit.new_zeros(size)
+        self.ids = self.limit.new_zeros(*size, mask.longest)
+        self.count = self.limit.new_zeros(len(self.limit))
 
     def add(self, live: _Live, best: _Best, length: int) -> None:
         """Step 1 of the definition."""
-        n, here = self.n_best, live.unit
-        score = best.score.masked_fill(~best.ends, DEAD)
-        ended = score > DEAD
-        if here.device.type == "cpu" and not ended.any():  # elsewhere asking would mean waiting
+        n = self.n_best
+        here = live.search_index
+        score = best.score.masked_fill(~best.ends, NEG_INF)
+        ended = score > NEG_INF
+        if here.device.type == "cpu" and not ended.any():  # a GPU would have to synchronise
             return
         self.count[here] += ended.sum(1)
         new = value(score, length, self.config)
         if live.coverage is not None:
             new = new + covered(live.coverage, self.config).gather(1, best.parent)
         new, order = new.sort(dim=1, descending=True, stable=True)
-        new, order = new[:, :n], order[:, :n]
+        new = new[:, :n]
+        order = order[:, :n]
         score = score.gather(1, order)
-        rows = best.parent.gather(1, order)[:, :, None].expand(-1, -1, length)
-        prefix = F.pad(live.prefix.gather(1, rows)[:, :, 1:], (0, self.ids.shape[2] - length + 1))
-        normalized, order = torch.cat((self.normalized[here], new), dim=1).sort(
-            dim=1, descending=True, stable=True
-        )
+        parent = best.parent.gather(1, order)[:, :, None].expand(-1, -1, length)
+        prefix = live.prefix.gather(1, parent)[:, :, 1:]
+        prefix = F.pad(prefix, (0, self.ids.shape[2] - length + 1))
+        lengths = F.pad(self.length[here], (0, score.shape[1]), value=length)
+        ids = torch.cat((self.ids[here], prefix), dim=1)
+        # The stable sort keeps the hypotheses that finished earlier ahead at equal values.
+        normalized = torch.cat((self.normalized[here], new), dim=1)
+        normalized, order = normalized.sort(dim=1, descending=True, stable=True)
         order = order[:, :n]
         self.normalized[here] = normalized[:, :n]
         self.score[here] = torch.cat((self.score[here], score), dim=1).gather(1, order)
-        self.length[here] = F.pad(self.length[here], (0, score.shape[1]), value=length).gather(
-            1, order
-        )
-        ids = torch.cat((self.ids[here], prefix), dim=1)
+        self.length[here] = lengths.gather(1, order)
         self.ids[here] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
 
     def done(self, live: _Live, length: int) -> Tensor:
-        """Which of the searches that go on are done (A,) after tokens number ``length``."""
-        here = live.unit
-        done = (
-            bound(live.score.amax(1), length, self.limit[here], self.longest, self.config)
-            <= self.normalized[here, -1]
-        )
+        """Return which of the live searches are done (A,) after token number ``length``."""
+        here = live.search_index
+        best_live = live.score.amax(1)
+        best_reachable = bound(best_live, length, self.limit[here], self.longest, self.config)
+        done = best_reachable <= self.normalized[here, -1]
         if self.config.stop == "first" or self.beam == 1:
             done |= self.count[here] >= self.n_best
         elif self.config.stop == "beam":
@@ -340,29 +360,35 @@ class _Finished:
         return done
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """What was found for each sentence, best first."""
-        rows = zip(
+        """Return the finished hypotheses of each sentence, best first."""
+        searches = zip(
             self.ids.tolist(),
             self.length.tolist(),
             self.score.tolist(),
             self.normalized.tolist(),
             strict=True,
         )
-        found = [
-            [Hypothesis(i[: n - 1], s, v) for i, n, s, v in zip(*row, strict=True) if s > DEAD]
-            for row in rows
+        hypotheses = [
+            [
+                Hypothesis(ids[: length - 1], score, normalized)
+                for ids, length, score, normalized in zip(*rows, strict=True)
+                if score > NEG_INF
+            ]
+            for rows in searches
         ]
-        if self.config.groups == 1:
-            return found
+        groups = self.config.groups
+        if groups == 1:
+            return hypotheses
         return [
-            _merged(found[i : i + self.config.groups], self.config.n_best)
-            for i in range(0, len(found), self.config.groups)
+            _merged(hypotheses[i : i + groups], self.config.n_best)
+            for i in range(0, len(hypotheses), groups)
         ]
 
 
-def _merged(groups: Sequence[Sequence[Hypothesis]], most: int) -> list[Hypothesis]:
-    """The best of all groups, none twice."""
-    best: dict[tuple[int, ...], Hypothesis] = {}
-    for one in sorted((one for group in groups for one in group), key=lambda one: -one.normalized):
-        best.setdefault(tuple(one.ids), one)
-    return list(best.values())[:most]
+def _merged(groups: Sequence[Sequence[Hypothesis]], n_best: int) -> list[Hypothesis]:
+    """Return the best hypotheses of all groups, without duplicates."""
+    unique: dict[tuple[int, ...], Hypothesis] = {}
+    hypotheses = [hypothesis for group in groups for hypothesis in group]
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -hypothesis.normalized):
+        unique.setdefault(tuple(hypothesis.ids), hypothesis)
+    return list(unique.values())[:n_best]

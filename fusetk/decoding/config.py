@@ -1,111 +1,201 @@
-"""Settings of the search: the section ``decoding`` of a recipe."""
+"""Settings of the search: section ``decoding`` of a recipe, and options of ``fusetk decode``."""
 
-from typing import Literal
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fusetk.config import Config
 
-WIDE = 100  # hypotheses; beams above it are slow enough for a warning
+WIDE = 100  # a beam above this width gets a warning
+ALIASES = {"length_penalty": "normalize"}  # other names of keys
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SearchOption:
+    """Annotation of a field of SearchConfig that is also an option of ``fusetk decode``.
+
+    The command line makes the option from the field: its name, type, bounds and choices. The help
+    of the option is the first paragraph of the text under the field.
+    """
+
+    section: str  # the heading in the help
+    names: tuple[str, ...] = ()  # other names, such as "-b"
+    metavar: str | None = None  # the value in the help; None for flags and choices
+
+
+SEARCH = "Search"
+SAMPLING = "Sampling"
+FORMAT = "Form of the output"
+RUNNING = "Running"
 
 
 class SearchConfig(Config):
-    """How translations are searched for."""
+    """The search for translations."""
 
-    beam: int = Field(5, ge=1)
-    """Hypotheses a sentence that are extended at each step; 1 is greedy search. Time and memory grow with the square of a wide beam;
-    `fusetk decode` warns above 100."""
-    normalize: float = Field(1.0, ge=0, le=10)
-    """Exponent alpha of the length penalty; 0 is no penalty."""
-    penalty: Literal["power", "gnmt"] = "power"
-    """By what scores are divided: `power` is length^alpha (Marian, fairseq), `gnmt` is ((5 + length) / 6)^alpha (Wu et al. 2016).
-    The end mark counts in the length."""
-    word_penalty: float = 0.0
-    """Taken from a score for each token, the end mark counted, before the length penalty divides it (Marian); below 0 it rewards
-    length."""
-    coverage_penalty: float = Field(0.0, ge=0)
-    """Beta of Wu et al. 2016: beta * sum over source tokens of log(min(attention that it got, 1)) is added to the score of a finished
-    hypothesis after the length penalty; attention is the mean over layers and heads. It chooses among what the beam finishes. Meant for
-    `penalty: gnmt` and an alpha of about 0.2: beside mean scores of tokens (`normalize: 1`) it outweighs them, and favours translations
-    that hardly end."""
-    stop: Literal["exact", "beam", "first"] = "exact"
-    """When a sentence is done: `exact`, no live hypothesis can still reach the n best; `beam`, that, or as many hypotheses as
-    the beam is wide have ended; `first`, that, or n hypotheses have ended. `exact` took 1.2 to 1.8 times as long
-    as `beam` where it was tried, longest with weak models; `first` finds much worse translations."""
-    n_best: int = Field(1, ge=1)
-    """Translations returned a sentence; at most `beam`, of samples any number."""
-    max_length_factor: float = Field(2.0, ge=0, le=1000)
-    """A translation has at most `max_length_factor` * source tokens + `max_length_extra` tokens, end marks not counted; more where the
-    minimum, a prefix or phrases want more, never more than the model has positions."""
-    max_length_extra: int = Field(10, ge=0, le=100_000)
-    """See `max_length_factor`."""
-    min_length: int = Field(1, ge=0)
-    """Fewest tokens of a translation, the end mark not counted."""
-    min_length_factor: float = Field(0.0, ge=0, le=1000)
-    """Fewest tokens of a translation for each source token, end marks not counted, rounded down; the larger of the two minima holds."""
+    beam: Annotated[int, SearchOption(SEARCH, ("-b", "--beam-size"), "N")] = Field(5, ge=1)
+    """Number of hypotheses that are extended at each step; 1 is greedy search.
+
+    Time and memory grow with the square of a wide beam; `fusetk decode` warns above 100."""
+    normalize: Annotated[float, SearchOption(SEARCH, ("-n", "--length-penalty"), "ALPHA")] = Field(
+        1.0, ge=0, le=10
+    )
+    """Exponent alpha of the length penalty; 0 is no penalty.
+
+    The key `length_penalty` is another name for this key."""
+    penalty: Annotated[Literal["power", "gnmt"], SearchOption(SEARCH)] = "power"
+    """Form of the length penalty: scores are divided by length^alpha (`power`) or by
+    ((5 + length) / 6)^alpha (`gnmt`).
+
+    Marian and fairseq use `power`, Wu et al. 2016 use `gnmt`. The length counts EOS."""
+    word_penalty: Annotated[float, SearchOption(SEARCH, metavar="X")] = 0.0
+    """Cost that is subtracted from a score for each token.
+
+    EOS counts as a token. The cost is subtracted before the division by the length penalty, as in
+    Marian. A negative cost rewards length."""
+    coverage_penalty: Annotated[float, SearchOption(SEARCH, metavar="BETA")] = Field(0.0, ge=0)
+    """Weight of the penalty for source tokens that get little attention.
+
+    The weight is beta of Wu et al. 2016: beta * sum over source tokens of log(min(attention, 1)) is
+    added to the score of a finished hypothesis after the division by the length penalty. The
+    attention of a source token is the sum over the target tokens, averaged over layers and heads.
+    The penalty only ranks finished hypotheses. It suits `penalty: gnmt` and an alpha of about 0.2.
+    With scores per token (`normalize: 1`) it outweighs the scores and favours translations that
+    hardly end."""
+    stop: Annotated[Literal["exact", "beam", "first"], SearchOption(SEARCH)] = "exact"
+    """When the search of a sentence ends. `exact`: no live hypothesis can still reach the n best.
+    `beam`: that, or as many hypotheses as the beam is wide are finished. `first`: that, or n
+    hypotheses are finished.
+
+    `exact` took 1.2 to 1.8 times as long as `beam` in our measurements, longest with weak models;
+    `first` finds much worse translations."""
+    n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1)
+    """Number of translations of a sentence: at most `beam`; with `sample` any number."""
+    min_length: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=0)
+    """Minimum number of tokens of a translation.
+
+    EOS does not count."""
+    min_length_factor: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(
+        0.0, ge=0, le=1000
+    )
+    """Minimum number of tokens of a translation for each source token.
+
+    EOS does not count, and the product is rounded down. The larger of the two minima holds."""
+    max_length_factor: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(
+        2.0, ge=0, le=1000
+    )
+    """Maximum number of tokens of a translation for each source token; `max_length_extra` is added.
+
+    EOS does not count. The maximum is raised if the minimum, a prefix or phrases need more tokens.
+    It never exceeds the positions of the model."""
+    max_length_extra: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(
+        10, ge=0, le=100_000
+    )
+    """Number of tokens that is added to the maximum length; see `max_length_factor`."""
     max_source_length: int = Field(1024, ge=1)
-    """Longer sources, in tokens without the end mark, are cut, with a warning."""
-    forbid_unknown: bool = False
+    """Maximum number of source tokens, without EOS.
+
+    A longer source is truncated, with a warning."""
+    no_repeat_ngram: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(0, ge=0)
+    """Length of token sequences that must not occur twice in a translation; 0 allows all."""
+    forbid_unknown: Annotated[bool, SearchOption(SEARCH)] = False
     """Never produce the unknown word."""
-    no_repeat_ngram: int = Field(0, ge=0)
-    """No run of so many tokens stands twice in a translation; 0 allows all."""
-    groups: int = Field(1, ge=1)
-    """Diverse beam search (Vijayakumar et al. 2018): the beam is searched in so many equal groups, and a token costs a group `diversity`
-    for each time that groups before it chose it at the same step. At most `n_best` of what all found are returned, none twice; `stop`
-    counts within a group."""
-    diversity: float = Field(0.5, ge=0)
-    """What a token costs that another group chose, in natural logarithms; the score of a translation is without it."""
-    sample: bool = False
-    """Draw `n_best` translations from the model's distribution instead of searching, and put them in order of their scores."""
-    temperature: float = Field(1.0, ge=1e-6)
-    """Of samples: logarithms of probabilities are divided by it before a token is drawn; scores are those of the model."""
-    top_k: int = Field(0, ge=0)
-    """Of samples: draw from the so many likeliest tokens only; 0 is all."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Of samples: draw from the likeliest tokens only that together first reach this probability (Holtzman et al. 2020); 1 is all. With
-    `top_k`, of what that leaves."""
-    seed: int = Field(1, ge=0, lt=1 << 64)
-    """Of samples: fixes them, together with a line's number, so that neither batches nor shards matter."""
-    ensemble: Literal["probability", "log"] = "probability"
-    """What is averaged over several models: probabilities, or log-probabilities (as Marian does; the mean is not a distribution
-    and is not made one)."""
-    batch_tokens: int = Field(16384, ge=1)
-    """Size of a batch: sentences * beam * source tokens of the longest."""
+    groups: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=1)
+    """Number of groups of diverse beam search, all of equal size; 1 is plain beam search.
+
+    A token costs a group `diversity` for each time that an earlier group chose it at the same step
+    (Vijayakumar et al. 2018). At most `n_best` translations of all groups are returned, without
+    duplicates. `stop` applies to each group."""
+    diversity: Annotated[float, SearchOption(SEARCH, metavar="X")] = Field(0.5, ge=0)
+    """Cost of a token that an earlier group chose at the same step, in natural logarithms.
+
+    The score of a translation does not include it."""
+    sample: Annotated[bool, SearchOption(SAMPLING)] = False
+    """Draw `n_best` translations from the model's distribution instead of searching.
+
+    They are returned in the order of their scores."""
+    temperature: Annotated[float, SearchOption(SAMPLING, metavar="X")] = Field(1.0, ge=1e-6)
+    """Temperature of sampling: log-probabilities are divided by it before a token is drawn.
+
+    Scores are those of the model, without the temperature."""
+    top_k: Annotated[int, SearchOption(SAMPLING, metavar="K")] = Field(0, ge=0)
+    """Sample from the K most probable tokens only; 0 is all."""
+    top_p: Annotated[float, SearchOption(SAMPLING, metavar="P")] = Field(1.0, gt=0, le=1)
+    """Sample from the most probable tokens only that together reach this probability; 1 is all.
+
+    This is nucleus sampling (Holtzman et al. 2020). With `top_k`, the tokens are chosen among those
+    K."""
+    seed: Annotated[int, SearchOption(SAMPLING, metavar="N")] = Field(1, ge=0, lt=1 << 64)
+    """Seed of sampling. It is combined with the line number.
+
+    So a sample depends neither on the batches nor on the shards."""
+    ensemble: Annotated[Literal["probability", "log"], SearchOption(SEARCH)] = "probability"
+    """What an ensemble averages: probabilities, or log-probabilities (`log`).
+
+    Marian averages log-probabilities. Their mean is not a distribution, and it is not
+    renormalised."""
+    batch_tokens: Annotated[int, SearchOption(RUNNING, metavar="N")] = Field(16384, ge=1)
+    """Size of a batch: sentences * beam * source tokens of the longest sentence."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aliases(cls, values: Any) -> Any:
+        """Accept ``length_penalty`` for ``normalize``, with a notice."""
+        if not isinstance(values, dict):
+            return values
+        for alias, key in ALIASES.items():
+            if alias in values and key in values:
+                raise ValueError(f"{alias} and {key} are two names of one key: give one of them")
+            if alias in values:
+                _notify(alias, key)
+        return canonical(values)
 
     @model_validator(mode="after")
-    def _fits(self) -> "SearchConfig":
-        given = {
+    def _options_fit(self) -> "SearchConfig":
+        changed = {
             key
             for key, field in type(self).model_fields.items()
             if getattr(self, key) != field.default
         }
         if self.sample:
-            if useless := given & {"groups", "diversity", "coverage_penalty"}:
-                raise ValueError(
-                    f"{min(useless)} is of the search and does nothing to samples: leave out that, or sample"
-                )
+            if unused := changed & {"groups", "diversity", "coverage_penalty"}:
+                raise ValueError(f"{min(unused)} has no effect on samples: remove it, or sample")
             return self
         if self.n_best > self.beam:
             raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
         if self.beam % self.groups:
-            raise ValueError(
-                f"beam {self.beam} cannot be parted into {self.groups} groups of one size"
-            )
-        if "diversity" in given and self.groups == 1:
-            raise ValueError("diversity is of groups: set groups, too")
-        if useless := given & {"temperature", "top_k", "top_p", "seed"}:
-            raise ValueError(f"{min(useless)} is of samples: set sample, too")
+            raise ValueError(f"beam {self.beam} cannot be divided into {self.groups} equal groups")
+        if "diversity" in changed and self.groups == 1:
+            raise ValueError("diversity has an effect on groups only: set groups, too")
+        if unused := changed & {"temperature", "top_k", "top_p", "seed"}:
+            raise ValueError(f"{min(unused)} has an effect on samples only: set sample, too")
         return self
 
-    def slow(self, vocabulary: int) -> str | None:
-        """A sentence on what a wide beam costs with so many target words; None for a beam of usual width."""
+    def wide_beam_warning(self, vocabulary: int) -> str | None:
+        """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""
         if self.sample or self.beam <= WIDE:
             return None
         width = self.beam // self.groups
         candidates = self.beam * min(width + 1, vocabulary)
-        usual = type(self).model_fields["beam"].default
+        default = type(self).model_fields["beam"].default
         advice = "; --stop beam may end sentences earlier" if self.stop == "exact" else ""
         return (
-            f"beam {self.beam} is slow: each step sorts {candidates:,} candidates a sentence, beam {usual} sorts "
-            f"{usual * (usual + 1)}; a smaller beam (-b) takes less time and memory{advice}"
+            f"beam {self.beam} is slow: each step sorts {candidates:,} candidates for each "
+            f"sentence, beam {default} sorts {default * (default + 1)}; a smaller beam (-b) takes "
+            f"less time and memory{advice}"
         )
+
+
+@cache
+def _notify(alias: str, key: str) -> None:
+    log.warning("decoding.%s is read as decoding.%s", alias, key)
+
+
+def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the other names of keys (``ALIASES``) by the names of the fields."""
+    return {ALIASES.get(key, key): value for key, value in settings.items()}

@@ -1,13 +1,16 @@
-"""Phrases that a translation must contain, in the order in which they are given.
+"""Lexical constraints: phrases that a translation must contain, in the given order.
 
-How many of the phrases' tokens a hypothesis has met is a number from 0 to C. The next token of the phrase that is under way makes it
-one more; another one breaks the phrase off, and what counts then is the longest beginning of it that the hypothesis still ends in (Knuth,
-Morris and Pratt 1977). What stands between phrases is free; at C all is met. Phrases do not overlap.
+The number of constraint tokens that a hypothesis has met goes from 0 to C. The next token of the
+current phrase adds one. Any other token breaks the phrase off; then the longest beginning of the
+phrase that the hypothesis still ends in counts (Knuth, Morris and Pratt 1977). Tokens between
+phrases are free. At C all phrases are met. Phrases do not overlap.
 
-A phrase begins where a word does: its first token does not count behind a token that the next one continues (``inside``), so that of
-``a cat`` nothing is met in ``a bobcat``, of which ``cat`` is a subword.
+A phrase begins at the start of a word: its first token does not count directly after a token that
+the next token continues (a token in ``inside``). So ``a bobcat``, which has the subword ``cat``,
+meets nothing of the phrase ``a cat``.
 
-In the search hypotheses with equal numbers form a bank (Post and Vilar 2018, dynamic beam allocation): see ``fusetk.decoding.beam``.
+In the search, the hypotheses with the same number of met tokens are a bank (dynamic beam
+allocation, Post and Vilar 2018): see ``fusetk.decoding.beam``.
 """
 
 from collections.abc import Container, Sequence
@@ -21,76 +24,115 @@ Phrases = Sequence[Sequence[int]]
 
 
 class Constraints:
-    """Of U searches; ``unit`` (A,) below says which of them are asked about, ``met`` (A, W) how many tokens their hypotheses have met."""
+    """The constraints of U searches.
+
+    In the methods, ``search_index`` (A,) lists the searches, and ``num_met`` (A, W) has the number
+    of met tokens of their hypotheses.
+    """
 
     def __init__(
-        self, wanted: Sequence[Phrases], inside: Container[int], groups: int, device: torch.device
+        self, phrases: Sequence[Phrases], inside: Container[int], groups: int, device: torch.device
     ):
-        """``wanted`` in each sentence; ``groups`` searches stand together for one. Behind tokens ``inside`` a word goes on."""
-        most = max((sum(map(len, phrases)) for phrases in wanted), default=0)
-        kinds = max((len(_tokens(phrases)) for phrases in wanted), default=0)
-        total, tokens = (
-            torch.zeros(len(wanted), dtype=torch.long),
-            torch.full((len(wanted), most + 1), PAD),
+        """``phrases`` of each sentence; each sentence has ``groups`` adjacent searches.
+
+        The token after a token in ``inside`` continues a word.
+        """
+        max_tokens = max(
+            (sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0
         )
-        begun, seen = torch.zeros_like(tokens), torch.full((len(wanted), kinds), -1)
-        after = torch.zeros(
-            len(wanted), most + 1, kinds + 1, dtype=torch.long
-        )  # the last column: any other token
-        for unit, phrases in enumerate(wanted):
-            distinct = _tokens(phrases)
-            seen[unit, : len(distinct)] = torch.tensor(distinct, dtype=torch.long)
+        max_distinct = max(
+            (len(_distinct_tokens(sentence_phrases)) for sentence_phrases in phrases), default=0
+        )
+        sentences = len(phrases)
+        # For each sentence and each number of met tokens: the next token, the number of met tokens
+        # at the start of its phrase, and the number after each distinct token or (last column) any
+        # other.
+        total = torch.zeros(sentences, dtype=torch.long)
+        next_token = torch.full((sentences, max_tokens + 1), PAD)
+        phrase_start = torch.zeros_like(next_token)
+        distinct = torch.full((sentences, max_distinct), -1)
+        num_met_after = torch.zeros(sentences, max_tokens + 1, max_distinct + 1, dtype=torch.long)
+        for sentence, sentence_phrases in enumerate(phrases):
+            tokens = _distinct_tokens(sentence_phrases)
+            distinct[sentence, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             start = 0
-            for phrase in phrases:
+            for phrase in sentence_phrases:
                 for met, token in enumerate(phrase):
-                    tokens[unit, start + met], begun[unit, start + met] = token, start
+                    state = (sentence, start + met)
+                    next_token[state] = token
+                    phrase_start[state] = start
                     row = [
-                        start + _kept([*phrase[:met], other], phrase, inside) for other in distinct
+                        start + _longest_beginning([*phrase[:met], other], phrase, inside)
+                        for other in tokens
                     ]
-                    after[unit, start + met] = torch.tensor(
-                        [*row, *[start] * (kinds + 1 - len(row))]
-                    )
+                    others = [start] * (max_distinct + 1 - len(row))
+                    num_met_after[state] = torch.tensor([*row, *others])
                 start += len(phrase)
-            total[unit], begun[unit, start], after[unit, start] = start, start, start
-        found = (
-            tensor.to(device).repeat_interleave(groups, 0)
-            for tensor in (total, tokens, begun, seen, after)
-        )
-        self.total, self.tokens, self.begun, self.seen, self.after = found
-        self.banks = most + 1
+            total[sentence] = start
+            phrase_start[sentence, start] = start
+            num_met_after[sentence, start] = start
 
-    def next(self, unit: Tensor, met: Tensor, inside: Tensor) -> Tensor:
-        """The next token (A, W) of the phrase under way; PAD where all is met, and where a phrase would begin ``inside`` (A, W) a word."""
-        begins = met == self.begun[unit].gather(1, met)
-        return self.tokens[unit].gather(1, met).masked_fill(inside & begins, PAD)
+        def repeated(tensor: Tensor) -> Tensor:
+            return tensor.to(device).repeat_interleave(groups, 0)
 
-    def advance(self, unit: Tensor, met: Tensor, token: Tensor, inside: Tensor) -> Tensor:
-        """What is met (A, C) after one more ``token`` (A, C), where it goes on with a word if ``inside`` (A, C)."""
-        same = token[:, :, None] == self.seen[unit][:, None]  # (A, C, kinds)
+        self.total = repeated(total)  # (U,)
+        self.next_token = repeated(next_token)  # (U, C + 1)
+        self.phrase_start = repeated(phrase_start)  # (U, C + 1)
+        self.distinct = repeated(distinct)  # (U, N)
+        self.num_met_after = repeated(num_met_after)  # (U, C + 1, N + 1)
+        self.banks = max_tokens + 1
+
+    def next(self, search_index: Tensor, num_met: Tensor, inside: Tensor) -> Tensor:
+        """Return the next token (A, W) of the current phrase.
+
+        PAD if all phrases are met, or if a phrase would begin ``inside`` (A, W) a word.
+        """
+        at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
+        token = self.next_token[search_index].gather(1, num_met)
+        return token.masked_fill(inside & at_start, PAD)
+
+    def advance(
+        self, search_index: Tensor, num_met: Tensor, token: Tensor, inside: Tensor
+    ) -> Tensor:
+        """Return the number of met tokens (A, C) after one more ``token`` (A, C).
+
+        ``inside`` (A, C) is True where that token continues a word.
+        """
+        same = token[:, :, None] == self.distinct[search_index][:, None]  # (A, C, N)
         other = ~same.any(-1, keepdim=True)
         column = torch.cat((same, other), -1).to(torch.uint8).argmax(-1)
-        begun = self.begun[unit].gather(1, met)
-        return torch.where(inside & (met == begun), met, self.after[unit[:, None], met, column])
+        at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
+        after = self.num_met_after[search_index[:, None], num_met, column]
+        return torch.where(inside & at_start, num_met, after)
 
-    def left(self, unit: Tensor, met: Tensor) -> Tensor:
-        """How many tokens (A, W) are still to come."""
-        return self.total[unit][:, None] - met
+    def num_left(self, search_index: Tensor, num_met: Tensor) -> Tensor:
+        """Return the number of tokens (A, W) that are not met yet."""
+        return self.total[search_index][:, None] - num_met
 
-    def pressing(self, unit: Tensor, met: Tensor, room: Tensor) -> Tensor:
-        """Where (A, W) the next token must come now: another one, if it breaks the phrase off, would leave more to come than ``room``
-        (A,) - 1 places have.
+    def must_continue(self, search_index: Tensor, num_met: Tensor, room: Tensor) -> Tensor:
+        """Return where (A, W) the next token of the phrase must come now.
+
+        ``room`` (A,) is the number of positions left. Any other token could break the phrase off,
+        and then more tokens would be left than the remaining ``room`` - 1 positions hold.
         """
-        broken_off = self.total[unit][:, None] - self.begun[unit].gather(1, met)
-        return (self.left(unit, met) > 0) & (broken_off > room[:, None] - 1)
+        start = self.phrase_start[search_index].gather(1, num_met)
+        left_if_broken_off = self.total[search_index][:, None] - start
+        is_left = self.num_left(search_index, num_met) > 0
+        return is_left & (left_if_broken_off > room[:, None] - 1)
 
 
-def _tokens(phrases: Phrases) -> list[int]:
+def _distinct_tokens(phrases: Phrases) -> list[int]:
     return sorted({token for phrase in phrases for token in phrase})
 
 
-def _kept(tokens: Sequence[int], phrase: Sequence[int], inside: Container[int]) -> int:
-    """The length of the longest beginning of ``phrase`` that ``tokens``, the first of which begins a word, end in."""
-    starts = (i for i in range(len(tokens)) if i == 0 or tokens[i - 1] not in inside)
-    return next(
-        (len(tokens) - i for i in starts if list(tokens[i:]) == list(phrase[: len(tokens) - i])), 0
-    )
+def _longest_beginning(tokens: Sequence[int], phrase: Sequence[int], inside: Container[int]) -> int:
+    """Return the length of the longest beginning of ``phrase`` that ends ``tokens``.
+
+    The first of ``tokens`` begins a word.
+    """
+    for start in range(len(tokens)):
+        begins_word = start == 0 or tokens[start - 1] not in inside
+        length = len(tokens) - start
+        if begins_word and list(tokens[start:]) == list(phrase[:length]):
+            return length
+    return 0

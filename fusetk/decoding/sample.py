@@ -1,16 +1,19 @@
-"""Translations that are drawn and not searched for.
+"""Sampling: draw translations from the model's distribution instead of searching for the best.
 
 Definition
 ----------
-N times for each sentence: at each step one token is drawn from the models' distribution over those that are allowed
-(``fusetk.decoding.token_mask``), each probability p made p^(1 / temperature), of the ``top_k`` likeliest tokens only, and of these
-the likeliest only that together first reach ``top_p``; until that is the end mark. So scores, the models' own log-probabilities,
-count what was forbidden, too, as everywhere.
+N times for each sentence: at each step, one token is drawn from the models' distribution over the
+allowed tokens (``fusetk.decoding.token_mask``), until EOS is drawn. Each probability p is changed
+to p^(1 / temperature). Only the ``top_k`` most probable tokens can be drawn, and of these only the
+most probable ones that together first reach ``top_p``. Scores are the models' own
+log-probabilities; forbidden tokens keep their share of the probability, as in the search.
 
-What is drawn is the token with the largest log p / temperature - log(-log u), with a number u in (0, 1) for each token (Gumbel 1954;
-the same as drawing by p). All u come from the seed, the line's number, the sample's, the step's and the token's alone (Philox, Salmon et
-al. 2011, for each step; SplitMix64, Steele et al. 2014, for its tokens). So a sample depends neither on the batch nor on other lines,
-but where two tokens are as close as float32 rounding, or one stands at the edge of ``top_k`` or ``top_p``.
+The drawn token is the one with the largest log p / temperature - log(-log u), with a number u in
+(0, 1) for each token (Gumbel 1954; this is equivalent to drawing by p). The numbers u are a
+function of the seed, the line number, and the numbers of the sample, the step and the token
+(Philox, Salmon et al. 2011, for the steps; SplitMix64, Steele et al. 2014, for the tokens). So a
+sample depends neither on the batch nor on other lines. The only exceptions are two tokens that are
+equal within float32 rounding, or a token at the edge of ``top_k`` or ``top_p``.
 """
 
 from collections.abc import Sequence
@@ -21,11 +24,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusetk.data.vocab import BOS, EOS
-from fusetk.decoding.beam import LEAVE, Hypothesis
+from fusetk.decoding.beam import COMPACTION_THRESHOLD, Hypothesis
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
-from fusetk.decoding.token_mask import DEAD, Demand, Rules
+from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 
@@ -36,105 +39,124 @@ def sample(
     src: Tensor,
     src_mask: Tensor,
     config: SearchConfig,
-    demands: Sequence[Demand] | None = None,
+    requests: Sequence[EncodedRequest] | None = None,
 ) -> list[list[Hypothesis]]:
-    """``n_best`` samples of each sentence, the likeliest first. Arguments as of ``fusetk.decoding.beam.search``.
+    """Return ``n_best`` samples of each sentence, the highest value first.
 
-    Raises ConfigError where phrases must be there, Diverged if a model returns NaN.
+    The arguments are those of ``fusetk.decoding.beam.search``. Raises ConfigError for requests with
+    constraints, and Diverged if a model returns NaN.
     """
-    demands = demands or [Demand()] * len(src)
-    if any(demand.constraints for demand in demands):
+    requests = requests or [EncodedRequest()] * len(src)
+    if any(request.constraints for request in requests):
         raise ConfigError(
-            "phrases that a translation must contain can be searched for but not sampled: leave out sample, or the phrases"
+            "sampling cannot enforce phrases that a translation must contain: remove sample, or "
+            "the phrases"
         )
-    count, device, rules = config.n_best, src.device, Rules(models, src_mask, config, demands)
-    keys = torch.from_numpy(
-        _keys(config.seed, [demand.line for demand in demands], count, rules.longest)
-    ).to(device)
+    count = config.n_best
+    device = src.device
+    mask = TokenMask(models, src_mask, config, requests)
+    lines = [request.line for request in requests]
+    keys = torch.from_numpy(_keys(config.seed, lines, count, mask.longest)).to(device)
     scorer = Scorer(models, config.ensemble)
-    states = scorer.select(
-        scorer.start(src, src_mask),
-        torch.arange(len(src), device=device).repeat_interleave(count),
-        None,
-    )
-    ids = src.new_zeros(len(src), count, rules.longest)
-    scores, lengths = torch.zeros(len(src), count, device=device), src.new_zeros(len(src), count)
-    unit, prefix = torch.arange(len(src), device=device), src.new_full((len(src), count, 1), BOS)
-    for length in range(1, rules.longest + 1):
+    rows = torch.arange(len(src), device=device).repeat_interleave(count)
+    states = scorer.select(scorer.start(src, src_mask), rows, None)
+    ids = src.new_zeros(len(src), count, mask.longest)
+    scores = torch.zeros(len(src), count, device=device)
+    lengths = src.new_zeros(len(src), count)  # 0 until EOS is drawn
+    search_index = torch.arange(len(src), device=device)
+    prefix = src.new_full((len(src), count, 1), BOS)
+    for length in range(1, mask.longest + 1):
         step = scorer.step(prefix[:, :, -1].flatten(), states)
-        plain = step.values.clone()
-        rules.apply(step.values, unit, prefix, length, None)
-        token = _draw(step.values, keys[unit, :, length - 1].flatten(), config)
-        gained = (
-            (plain.gather(1, token) - step.normaliser)
-            .masked_fill(step.values.gather(1, token) == DEAD, DEAD)
-            .view(len(unit), count)
-        )
-        token, going = token.view(len(unit), count), lengths[unit] == 0
-        scores[unit] += gained.masked_fill(~going, 0)
-        ids[unit, :, length - 1] = token
-        lengths[unit] += ((token == EOS) & going) * length
-        prefix, states = torch.cat((prefix, token[:, :, None]), 2), step.states
-        over = (lengths[unit] > 0).all(1).tolist()  # the one wait for the device in a step
-        if all(over):
+        states = step.states
+        all_logits = step.logits.clone()
+        mask.apply(step.logits, search_index, prefix, length, None)
+        token = _draw(step.logits, keys[search_index, :, length - 1].flatten(), config)
+        log_prob = all_logits.gather(1, token) - step.log_z
+        log_prob = log_prob.masked_fill(step.logits.gather(1, token) == NEG_INF, NEG_INF)
+        log_prob = log_prob.view(len(search_index), count)
+        token = token.view(len(search_index), count)
+        is_live = lengths[search_index] == 0
+        scores[search_index] += log_prob.masked_fill(~is_live, 0)
+        ids[search_index, :, length - 1] = token
+        lengths[search_index] += ((token == EOS) & is_live) * length
+        prefix = torch.cat((prefix, token[:, :, None]), 2)
+        # The next line is the only synchronisation with the device in a step.
+        flags = (lengths[search_index] > 0).all(1).tolist()
+        if all(flags):
             break
-        if sum(over) >= LEAVE * len(over):
-            stay = torch.tensor([i for i, done in enumerate(over) if not done], device=device)
+        if sum(flags) >= COMPACTION_THRESHOLD * len(flags):
+            stay = torch.tensor([i for i, done in enumerate(flags) if not done], device=device)
             rows = (stay[:, None] * count + torch.arange(count, device=device)).flatten()
-            unit, prefix, states = unit[stay], prefix[stay], scorer.select(states, rows, stay)
+            search_index = search_index[stay]
+            prefix = prefix[stay]
+            states = scorer.select(states, rows, stay)
     if scores.isnan().any():
         raise Diverged()
-    drawn = zip(ids.tolist(), lengths.tolist(), scores.tolist(), strict=True)
-    found = [
+    return _hypotheses(ids, lengths, scores, config)
+
+
+def _hypotheses(
+    ids: Tensor, lengths: Tensor, scores: Tensor, config: SearchConfig
+) -> list[list[Hypothesis]]:
+    """The samples of each sentence, the highest value first.
+
+    A sample is missing if all tokens were forbidden at one of its steps.
+    """
+    sentences = zip(ids.tolist(), lengths.tolist(), scores.tolist(), strict=True)
+    hypotheses = [
         [
-            Hypothesis(i[: n - 1], s, value(s, n, config))
-            for i, n, s in zip(*one, strict=True)
-            if s > DEAD
+            Hypothesis(tokens[: length - 1], score, value(score, length, config))
+            for tokens, length, score in zip(*samples, strict=True)
+            if score > NEG_INF
         ]
-        for one in drawn
+        for samples in sentences
     ]
-    return [sorted(several, key=lambda one: -one.normalized) for several in found]
+    return [
+        sorted(samples, key=lambda hypothesis: -hypothesis.normalized) for samples in hypotheses
+    ]
 
 
 def _keys(seed: int, lines: Sequence[int], count: int, length: int) -> np.ndarray:
-    """A number of 64 bits for each step of each sample, (B, count, length)."""
-    found = np.empty((len(lines), count, length), np.int64)
+    """Return a number of 64 bits for each step of each sample, (B, count, length)."""
+    keys = np.empty((len(lines), count, length), np.int64)
     for i, line in enumerate(lines):
         for n in range(count):
-            found[i, n] = (
-                np.random.Philox(key=np.array([seed, line], np.uint64), counter=[0, 0, 0, n])
-                .random_raw(length)
-                .view(np.int64)
+            generator = np.random.Philox(
+                key=np.array([seed, line], np.uint64), counter=[0, 0, 0, n]
             )
-    return found
+            keys[i, n] = generator.random_raw(length).view(np.int64)
+    return keys
 
 
-def _draw(values: Tensor, keys: Tensor, config: SearchConfig) -> Tensor:
-    """Tokens (R, 1) drawn by keys (R,) from unnormalised log-probabilities (R, V)."""
-    values, token = (
-        values / config.temperature,
-        torch.arange(values.shape[1], device=values.device)[None],
-    )
+def _draw(logits: Tensor, keys: Tensor, config: SearchConfig) -> Tensor:
+    """Draw tokens (R, 1) by keys (R,) from unnormalised log-probabilities (R, V)."""
+    logits = logits / config.temperature
+    token = torch.arange(logits.shape[1], device=logits.device)[None]
     if config.top_k or config.top_p < 1:
-        values, token = values.sort(dim=1, descending=True, stable=True)
-        values, token = values[:, : config.top_k or None], token[:, : config.top_k or None]
+        logits, token = logits.sort(dim=1, descending=True, stable=True)
+        logits = logits[:, : config.top_k or None]
+        token = token[:, : config.top_k or None]
     if config.top_p < 1:
-        before = F.pad(values.double().softmax(-1).cumsum(1)[:, :-1], (1, 0))
-        values = values.masked_fill(before >= config.top_p, DEAD)
-    place = (values - _uniform(keys[:, None], token).log_().neg_().log_()).argmax(1, keepdim=True)
-    return token.expand(len(values), -1).gather(1, place)
+        before = F.pad(logits.double().softmax(-1).cumsum(1)[:, :-1], (1, 0))
+        logits = logits.masked_fill(before >= config.top_p, NEG_INF)
+    gumbel = _uniform(keys[:, None], token).log_().neg_().log_()
+    place = (logits - gumbel).argmax(1, keepdim=True)
+    return token.expand(len(logits), -1).gather(1, place)
 
 
 def _uniform(keys: Tensor, token: Tensor) -> Tensor:
-    """Numbers in (0, 1) for keys (R, 1) and tokens (R or 1, C): SplitMix64's number ``token`` behind a key, 24 bits of it."""
+    """Return numbers in (0, 1) for keys (R, 1) and tokens (R or 1, C).
+
+    They are 24 bits of the SplitMix64 output number ``token`` after the key.
+    """
     bits = keys + (token + 1) * _signed(0x9E3779B97F4A7C15)
-    bits = (bits ^ _shifted(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(0x94D049BB133111EB)
-    return (_shifted(bits ^ _shifted(bits, 31), 40).float() + 0.5) * 2.0**-24
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
+    return (_shift_right(bits ^ _shift_right(bits, 31), 40).float() + 0.5) * 2.0**-24
 
 
-def _shifted(bits: Tensor, places: int) -> Tensor:
-    """To the right, zeros coming in at the left, where the sign is."""
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """Logical shift: zeros come in at the left, instead of the sign."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Lines as they come: large chunks where there is plenty, at once what a waiting writer has typed."""
+"""Lines from a pipe, terminal or file: chunks of all lines that have arrived."""
 
 import select
 from collections import deque
@@ -9,30 +9,30 @@ from fusetk.errors import DataError
 
 Item = TypeVar("Item")
 
-PATIENCE = 0.03  # seconds to wait for more input before what is there is translated
+POLL_SECONDS = 0.03  # the time to wait for more lines before the lines that came are translated
 
 
-class Arrivals:
-    """The raw lines of a pipe, terminal or file, and whether another is there without waiting for it long."""
+class LineReader:
+    """Iterate over the raw lines of a pipe, terminal or file, and tell whether more lines wait."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
         self.lines: deque[bytes] = deque()
-        self.rest: list[bytes] = []  # pieces of a line whose end has not come
-        self.over = False
+        self.partial: list[bytes] = []  # pieces of a line whose end has not been read
+        self.at_end = False
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
-            while not self.lines and not self.over:
+            while not self.lines and not self.at_end:
                 self._read()
             if not self.lines:
                 return
             yield self.lines.popleft()
 
     def ready(self) -> bool:
-        """Whether iterating would give a line, or the end, now."""
-        while not self.lines and not self.over:
-            if not select.select([self.file], [], [], PATIENCE)[0]:
+        """Whether the next line, or the end, comes within ``POLL_SECONDS``."""
+        while not self.lines and not self.at_end:
+            if not select.select([self.file], [], [], POLL_SECONDS)[0]:
                 return False
             self._read()
         return True
@@ -41,42 +41,47 @@ class Arrivals:
         data = self.file.read1(1 << 20)  # type: ignore[attr-defined]
         *lines, rest = data.split(b"\n")
         if lines:
-            self.lines.append(b"".join([*self.rest, lines[0]]) + b"\n")
+            self.lines.append(b"".join([*self.partial, lines[0]]) + b"\n")
             self.lines.extend(line + b"\n" for line in lines[1:])
-            self.rest = []
-        self.rest.append(rest)
-        self.over = not data
-        if self.over and any(self.rest):
-            self.lines.append(b"".join(self.rest))
+            self.partial = []
+        self.partial.append(rest)
+        self.at_end = not data
+        if self.at_end and any(self.partial):
+            self.lines.append(b"".join(self.partial))
 
 
 def chunks(
-    lines: Iterator[Item], most: int, ready: Callable[[], bool] = lambda: True, before: int = 0
+    lines: Iterator[Item],
+    max_size: int,
+    ready: Callable[[], bool] = lambda: True,
+    num_done: int = 0,
 ) -> Iterator[list[Item]]:
-    """At most ``most`` lines at a time, fewer when no more is ``ready``.
+    """Yield at most ``max_size`` lines at a time, and fewer if no more line is ``ready``.
 
-    Where so many lines are done ``before``, the first chunk ends where it would have ended without a break: chunks, and with them
-    batches, are then the same. A DataError that ``lines`` raises comes after the lines before it.
+    ``num_done`` lines were done in an earlier, interrupted run. The first chunk then ends at the
+    same line as without the interruption, so all later chunks and batches are the same. If
+    ``lines`` raises a DataError, the lines before it are yielded first.
     """
-    size, over = most - before % most, False
-    while not over:
+    size = max_size - num_done % max_size
+    at_end = False
+    while not at_end:
         chunk: list[Item] = []
-        broken: DataError | None = None
+        data_error: DataError | None = None
         try:
             while len(chunk) < size and (not chunk or ready()):
                 chunk.append(next(lines))
         except StopIteration:
-            over = True
+            at_end = True
         except DataError as error:
-            broken = error
+            data_error = error
         if chunk:
             yield chunk
-        if broken is not None:
-            raise broken
-        size = most
+        if data_error is not None:
+            raise data_error
+        size = max_size
 
 
-def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:
-    """Indices of things of these sizes, dealt to several hands, the largest first, so that each hand has about as much."""
+def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Distribute the indices of items over parts of similar total size: largest first, in turn."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    return [order[hand::hands] for hand in range(hands)]
+    return [order[part::parts] for part in range(parts)]

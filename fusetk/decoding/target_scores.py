@@ -1,4 +1,4 @@
-"""Forced scoring: models read given translations and say how probable each word of them is."""
+"""Scores of given translations by forced decoding."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,8 @@ from fusetk import trace
 from fusetk.data.batch import Batch, pad
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment
-from fusetk.decoding.alignment import Which
+from fusetk.decoding.alignment import AttentionHeads
+from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
@@ -23,100 +24,110 @@ BATCH_TOKENS = 8192
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
-class Forced(NamedTuple):
-    """What models make of a given translation of T tokens."""
+class TargetScores(NamedTuple):
+    """The models' scores of a given translation of T tokens."""
 
-    scores: list[float]  # natural-log probability of each token, then of the end mark
-    attention: (
-        np.ndarray | None
-    )  # (T + 1, S) float32, S source positions, the end mark counted; each row sums to 1
+    scores: list[float]  # natural-log probability of each token, then of EOS
+    # (T + 1, S) float32; S source positions include EOS; each row sums to 1
+    attention: np.ndarray | None
 
 
 @torch.inference_mode()
-def force(
+def score_targets(
     models: Sequence[Seq2Seq],
     pairs: Pairs,
     ensemble: str = "probability",
     batch_tokens: int = BATCH_TOKENS,
-    attention: Which | None = None,
-) -> list[Forced]:
-    """Read each pair of source ids, the end mark last, and target ids without marks.
+    attention: AttentionHeads | None = None,
+) -> list[TargetScores]:
+    """Score each pair of source ids, EOS last, and target ids without BOS and EOS.
 
-    ``models`` in evaluation mode, several are an ensemble as ``decoding.scorer`` defines it by ``ensemble``; of attention the mean over
-    them is taken. The sum of a pair's scores is the score of that translation in a search. A batch has at most ``batch_tokens``
-    positions, padding counted, or one pair. Raises DataError for a pair that is longer than the models' positions, ConfigError for
-    attention that a model does not have, and Diverged if a model returns NaN.
+    ``models`` are in evaluation mode. Several models are an ensemble as ``decoding.scorer`` defines
+    it by ``ensemble``; the attention is the mean over them. The sum of a pair's scores is the score
+    of that translation in a search. A batch has at most ``batch_tokens`` positions, including
+    padding, or one pair. Raises DataError for a pair that exceeds the positions of the models,
+    ConfigError for attention heads that a model does not have, and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
     device = next(models[0].parameters()).device
-    found: dict[int, Forced] = {}
-    for indices in batches(
-        [(len(source), len(target) + 1) for source, target in pairs], batch_tokens
-    ):
+    results: dict[int, TargetScores] = {}
+    lengths = [(len(source), len(target) + 1) for source, target in pairs]
+    for indices in batches(lengths, batch_tokens):
         batch = collate([pairs[i] for i in indices]).to(device)
-        each, weights = zip(*(_read(model, batch, attention) for model in models), strict=True)
-        scores = torch.stack(each)  # (models, N)
-        mean = (
-            scores.mean(0) if ensemble == "log" else scores.logsumexp(0) - math.log(len(scores))
-        ).cpu()
+        passes = [_forward(model, batch, attention) for model in models]
+        scores = torch.stack([model_scores for model_scores, _ in passes])  # (models, N)
+        if ensemble == "log":
+            mean = scores.mean(0)
+        else:
+            mean = scores.logsumexp(0) - math.log(len(scores))
+        mean = mean.cpu()
         if mean.isnan().any():
             raise Diverged()
-        attended = None if attention is None else torch.stack(weights).mean(0).cpu().numpy()
-        lengths = [len(pairs[i][1]) + 1 for i in indices]
-        for row, (i, mine) in enumerate(zip(indices, mean.split(lengths), strict=True)):
-            seen = (
-                None if attended is None else attended[row, : len(mine), : len(pairs[i][0])].copy()
-            )
-            found[i] = Forced(mine.tolist(), seen)
-    return [found[i] for i in range(len(pairs))]
+        weights = [model_weights for _, model_weights in passes if model_weights is not None]
+        mean_weights = torch.stack(weights).mean(0).cpu().numpy() if weights else None
+        target_lengths = [lengths[i][1] for i in indices]
+        split = zip(indices, mean.split(target_lengths), strict=True)
+        for row, (i, token_scores) in enumerate(split):
+            source_length, target_length = lengths[i]
+            cut = None
+            if mean_weights is not None:
+                cut = mean_weights[row, :target_length, :source_length].copy()
+            results[i] = TargetScores(token_scores.tolist(), cut)
+    return [results[i] for i in range(len(pairs))]
 
 
-def _read(model: Seq2Seq, batch: Batch, which: Which | None) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of the real target tokens (N,), and the attention (B, T, S) if it is wanted."""
-    if which is None:
-        features, weights = model(batch.src, batch.src_mask, batch.tgt_in), None
+def _forward(
+    model: Seq2Seq, batch: Batch, heads: AttentionHeads | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities of the N target tokens without padding, and attention (B, T, S)."""
+    weights = None
+    if heads is None:
+        features = model(batch.src, batch.src_mask, batch.tgt_in)
     else:
-        with trace.listen(alignment.PATTERN) as found:
+        with trace.listen(alignment.PATTERN) as recorded:
             features = model(batch.src, batch.src_mask, batch.tgt_in)
-        weights = alignment.attention(found, which, *batch.src.shape)
-    return log_probabilities(
-        model.output,
-        features.flatten(0, 1)[batch.target_index],
-        batch.tgt_out.flatten()[batch.target_index],
-    ), weights
+        weights = alignment.attention(recorded, heads, *batch.src.shape)
+    features = features.flatten(0, 1)[batch.target_index]
+    tokens = batch.tgt_out.flatten()[batch.target_index]
+    return log_probabilities(model.output, features, tokens), weights
 
 
 def log_probabilities(
     output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Features (N, D) and the tokens (N,) that they are to predict -> natural-log probabilities (N,), float32."""
-    rows = max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // len(output.weight))
-    found = []
-    for part, wanted in zip(features.split(rows), tokens.split(rows), strict=True):
-        logits = output(part).float()
-        found.append(logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1))
-    return torch.cat(found)
+    """Return the natural-log probabilities (N,), float32, of tokens (N,) given features (N, D)."""
+    piece = PIECE if features.device.type == "cpu" else PIECE_GPU
+    rows = max(1, piece // len(output.weight))
+    log_probs = []
+    for some_features, some_tokens in zip(features.split(rows), tokens.split(rows), strict=True):
+        logits = output(some_features).float()
+        token_logits = logits.gather(1, some_tokens[:, None])[:, 0]
+        log_probs.append(token_logits - logits.logsumexp(1))
+    return torch.cat(log_probs)
 
 
 def collate(pairs: Pairs) -> Batch:
-    """Pairs of source ids, the end mark last, and target ids without marks as a batch."""
+    """Make a batch of pairs of source ids, EOS last, and target ids without BOS and EOS."""
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
     tgt_out, _ = pad([[*target, EOS] for _, target in pairs])
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])
 
 
-def batches(lengths: Sequence[tuple[int, int]], most: int) -> Iterator[list[int]]:
-    """Indices of pairs with such lengths of both sides, similar ones together, in batches of at most ``most`` positions, the padding
-    counted, or of one pair.
+def batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iterator[list[int]]:
+    """Yield batches of the indices of pairs with the given (source, target) lengths.
+
+    Pairs of similar length share a batch. A batch has at most ``max_positions`` positions,
+    including padding, or one pair.
     """
     batch: list[int] = []
     width = (0, 0)
     for i in sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i])):
         wider = max(width[0], lengths[i][0]), max(width[1], lengths[i][1])
-        if batch and (len(batch) + 1) * sum(wider) > most:
+        if batch and (len(batch) + 1) * sum(wider) > max_positions:
             yield batch
-            batch, wider = [], lengths[i]
+            batch = []
+            wider = lengths[i]
         batch.append(i)
         width = wider
     if batch:
@@ -124,17 +135,17 @@ def batches(lengths: Sequence[tuple[int, int]], most: int) -> Iterator[list[int]
 
 
 def check_length(models: Sequence[Seq2Seq], pairs: Pairs) -> None:
-    """Raise DataError for pairs, as ``force`` reads them, of which one is longer than the models' positions."""
-    limit = min(
-        (limit for model in models if (limit := getattr(model, "max_positions", None)) is not None),
-        default=math.inf,
-    )
+    """Raise DataError if a pair of ``score_targets`` exceeds the positions of the models."""
+    positions = max_positions(models)
+    if positions is None:
+        return
     longest = {
-        "source": [len(source) - 1 for source, _ in pairs],
-        "target": [len(target) for _, target in pairs],
+        "source": max((len(source) - 1 for source, _ in pairs), default=0),
+        "target": max((len(target) for _, target in pairs), default=0),
     }
-    for side, lengths in longest.items():
-        if max(lengths, default=0) >= limit:
+    for side, length in longest.items():
+        if length >= positions:
             raise DataError(
-                f"a {side} sentence of {max(lengths)} tokens is too long: with its mark the model has {limit} positions"
+                f"a {side} sentence of {length} tokens is too long: the model has {positions} "
+                "positions, one of them for EOS"
             )

@@ -1,4 +1,4 @@
-"""Which tokens may come next: lengths, marks, repetitions, and what is asked of a single sentence."""
+"""The tokens that may come next: lengths, special tokens, repetitions, prefixes and phrases."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,135 +11,158 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.constraints import Constraints, Phrases
 from fusetk.models.seq2seq import Seq2Seq
 
-DEAD = float("-inf")  # the score of what cannot be or is over
+NEG_INF = float("-inf")  # the score of a forbidden token, and of an empty place in a beam
 
 
-class Demand(NamedTuple):
-    """What is asked of one sentence's translation; ids without marks."""
+class EncodedRequest(NamedTuple):
+    """The requirements for the translation of one sentence, as ids without BOS and EOS."""
 
-    prefix: Sequence[int] = ()  # what it begins with
-    constraints: Phrases = ()  # what it contains, in this order
-    line: int = 0  # the sentence's number, for samples
-    inside: frozenset[int] = (
-        frozenset()
-    )  # tokens that the next one continues: no phrase begins behind them
+    prefix: Sequence[int] = ()  # the translation begins with it
+    constraints: Phrases = ()  # the translation contains these phrases, in this order
+    line: int = 0  # the number of the sentence, for sampling
+    inside: frozenset[int] = frozenset()  # the token after one of these continues a word
 
 
-class Rules:
-    """Of U searches, each for a sentence; the R rows of ``values`` below are W hypotheses of each of those in ``unit`` (A,)."""
+class TokenMask:
+    """The tokens that U searches may produce next; each search belongs to a sentence.
+
+    In the methods, ``search_index`` (A,) lists the searches that are not done, and ``logits`` has
+    R = A * W rows, W hypotheses for each of them.
+    """
 
     def __init__(
         self,
         models: Sequence[Seq2Seq],
         src_mask: Tensor,
         config: SearchConfig,
-        demands: Sequence[Demand] | None,
+        requests: Sequence[EncodedRequest] | None,
         groups: int = 1,
     ):
-        """``src_mask`` (B, S) with end marks; each sentence is searched for by ``groups`` units that stand together."""
-        demands = demands or [Demand()] * len(src_mask)
+        """``src_mask`` (B, S) includes EOS. Each sentence has ``groups`` adjacent searches."""
+        requests = requests or [EncodedRequest()] * len(src_mask)
         minima = length_minima(src_mask, config)
-        limits = length_limits(models, src_mask, config, demands)
+        limits = length_limits(models, src_mask, config, requests)
         self.forbidden = [PAD, BOS, UNK] if config.forbid_unknown else [PAD, BOS]
         self.ngram = config.no_repeat_ngram
-        self.longest, self.shortest = max(limits, default=0), min(minima, default=0)
-        self._last, self._least = {*limits}, max(minima, default=0)
+        self.longest = max(limits, default=0)
+        self._limits = set(limits)
+        self._smallest_minimum = min(minima, default=0)
+        self._largest_minimum = max(minima, default=0)
 
-        def of_units(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, device=src_mask.device, dtype=torch.long).repeat_interleave(
-                groups
-            )
+        def per_search(numbers: Sequence[int]) -> Tensor:
+            tensor = torch.tensor(numbers, device=src_mask.device, dtype=torch.long)
+            return tensor.repeat_interleave(groups)
 
-        self.limit, self.minimum = (
-            of_units(limits),
-            of_units(minima),
-        )  # (U,), the end mark counted in the limit only
+        self.limit = per_search(limits)  # (U,), includes EOS
+        self.minimum = per_search(minima)  # (U,), excludes EOS
         self.prefix = None
-        if any(demand.prefix for demand in demands):
-            most = max(len(demand.prefix) for demand in demands)
-            rows = torch.tensor(
-                [[*demand.prefix, *[-1] * (most - len(demand.prefix))] for demand in demands],
-                device=src_mask.device,
-            )
-            self.prefix = rows.repeat_interleave(groups, 0)  # (U, P)
+        if any(request.prefix for request in requests):
+            size = max(len(request.prefix) for request in requests)
+            rows = [[*request.prefix, *[-1] * (size - len(request.prefix))] for request in requests]
+            prefixes = torch.tensor(rows, device=src_mask.device)
+            self.prefix = prefixes.repeat_interleave(groups, 0)  # (U, P)
         self.constraints = None
-        if any(demand.constraints for demand in demands):
-            inside = frozenset().union(*(demand.inside for demand in demands))
+        if any(request.constraints for request in requests):
+            inside = frozenset().union(*(request.inside for request in requests))
             self.constraints = Constraints(
-                [demand.constraints for demand in demands], inside, groups, src_mask.device
+                [request.constraints for request in requests], inside, groups, src_mask.device
             )
             self._inside = torch.tensor(sorted(inside), device=src_mask.device, dtype=torch.long)
 
     def apply(
-        self, values: Tensor, unit: Tensor, prefix: Tensor, length: int, met: Tensor | None
+        self,
+        logits: Tensor,
+        search_index: Tensor,
+        prefix: Tensor,
+        length: int,
+        num_met: Tensor | None,
     ) -> None:
-        """Forbid tokens of values (R, V), in place, for hypotheses (A, W, length) that begin with the begin mark and are to get their
-        token number ``length``; what is forbidden keeps its probability. ``met`` (A, W) as in ``Constraints``. The next token of a
-        phrase, and one that must come, are never forbidden.
+        """Set the logits (R, V) of forbidden tokens to -inf, in place.
+
+        The hypotheses ``prefix`` (A, W, length) begin with BOS and get their token number
+        ``length``. ``num_met`` (A, W) as in ``Constraints``. The other tokens keep their logits, so
+        the probability of forbidden tokens is not redistributed. The next token of a phrase and a
+        forced token are never forbidden.
         """
-        asked = None
-        if met is not None and self.constraints is not None:
-            asked = self.constraints.next(unit, met, self.inside_word(prefix))
-        forced = self._forced(unit, length, prefix.shape[1], met, asked)
-        if forced is not None:
-            only = (forced >= 0)[:, None]
-            forced = forced.clamp(min=PAD)[:, None]
-            kept = values.gather(1, forced).masked_fill(~only, DEAD)
-        if asked is not None:
-            asked = asked.flatten()[:, None]
-            wanted = values.gather(1, asked).masked_fill(asked == PAD, DEAD)
-        for token in self.forbidden:
-            values[:, token] = DEAD
+        phrase_token = None
+        if num_met is not None and self.constraints is not None:
+            phrase_token = self.constraints.next(search_index, num_met, self.inside_word(prefix))
         width = prefix.shape[1]
-        if length <= self.shortest:
-            values[:, EOS] = DEAD
-        elif length <= self._least:
-            values[:, EOS].masked_fill_(
-                (self.minimum[unit] >= length).repeat_interleave(width), DEAD
-            )
-        if met is not None and self.constraints is not None:
-            self._leave_room(values, unit, length, met)
-        if self.ngram:
-            _forbid_repetition(values, prefix.flatten(0, 1)[:, 1:], self.ngram)
-        if asked is not None:
-            values.scatter_(1, asked, wanted)
+        forced = self._forced(search_index, length, width, num_met, phrase_token)
         if forced is not None:
-            values.masked_fill_(only, DEAD).scatter_(1, forced, kept)
+            is_forced = (forced >= 0)[:, None]
+            forced = forced.clamp(min=PAD)[:, None]
+            forced_logits = logits.gather(1, forced).masked_fill(~is_forced, NEG_INF)
+        if phrase_token is not None:
+            phrase_token = phrase_token.flatten()[:, None]
+            phrase_logits = logits.gather(1, phrase_token)
+            phrase_logits = phrase_logits.masked_fill(phrase_token == PAD, NEG_INF)
+        for token in self.forbidden:
+            logits[:, token] = NEG_INF
+        if length <= self._smallest_minimum:
+            logits[:, EOS] = NEG_INF
+        elif length <= self._largest_minimum:
+            too_short = (self.minimum[search_index] >= length).repeat_interleave(width)
+            logits[:, EOS].masked_fill_(too_short, NEG_INF)
+        if num_met is not None and self.constraints is not None:
+            self._leave_room(logits, search_index, length, num_met)
+        if self.ngram:
+            _forbid_repetition(logits, prefix.flatten(0, 1)[:, 1:], self.ngram)
+        if phrase_token is not None:
+            logits.scatter_(1, phrase_token, phrase_logits)
+        if forced is not None:
+            logits.masked_fill_(is_forced, NEG_INF).scatter_(1, forced, forced_logits)
 
     def inside_word(self, prefix: Tensor) -> Tensor:
-        """Where (A, W) the next token goes on with a word, after prefixes (A, W, t)."""
+        """Return where (A, W) the token after the prefixes (A, W, t) continues a word."""
         return torch.isin(prefix[:, :, -1], self._inside)
 
-    def _leave_room(self, values: Tensor, unit: Tensor, length: int, met: Tensor) -> None:
-        """Forbid the end mark until all phrases are met, and what a word would have to go on from where a phrase must begin next."""
+    def _leave_room(
+        self, logits: Tensor, search_index: Tensor, length: int, num_met: Tensor
+    ) -> None:
+        """Keep enough positions for the phrases that are not met.
+
+        Forbid EOS until all phrases are met. If a phrase must begin at the next position, forbid
+        the tokens that the next token would continue.
+        """
         assert self.constraints is not None
-        rows = self.constraints.left(unit, met).flatten() > 0
-        values[:, EOS].masked_fill_(rows, DEAD)
-        next_pressing = self.constraints.pressing(
-            unit, met, self.limit[unit] - length - 1
-        ).flatten()
-        values[:, self._inside] = values[:, self._inside].masked_fill(next_pressing[:, None], DEAD)
+        unmet = self.constraints.num_left(search_index, num_met).flatten() > 0
+        logits[:, EOS].masked_fill_(unmet, NEG_INF)
+        room = self.limit[search_index] - length - 1
+        must_begin = self.constraints.must_continue(search_index, num_met, room).flatten()
+        logits[:, self._inside] = logits[:, self._inside].masked_fill(must_begin[:, None], NEG_INF)
 
     def _forced(
-        self, unit: Tensor, length: int, width: int, met: Tensor | None, asked: Tensor | None
+        self,
+        search_index: Tensor,
+        length: int,
+        width: int,
+        num_met: Tensor | None,
+        phrase_token: Tensor | None,
     ) -> Tensor | None:
-        """The one token (R,) that each of ``width`` hypotheses may get, -1 where it is free; None where all are. ``asked`` (A, W) are the
-        next tokens of phrases.
+        """Return the only token (R,) that each of ``width`` hypotheses may get; -1 if it is free.
+
+        None if all hypotheses are free. ``phrase_token`` (A, W) has the next tokens of phrases.
         """
         forced = None
-        if length in self._last:
-            forced = torch.where(self.limit[unit] == length, EOS, -1)[:, None].expand(-1, width)
-        if met is not None and asked is not None and self.constraints is not None:
-            pressing = self.constraints.pressing(unit, met, self.limit[unit] - length)
-            forced = torch.where(pressing, asked, -1 if forced is None else forced)
+        if length in self._limits:
+            eos_or_free = torch.where(self.limit[search_index] == length, EOS, -1)
+            forced = eos_or_free[:, None].expand(-1, width)
+        if num_met is not None and phrase_token is not None and self.constraints is not None:
+            room = self.limit[search_index] - length
+            must_continue = self.constraints.must_continue(search_index, num_met, room)
+            forced = torch.where(must_continue, phrase_token, -1 if forced is None else forced)
         if self.prefix is not None and length <= self.prefix.shape[1]:
-            given = self.prefix[unit, length - 1][:, None].expand(-1, width)
-            forced = given if forced is None else torch.where(given >= 0, given, forced)
+            token = self.prefix[search_index, length - 1][:, None].expand(-1, width)
+            forced = token if forced is None else torch.where(token >= 0, token, forced)
         return None if forced is None else forced.flatten()
 
 
 def length_minima(src_mask: Tensor, config: SearchConfig) -> list[int]:
-    """The fewest tokens of each sentence's translation, the end mark not counted; ``src_mask`` (B, S) with end marks."""
+    """Return the minimum length of each translation, without EOS.
+
+    ``src_mask`` (B, S) includes EOS.
+    """
     return [
         max(config.min_length, int(config.min_length_factor * length))
         for length in (src_mask.sum(1) - 1).tolist()
@@ -150,33 +173,38 @@ def length_limits(
     models: Sequence[Seq2Seq],
     src_mask: Tensor,
     config: SearchConfig,
-    demands: Sequence[Demand] | None = None,
+    requests: Sequence[EncodedRequest] | None = None,
 ) -> list[int]:
-    """The longest translation of each sentence, the end mark counted: as the settings say, but as long as the minimum or what is asked
-    needs, and no longer than the models have positions.
+    """Return the maximum length of each translation, including EOS.
+
+    The settings give the limit. The minimum length, a prefix and phrases may raise it; the
+    positions of the models restrict it.
     """
-    positions = [
-        limit for model in models if (limit := getattr(model, "max_positions", None)) is not None
-    ]
     lengths = (src_mask.sum(1) - 1).tolist()
-    limits = [
-        int(config.max_length_factor * length) + config.max_length_extra for length in lengths
-    ]
-    least = length_minima(src_mask, config)
-    asked = [
-        len(demand.prefix) + sum(map(len, demand.constraints))
-        for demand in demands or [Demand()] * len(lengths)
-    ]
-    limits = [max(several) + 1 for several in zip(limits, least, asked, strict=True)]
-    return [min(limit, *positions) for limit in limits] if positions else limits
+    minima = length_minima(src_mask, config)
+    limits = []
+    for length, minimum, request in zip(
+        lengths, minima, requests or [EncodedRequest()] * len(lengths), strict=True
+    ):
+        maximum = int(config.max_length_factor * length) + config.max_length_extra
+        required = len(request.prefix) + sum(map(len, request.constraints))
+        limits.append(max(maximum, minimum, required) + 1)
+    positions = max_positions(models)
+    return limits if positions is None else [min(limit, positions) for limit in limits]
 
 
-def _forbid_repetition(values: Tensor, tokens: Tensor, size: int) -> None:
-    """Forbid what would end a run of ``size`` tokens that stands in ``tokens`` (R, t) already."""
+def max_positions(models: Sequence[Seq2Seq]) -> int | None:
+    """Return the number of positions that all models have; None if no model has a limit."""
+    positions = [model.max_positions for model in models if model.max_positions is not None]
+    return min(positions, default=None)
+
+
+def _forbid_repetition(logits: Tensor, tokens: Tensor, size: int) -> None:
+    """Forbid tokens that would complete an n-gram of ``size`` that ``tokens`` (R, t) contains."""
     if tokens.shape[1] < size:
         return
-    runs = tokens.unfold(1, size, 1)  # (R, t - size + 1, size)
+    ngrams = tokens.unfold(1, size, 1)  # (R, t - size + 1, size)
     last = tokens[:, tokens.shape[1] - size + 1 :]
-    again = (runs[:, :, : size - 1] == last[:, None]).all(-1)
-    # What is no repetition forbids the padding once more.
-    values.scatter_(1, torch.where(again, runs[:, :, -1], PAD), DEAD)
+    repeats = (ngrams[:, :, : size - 1] == last[:, None]).all(-1)
+    # PAD is forbidden anyway, so it serves for the n-grams that are not repeated.
+    logits.scatter_(1, torch.where(repeats, ngrams[:, :, -1], PAD), NEG_INF)

@@ -1,4 +1,4 @@
-"""Text in, text out: sentences sorted into batches, searched, and put back in order."""
+"""Text in, text out: sentences are sorted into batches, searched, and put back in order."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,13 @@ from fusetk.data.batch import pad
 from fusetk.data.bpe import JOINER
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS, UNK
-from fusetk.decoding.alignment import Which, hard
+from fusetk.decoding.alignment import AttentionHeads, hard
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.requests import Request as Request
 from fusetk.decoding.sample import sample
-from fusetk.decoding.target_scores import Forced, force
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.target_scores import TargetScores, score_targets
+from fusetk.decoding.token_mask import EncodedRequest, max_positions
 from fusetk.decoding.unknown import Replacement
 from fusetk.errors import DataError
 from fusetk.models.seq2seq import Seq2Seq
@@ -26,43 +27,36 @@ log = logging.getLogger(__name__)
 Ids = Sequence[int] | np.ndarray
 
 
-class Request(NamedTuple):
-    """A line to translate, and what is asked of its translation."""
-
-    text: str
-    prefix: str = ""  # words that it begins with
-    constraints: tuple[str, ...] = ()  # phrases that it contains, in this order
-
-
 class Extras(NamedTuple):
-    """What is found out about a translation besides its text, in a forced pass over it."""
+    """Further results for each translation. They need a forced pass over it."""
 
     word_scores: bool = False
-    attention: Which | None = None
-    replace: Replacement | None = None  # of unknown words, by that attention, or by its mean
+    attention: AttentionHeads | None = None
+    # Replaces unknown words by this attention, or by the mean over all layers and heads.
+    replace: Replacement | None = None
 
     @property
-    def which(self) -> Which | None:
-        """The attention that is needed."""
-        return self.attention or (Which() if self.replace else None)
+    def heads(self) -> AttentionHeads | None:
+        """The attention that the forced pass must return."""
+        return self.attention or (AttentionHeads() if self.replace else None)
 
 
 class Translation(NamedTuple):
-    """A translation as its reader wants it, with T tokens from a source of S positions."""
+    """A translation of T tokens of a source of S positions, with its text."""
 
     text: str
     tokens: list[str]  # as the model produced them
-    score: float  # natural-log probability of the tokens and the end mark
-    normalized: float  # what translations are compared by: score / length penalty, and what else the search is told
-    word_scores: list[float] | None = None  # of the T tokens and the end mark
-    attention: np.ndarray | None = None  # (T + 1, S), end marks last
+    score: float  # natural-log probability of the tokens and EOS
+    normalized: float  # the value that ranks translations, see ``decoding.scores``
+    word_scores: list[float] | None = None  # for the T tokens and EOS
+    attention: np.ndarray | None = None  # (T + 1, S), EOS last
 
 
 class Translator:
-    """One model, or an ensemble of models with the same vocabularies, and the pipeline that their text goes through.
+    """One model, or an ensemble of models with the same vocabularies, and their text pipeline.
 
-    Models are used as they are: on their device, in their precision, and they must be in evaluation mode. Nothing is kept
-    between calls, so several threads may use one translator.
+    The models must be in evaluation mode; the translator uses them on their device and in their
+    precision. It keeps no state between calls, so several threads may use one translator.
     """
 
     def __init__(
@@ -78,7 +72,7 @@ class Translator:
         self.extras = extras or Extras()
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:
-        """The best translation of each line, in order; blank for a blank line. See ``n_best``."""
+        """Return the best translation of each line; blank for a blank line. See ``n_best``."""
         return [best[0].text if best else "" for best in self.n_best(lines, tokenized)]
 
     def n_best(
@@ -87,178 +81,171 @@ class Translator:
         tokenized: bool = False,
         first: int | Sequence[int] = 1,
     ) -> list[list[Translation]]:
-        """The n best translations of each line, best first; none for a line without a word.
+        """Return the n best translations of each line, best first; none for a line without a word.
 
-        ``tokenized`` lines are words as the pipeline makes them (subwords are made here), and so are the translations.
-        ``first`` is the number of the first line, or those of all, for warnings and samples. Raises DataError where what is asked of a
-        line does not fit into the positions of the models.
+        ``tokenized`` lines are words as the pipeline makes them, before the split into subwords,
+        and so are the translations. ``first`` is the number of the first line, or the numbers of
+        all lines, for warnings and samples. Raises DataError if a prefix and phrases exceed the
+        positions of the models.
         """
         requests = [line if isinstance(line, Request) else Request(line) for line in lines]
         numbers = range(first, first + len(lines)) if isinstance(first, int) else first
         tokens = [self.tokens("source", request.text, tokenized) for request in requests]
-        sources = [[*self.pipeline.source_vocab.encode(line), EOS] for line in tokens]
-        demands = [
-            self._demand(request, tokenized, number)
-            for request, number in zip(requests, numbers, strict=True)
-        ]
-        cut = [self.cut(source, number) for source, number in zip(sources, numbers, strict=True)]
-        found = self._find(cut, demands)
-        for number, source, several in zip(numbers, cut, found, strict=True):
-            if not several and len(source) > 1:
+        sources = []
+        encoded = []
+        for request, number, line in zip(requests, numbers, tokens, strict=True):
+            source = [*self.pipeline.source_vocab.encode(line), EOS]
+            sources.append(self.truncate(source, number))
+            encoded.append(self._encode_request(request, tokenized, number))
+        hypotheses = self._search(sources, encoded)
+        for number, source, n_best in zip(numbers, sources, hypotheses, strict=True):
+            if not n_best and len(source) > 1:
                 log.warning(
-                    "line %d has no translation: what is asked and forbidden leaves none of that length",
+                    "line %d has no translation: its prefix, its phrases and the forbidden tokens "
+                    "exclude every translation of the allowed lengths",
                     number,
                 )
-        extras = self._extras(cut, found)
+        scores = self._score(sources, hypotheses)
         return [
-            [self._translation(line, one, next(extras), tokenized) for one in several]
-            for line, several in zip(tokens, found, strict=True)
+            [self._translation(line, hypothesis, next(scores), tokenized) for hypothesis in n_best]
+            for line, n_best in zip(tokens, hypotheses, strict=True)
         ]
 
     def translate_ids(self, sources: Sequence[Ids], first: int = 1) -> list[list[Hypothesis]]:
-        """The n best translations of each source, ids that end with the end mark; none for a source without a token."""
-        cut = [self.cut(source, first + i) for i, source in enumerate(sources)]
-        return self._find(cut, [Demand(line=first + i) for i in range(len(cut))])
+        """Return the n best translations of each source, ids with EOS; none for EOS alone."""
+        numbers = range(first, first + len(sources))
+        truncated = [self.truncate(source, i) for i, source in zip(numbers, sources, strict=True)]
+        return self._search(truncated, [EncodedRequest(line=number) for number in numbers])
 
     def encode(self, side: str, text: str, tokenized: bool = False) -> list[int]:
-        """Ids of a line, without marks. ``side`` is "source" or "target"."""
+        """Return the ids of a line, without BOS and EOS. ``side`` is "source" or "target"."""
         vocabulary = self.pipeline.source_vocab if side == "source" else self.pipeline.target_vocab
         return vocabulary.encode(self.tokens(side, text, tokenized))
 
     def tokens(self, side: str, text: str, tokenized: bool = False) -> list[str]:
-        """Tokens of a line, also those that the vocabulary does not know. ``side`` is "source" or "target"."""
+        """Return the tokens of a line, unknown ones too. ``side`` is "source" or "target"."""
         return self.pipeline.subwords(side, text if tokenized else self.pipeline.words(side, text))
 
     @property
-    def longest(self) -> int:
-        """The most tokens of a source that are read, the end mark not counted."""
-        positions = self._positions()
-        return (
-            self.config.max_source_length
-            if positions is None
-            else min(self.config.max_source_length, positions - 1)
-        )
+    def max_source_length(self) -> int:
+        """The maximum number of source tokens, without EOS."""
+        positions = max_positions(self.models)
+        if positions is None:
+            return self.config.max_source_length
+        return min(self.config.max_source_length, positions - 1)
 
-    def _find(
-        self, sources: Sequence[list[int]], demands: Sequence[Demand]
+    def _search(
+        self, sources: Sequence[list[int]], requests: Sequence[EncodedRequest]
     ) -> list[list[Hypothesis]]:
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         device = next(self.models[0].parameters()).device
-        find = sample if self.config.sample else search
+        search_or_sample = sample if self.config.sample else search
         for batch in batches([len(source) for source in sources], self.config):
-            rows, mask = pad([sources[i] for i in batch])
-            asked = [demands[i] for i in batch]
-            for i, hypotheses in zip(
-                batch,
-                find(self.models, rows.to(device), mask.to(device), self.config, asked),
-                strict=True,
-            ):
-                found[i] = hypotheses
-        return found
-
-    def _demand(self, request: Request, tokenized: bool, line: int) -> Demand:
-        prefix = self.encode("target", request.prefix, tokenized)
-        constraints = [
-            ids
-            for phrase in request.constraints
-            if (ids := self.encode("target", phrase, tokenized))
-        ]
-        size, most = len(prefix) + sum(map(len, constraints)), self._positions()
-        if most is not None and size > most - 1:
-            raise DataError(
-                f"line {line}: what its translation must begin with and contain has {size} tokens, and the models only {most} positions, "
-                "one of them for the end mark"
+            src, src_mask = pad([sources[i] for i in batch])
+            results = search_or_sample(
+                self.models,
+                src.to(device),
+                src_mask.to(device),
+                self.config,
+                [requests[i] for i in batch],
             )
-        if UNK in prefix or any(UNK in phrase for phrase in constraints):
+            for i, n_best in zip(batch, results, strict=True):
+                hypotheses[i] = n_best
+        return hypotheses
+
+    def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:
+        prefix = self.encode("target", request.prefix, tokenized)
+        phrases = [self.encode("target", phrase, tokenized) for phrase in request.constraints]
+        phrases = [phrase for phrase in phrases if phrase]
+        size = len(prefix) + sum(map(len, phrases))
+        positions = max_positions(self.models)
+        if positions is not None and size > positions - 1:
+            raise DataError(
+                f"line {line}: the prefix and the phrases of its translation have {size} tokens, "
+                f"but the models have only {positions} positions, one of them for EOS; shorten them"
+            )
+        if UNK in prefix or any(UNK in phrase for phrase in phrases):
             log.warning(
-                "line %d: what its translation must begin with or contain has words that the target vocabulary does not know",
+                "line %d: the prefix or the phrases of its translation have words that are not in "
+                "the target vocabulary",
                 line,
             )
-        return Demand(prefix, constraints, line, self._inside)
+        return EncodedRequest(prefix, phrases, line, self._inside)
 
     @cached_property
     def _inside(self) -> frozenset[int]:
-        """The target's tokens that the next one continues."""
+        """The target tokens that the next token continues."""
         if not self.pipeline.bpe:
             return frozenset()
         return frozenset(
             i for i, token in enumerate(self.pipeline.target_vocab.tokens) if token.endswith(JOINER)
         )
 
-    def _positions(self) -> int | None:
-        return min(
-            (
-                most
-                for model in self.models
-                if (most := getattr(model, "max_positions", None)) is not None
-            ),
-            default=None,
-        )
-
-    def _extras(
-        self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]
-    ) -> Iterator[Forced | None]:
-        """What a forced pass says of each hypothesis, if anybody wants to know."""
+    def _score(
+        self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]]
+    ) -> Iterator[TargetScores | None]:
+        """Yield the forced pass over each hypothesis; None if the extras need none."""
         pairs = [
-            (source, one.ids)
-            for source, several in zip(sources, found, strict=True)
-            for one in several
+            (source, hypothesis.ids)
+            for source, n_best in zip(sources, hypotheses, strict=True)
+            for hypothesis in n_best
         ]
-        which = self.extras.which
-        if not pairs or not (self.extras.word_scores or which):
+        heads = self.extras.heads
+        if not pairs or not (self.extras.word_scores or heads):
             return iter([None] * len(pairs))
-        return iter(force(self.models, pairs, self.config.ensemble, attention=which))
+        return iter(score_targets(self.models, pairs, self.config.ensemble, attention=heads))
 
-    def cut(self, source: Ids, line: int) -> list[int]:
-        """What is read of a source, the end mark last; that not all of it is is said."""
-        most = self.longest
+    def truncate(self, source: Ids, line: int) -> list[int]:
+        """Truncate an over-long source, keep EOS, and log a warning with the line number."""
+        limit = self.max_source_length
         tokens = [int(token) for token in source]
-        if len(tokens) <= most + 1:
+        if len(tokens) <= limit + 1:
             return tokens
-        reason = (
-            "decoding.max_source_length"
-            if most == self.config.max_source_length
-            else "the positions of the model"
-        )
+        reason = "the positions of the model"
+        if limit == self.config.max_source_length:
+            reason = "decoding.max_source_length"
         log.warning(
             "line %d has %d tokens: only the first %d are translated (%s); split the line",
             line,
             len(tokens) - 1,
-            most,
+            limit,
             reason,
         )
-        return [*tokens[:most], EOS]
+        return [*tokens[:limit], EOS]
 
     def _translation(
-        self, source: list[str], hypothesis: Hypothesis, forced: Forced | None, tokenized: bool
+        self,
+        source: list[str],
+        hypothesis: Hypothesis,
+        scores: TargetScores | None,
+        tokenized: bool,
     ) -> Translation:
         tokens = self.pipeline.target_vocab.decode(hypothesis.ids)
-        shown, attention = tokens, None if forced is None else forced.attention
+        attention = None if scores is None else scores.attention
+        replaced = tokens
         if self.extras.replace and attention is not None and UNK in hypothesis.ids:
-            shown = self.extras.replace(source, tokens, hard(attention))
-        words = self.pipeline.join(shown)
+            replaced = self.extras.replace(source, tokens, hard(attention))
+        words = self.pipeline.join(replaced)
         return Translation(
             words if tokenized else self.pipeline.raw(words),
             tokens,
             hypothesis.score,
             hypothesis.normalized,
-            forced.scores if forced and self.extras.word_scores else None,
+            scores.scores if scores and self.extras.word_scores else None,
             attention if self.extras.attention else None,
         )
 
 
 def batches(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
-    """Indices of sources with the given lengths (end mark counted), longest first, in batches of at most ``batch_tokens``.
+    """Yield batches of the indices of sources with the given lengths (EOS included), longest first.
 
-    A batch is at least one sentence. Sources that are an end mark alone are in no batch.
+    A batch has at most ``batch_tokens`` tokens, counted for all hypotheses, or one sentence.
+    Sources that consist of EOS alone are in no batch.
     """
+    width = config.n_best if config.sample else config.beam
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
-        size = max(
-            1,
-            config.batch_tokens
-            // ((config.n_best if config.sample else config.beam) * lengths[order[start]]),
-        )
+        size = max(1, config.batch_tokens // (width * lengths[order[start]]))
         yield order[start : start + size]
         start += size

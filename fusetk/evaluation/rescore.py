@@ -1,4 +1,4 @@
-"""How probable given translations are: of each sentence and of a corpus."""
+"""Probabilities of given translations, for each sentence and for a corpus."""
 
 import math
 from collections.abc import Sequence
@@ -6,100 +6,105 @@ from typing import NamedTuple
 
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.scores import PENALTIES
-from fusetk.decoding.target_scores import check_length, force
+from fusetk.decoding.target_scores import check_length, score_targets
 from fusetk.decoding.translate import Translator
 
-Pair = tuple[list[int], list[int]]  # source ids with the end mark, target ids without marks
+IdPair = tuple[list[int], list[int]]  # source ids with EOS, target ids without BOS and EOS
 
 
-class Scoring(NamedTuple):
-    """Which number stands for a sentence."""
+class ScoreRule(NamedTuple):
+    """How token scores become the score of a sentence."""
 
-    end_mark: bool = True  # its probability counts, and it counts in the length
+    count_eos: bool = True  # whether EOS counts, in the score and in the length
     normalize: float = 0.0  # exponent of the length penalty
     penalty: str = "power"
 
     def counted(self, scores: Sequence[float]) -> Sequence[float]:
-        """The scores that count, of those of all tokens and the end mark."""
-        return scores if self.end_mark else scores[:-1]
+        """Return the scores that count; ``scores`` are those of all tokens, then of EOS."""
+        return scores if self.count_eos else scores[:-1]
 
     def score(self, scores: Sequence[float]) -> float:
-        """Natural-log probability; 0 for a sentence without a token whose end mark does not count."""
+        """Return the natural-log probability; 0 if nothing counts."""
         return math.fsum(self.counted(scores))
 
     def normalized(self, scores: Sequence[float]) -> float:
-        """The score divided by the length penalty."""
-        return self.score(scores) / PENALTIES[self.penalty](
-            max(1, len(self.counted(scores))), self.normalize
-        )
+        """Return the score divided by the length penalty."""
+        length = max(1, len(self.counted(scores)))
+        return self.score(scores) / PENALTIES[self.penalty](length, self.normalize)
 
 
-class Scored(NamedTuple):
-    """What models make of a target sentence."""
+class ScoredTarget(NamedTuple):
+    """The models' scores of a target sentence."""
 
     tokens: list[str]
-    scores: list[float]  # natural-log probabilities of the tokens and the end mark
-    words: int  # before they were split into subwords
-    unknown: int  # tokens
+    scores: list[float]  # natural-log probabilities of the tokens, then of EOS
+    words: int  # before the split into subwords
+    unknown: int  # unknown tokens
 
 
 class Rescorer:
-    """Scores given translations with the models, the text preparation and the ensemble that a translator has."""
+    """Scores given translations with the models, the pipeline and the ensemble of a translator."""
 
     def __init__(self, translator: Translator, batch_tokens: int):
-        self.translator, self.batch_tokens = translator, batch_tokens
+        self.translator = translator
+        self.batch_tokens = batch_tokens
 
-    def pair(self, source: list[int], target: list[int]) -> Pair | None:
-        """Ids of a sentence and its translation as a pair; None for a source without a token, of which nothing can be said.
+    def pair(self, source: list[int], target: list[int]) -> IdPair | None:
+        """Make a pair of the ids of a sentence and its translation; None for a source without
+        tokens.
 
-        Raises DataError for what is longer than the models' positions.
+        Raises DataError if one of them exceeds the positions of the models.
         """
         pair = [*source, EOS], target
         check_length(self.translator.models, [pair])
         return pair if source else None
 
-    def __call__(self, pairs: Sequence[Pair | None]) -> list[Scored | None]:
-        """The scores of each pair, in order; None for None."""
-        there = [pair for pair in pairs if pair is not None]
-        found = iter(
-            force(self.translator.models, there, self.translator.config.ensemble, self.batch_tokens)
+    def __call__(self, pairs: Sequence[IdPair | None]) -> list[ScoredTarget | None]:
+        """Return the scores of each pair, in order; None for None."""
+        results = iter(
+            score_targets(
+                self.translator.models,
+                [pair for pair in pairs if pair is not None],
+                self.translator.config.ensemble,
+                self.batch_tokens,
+            )
         )
         return [
-            None if pair is None else self._scored(pair[1], next(found).scores) for pair in pairs
+            None if pair is None else self._scored(pair[1], next(results).scores) for pair in pairs
         ]
 
-    def _scored(self, target: list[int], scores: list[float]) -> Scored:
+    def _scored(self, target: list[int], scores: list[float]) -> ScoredTarget:
         pipeline = self.translator.pipeline
         tokens = pipeline.target_vocab.decode(target)
-        return Scored(
-            tokens,
-            scores,
-            len(pipeline.join(tokens).split(" ")) if tokens else 0,
-            target.count(UNK),
-        )
+        words = len(pipeline.join(tokens).split(" ")) if tokens else 0
+        return ScoredTarget(tokens, scores, words, target.count(UNK))
 
 
-class Summary:
-    """Sums over a corpus; end marks count."""
+class CorpusScore:
+    """Sums over a corpus; EOS counts as a token and as a word."""
 
     def __init__(self) -> None:
-        self.sentences = self.blank = self.tokens = self.words = self.unknown = 0
+        self.sentences = 0
+        self.blank = 0
+        self.tokens = 0
+        self.words = 0
+        self.unknown = 0
         self.score = 0.0
 
-    def add(self, scored: Sequence[Scored | None]) -> None:
-        """Count sentences in; None is a blank one."""
-        for one in scored:
-            if one is None:
+    def add(self, targets: Sequence[ScoredTarget | None]) -> None:
+        """Add sentences; None is a sentence with a blank source."""
+        for target in targets:
+            if target is None:
                 self.blank += 1
                 continue
             self.sentences += 1
-            self.tokens += len(one.scores)
-            self.words += one.words + 1
-            self.unknown += one.unknown
-            self.score += math.fsum(one.scores)
+            self.tokens += len(target.scores)
+            self.words += target.words + 1
+            self.unknown += target.unknown
+            self.score += math.fsum(target.scores)
 
     def numbers(self) -> dict[str, float | None]:
-        """Counts, the natural-log probability, and the perplexities per token and per word, the end mark being one of either."""
+        """Return counts, the natural-log probability, and perplexities per token and per word."""
         return {
             "sentences": self.sentences,
             "blank": self.blank,
@@ -114,11 +119,13 @@ class Summary:
     def __str__(self) -> str:
         if not self.sentences:
             return "no sentence was scored"
-        found = self.numbers()
+        numbers = self.numbers()
         blank = f", {self.blank:,} without a source" if self.blank else ""
         return (
-            f"{self.sentences:,} sentences{blank}, {self.tokens:,} tokens ({self.unknown:,} unknown), {self.words:,} words: "
-            f"log-probability {self.score:.4f}, perplexity {found['perplexity']:.4f} a token, {found['word_perplexity']:.4f} a word"
+            f"{self.sentences:,} sentences{blank}, {self.tokens:,} tokens ({self.unknown:,} "
+            f"unknown), {self.words:,} words: log-probability {self.score:.4f}, "
+            f"perplexity {numbers['perplexity']:.4f} a token, "
+            f"{numbers['word_perplexity']:.4f} a word"
         )
 
 

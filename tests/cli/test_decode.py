@@ -83,24 +83,24 @@ def output(*arguments, lines=LINES) -> list[str]:
 
 def test_lines_in_lines_out_and_the_speed_on_standard_error(trained):
     result = decode("-m", trained)
-    found = result.stdout.split("\n")[:-1]
-    assert [bool(line) for line in found] == [True, False, True, True, True]
+    translations = result.stdout.split("\n")[:-1]
+    assert [bool(line) for line in translations] == [True, False, True, True, True]
     assert (
         "4 sentences in" in result.stderr
         and "sentences/s" in result.stderr
         and "target tokens/s" in result.stderr
     )
     assert decode("-m", trained, "--quiet").stderr == ""
-    assert output("-m", trained, "--batch-tokens", 1) == found
-    assert output("-m", trained / "checkpoints" / "best") == found
+    assert output("-m", trained, "--batch-tokens", 1) == translations
+    assert output("-m", trained / "checkpoints" / "best") == translations
     assert output("-m", trained, lines=[]) == []
 
 
 def test_files(trained, tmp_path):
-    wanted = output("-m", trained)
+    translations = output("-m", trained)
     (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(LINES).encode()))
     assert output("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "out") == []
-    assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == wanted
+    assert (tmp_path / "out").read_bytes().decode().split("\n")[:-1] == translations
     before = (tmp_path / "in.gz").read_bytes()
     result = decode("-m", trained, "-i", tmp_path / "in.gz", "-o", tmp_path / "in.gz")
     assert (
@@ -128,16 +128,18 @@ def test_json(trained):
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[1] == {"id": 1, "text": "", "source_tokens": [], "translations": []}
     assert [row["text"] for row in rows] == output("-m", trained)
-    one = rows[0]["translations"][1]
-    assert set(one) == {"text", "tokens", "score", "normalized"}
-    assert one["normalized"] == pytest.approx(one["score"] / (len(one["tokens"]) + 1))
+    translation = rows[0]["translations"][1]
+    assert set(translation) == {"text", "tokens", "score", "normalized"}
+    assert translation["normalized"] == pytest.approx(
+        translation["score"] / (len(translation["tokens"]) + 1)
+    )
 
 
 def test_tokenized(trained):
     words = "ein hund läuft ."
-    [found] = output("-m", trained, "--tokenized", lines=[words])
+    [translation] = output("-m", trained, "--tokenized", lines=[words])
     [row] = output("-m", trained, "--json", lines=["Ein Hund läuft."])
-    assert found == " ".join(json.loads(row)["translations"][0]["tokens"])
+    assert translation == " ".join(json.loads(row)["translations"][0]["tokens"])
 
 
 def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
@@ -147,6 +149,9 @@ def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
     assert result.exit_code == 2 and "n_best 2 is more than beam 1" in result.stderr
     result = decode("-m", greedy, "-b", 0)
     assert result.exit_code == 2 and "--beam" in result.stderr
+    normalized = output("-m", trained, "--json", "-n", 2)
+    assert normalized == output("-m", trained, "--json", "--length-penalty", 2)
+    assert normalized != output("-m", trained, "--json")
 
 
 def test_an_ensemble(tmp_path, trained):
@@ -170,14 +175,14 @@ def test_an_ensemble(tmp_path, trained):
     assert result.exit_code == 2 and "vocabularies differ (11 and 12 tokens)" in result.stderr
 
 
-def test_a_wide_beam_is_said_to_be_slow(trained):
-    """Once, with its cost: the candidates of a step are at most beam * vocabulary."""
+def test_a_wide_beam_gets_one_warning_with_its_cost(trained):
+    """A step has at most beam * vocabulary candidates."""
     said = decode(
         "-m", trained, "-b", 101, "--chunk", 1, "-q", "--max-length-factor", 0, lines=["Hund"] * 3
     ).stderr
     assert (
         said.count("\n") == 1
-        and "warning: beam 101 is slow: each step sorts 1,111 candidates a sentence" in said
+        and "warning: beam 101 is slow: each step sorts 1,111 candidates for each sentence" in said
     )
     assert "--stop beam may end sentences earlier" in said
     for options in (["-b", 100], ["-b", 101, "--sample", "--n-best", 2]):
@@ -196,7 +201,7 @@ def test_bf16_is_close(trained):
     assert short == pytest.approx(plain, rel=0.2) and short != plain
 
 
-def test_what_was_translated_stays_when_a_line_is_broken(trained, tmp_path):
+def test_translations_before_a_broken_line_are_kept(trained, tmp_path):
     (tmp_path / "in").write_bytes(b"Hund\nEin Hund\nHund \xff\nHund\n")
     result = decode("-m", trained, "-i", tmp_path / "in", "-o", tmp_path / "out")
     assert result.exit_code == 2 and "in, line 3" in result.stderr
@@ -204,8 +209,7 @@ def test_what_was_translated_stays_when_a_line_is_broken(trained, tmp_path):
     assert decode("-m", tmp_path).exit_code == 2
 
 
-def test_a_reader_that_has_seen_enough_and_one_that_types(trained):
-    """A closed pipe ends quietly; a line is answered while the writer waits."""
+def test_a_typed_line_is_answered_at_once_and_a_closed_pipe_is_no_error(trained):
     command = [sys.executable, "-m", "fusetk", "decode", "-m", str(trained), "--threads", "1"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

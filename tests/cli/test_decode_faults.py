@@ -1,4 +1,4 @@
-"""``fusetk decode`` and what is broken: one sentence, exit code 2, and what was translated stays."""
+"""Faults of ``fusetk decode``: an error is one sentence with exit code 2, and output is kept."""
 
 import os
 import shutil
@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusetk.data.bpe import BPE
 from fusetk.data.pipeline import Pipeline
+from fusetk.decoding import translate
 from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
 
-# Each is one line: nothing but a line feed ends one.
+# Each is one line: only a line feed ends a line.
 ODD = [
     "ein\0hund",
     "\x1b[31mein\x1b[0m",
@@ -38,15 +40,15 @@ def trained(tmp_path_factory) -> Path:
 
 
 def said(*arguments: object, lines: list[str] | None = None) -> str:
-    """What is said of something that cannot be done."""
+    """Return the error message of a call that must fail."""
     result = decode(*arguments, **({} if lines is None else {"lines": lines}))
     assert result.exit_code == 2, (arguments, result.output, result.exception)
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
     return result.stderr
 
 
-def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
-    """Each file in turn is missing, empty, or ends early: it is named."""
+def test_an_incomplete_run_folder(trained, tmp_path):
+    """Each file in turn is missing, empty or truncated; the error names it."""
     needed = sorted(
         path.relative_to(trained)
         for path in trained.rglob("*")
@@ -62,23 +64,25 @@ def test_a_run_folder_that_was_copied_in_part(trained, tmp_path):
                 (run / path).unlink()
             else:
                 os.truncate(run / path, 0 if kind == "empty" else (run / path).stat().st_size // 2)
-            found = said("-m", run)
-            assert path.name in found, (path, kind, found)
-            assert found.startswith("fusetk: ")
+            message = said("-m", run)
+            assert path.name in message, (path, kind, message)
+            assert message.startswith("fusetk: ")
             shutil.rmtree(run)
 
 
-def test_a_line_for_each_line_whatever_is_in_it(trained):
+def test_each_input_line_gives_one_output_line(trained):
     lines = [*ODD, "xyz xyz", "", "\u00a0", "Hund"]
-    found = output("-m", trained, lines=lines)
-    assert len(found) == len(lines)
-    assert found[-1] == output("-m", trained, lines=["Hund"])[0]
-    assert found[-4] and not found[-3] and not found[-2]  # only unknown words; blank; blank
+    translations = output("-m", trained, lines=lines)
+    assert len(translations) == len(lines)
+    assert translations[-1] == output("-m", trained, lines=["Hund"])[0]
+    assert (
+        translations[-4] and not translations[-3] and not translations[-2]
+    )  # only unknown words; blank; blank
 
 
-def test_a_mark_at_the_start_and_windows_line_ends(trained):
-    found = output("-m", trained, lines=["\ufeffhund\r", "ein hund\r"])
-    assert found == output("-m", trained, lines=["hund", "ein hund"])
+def test_a_byte_order_mark_and_windows_line_ends(trained):
+    translations = output("-m", trained, lines=["\ufeffhund\r", "ein hund\r"])
+    assert translations == output("-m", trained, lines=["hund", "ein hund"])
 
 
 def test_a_source_that_is_too_long(trained, caplog):
@@ -90,19 +94,20 @@ def test_a_source_that_is_too_long(trained, caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("options", "reason"),
     [
         (
             ["-n", "text.de"],
-            "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the text",
+            "'text.de' is not a number; write -n alone for an exponent of 1, and -i FILE for the "
+            "text",
         ),
         (["-n", "-1"], "normalize"),
-        (["--n-best", "0"], "n_best"),
+        (["--n-best", "0"], "--n-best"),
         (["-b", "0"], "beam"),
         (["-b", "two"], "two"),
         (["--device", "gpu"], "there is no device 'gpu'"),
         (["--device", "cuda:99"], "cuda:99"),
-        (["--alignment", "9"], "there is no layer 9"),
+        (["--alignment", "9"], "has no layer 9"),
         (["--alignment", "most"], "most"),
         (["--replace-unknown", "none"], "none does not exist"),
         (["--prefix", "none"], "none does not exist"),
@@ -114,8 +119,8 @@ def test_a_source_that_is_too_long(trained, caplog):
         (["--chunk", "0"], "--chunk"),
     ],
 )
-def test_options_that_make_no_sense(trained, options, found):
-    assert found in said("-m", trained, *options)
+def test_invalid_options(trained, options, reason):
+    assert reason in said("-m", trained, *options)
 
 
 def test_a_full_disk(trained, tmp_path):
@@ -127,15 +132,43 @@ def test_a_full_disk(trained, tmp_path):
     for name in ("full", "full.gz"):
         (tmp_path / name).symlink_to("/dev/full")
         assert (
-            "No space left" in (found := said("-m", trained, "-o", tmp_path / name))
-            and found.count("\n") == 1
+            "No space left" in (message := said("-m", trained, "-o", tmp_path / name))
+            and message.count("\n") == 1
         )
 
 
-def test_files_that_are_read_are_not_written(trained, tmp_path):
+def test_an_input_file_is_not_overwritten(trained, tmp_path):
     (tmp_path / "a").write_text("hund\n")
     for option in ("--input", "--prefix", "--constraints", "--replace-unknown"):
         assert "is both read and written" in said(
             "-m", trained, option, tmp_path / "a", "-o", tmp_path / "a"
         )
     assert (tmp_path / "a").read_text() == "hund\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+    ids=["host", "GPU", "CPU"],
+)
+def test_exhausted_memory_is_one_sentence(trained, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(translate, "search", fail)
+    message = said("-m", trained, "-b", 50, lines=["hund"])
+    assert message.count("\n") == 1 and "there is not enough memory" in message
+    assert "lower --batch-tokens or the beam (-b)" in message
+
+
+def test_another_error_of_the_search_is_not_called_a_lack_of_memory(trained, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("sizes differ")
+
+    monkeypatch.setattr(translate, "search", fail)
+    result = decode("-m", trained, lines=["hund"])
+    assert isinstance(result.exception, RuntimeError) and str(result.exception) == "sizes differ"

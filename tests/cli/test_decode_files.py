@@ -1,4 +1,4 @@
-"""``fusetk decode`` and its files: parts of one, going on with one, files in step with the input, forms of the output."""
+"""Files of ``fusetk decode``: shards, resumed outputs, parallel inputs and output formats."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
-    """Twenty lines, some of them blank, the last among these."""
+    """Twenty lines; some of them, and the last one, are blank."""
     choose = random.Random(3)
     path = tmp_path_factory.mktemp("text") / "in.de"
     lines = [" ".join(choose.choices(WORDS, k=choose.choice([0, 1, 3, 6]))) for _ in range(19)]
@@ -40,7 +40,7 @@ def written(trained: Path, text: Path, out: Path, *options: object) -> str:
 
 
 def refused(*arguments: object) -> str:
-    """What is said of a call that cannot be done: one sentence."""
+    """Return the error message of a call that must fail: one sentence."""
     result = decode(*arguments)
     assert result.exit_code == 2, result.output
     assert (
@@ -51,11 +51,13 @@ def refused(*arguments: object) -> str:
     return result.stderr
 
 
-# Parts ---------------------------------------------------------------------------------------------------------------
+# Shards -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_outputs_of_all_parts_are_that_of_the_file(trained, text, tmp_path, form, parts=3):
+def test_the_outputs_of_all_shards_are_the_output_of_the_file(
+    trained, text, tmp_path, form, parts=3
+):
     options = [
         *FORMS[form],
         "--batch-tokens",
@@ -63,18 +65,18 @@ def test_the_outputs_of_all_parts_are_that_of_the_file(trained, text, tmp_path, 
         "--sample",
         "--seed",
         3,
-    ]  # a batch a line: equal to the last bit
+    ]  # one line in a batch, so scores are equal to the last bit
     whole = written(trained, text, tmp_path / "whole", *options)
-    found = [
+    outputs = [
         written(trained, text, tmp_path / f"{i}", *options, "--shard", f"{i}/{parts}")
         for i in range(1, parts + 1)
     ]
-    assert "".join(found) == whole
+    assert "".join(outputs) == whole
     if form == "text":
-        assert [len(part.splitlines()) for part in found] == [6, 7, 7]
+        assert [len(part.splitlines()) for part in outputs] == [6, 7, 7]
 
 
-def test_more_parts_than_lines_and_a_packed_file(trained, tmp_path):
+def test_more_shards_than_lines_and_a_compressed_file(trained, tmp_path):
     (tmp_path / "in.gz").write_bytes(gzip.compress(b"ein\nhund"))
     parts = [
         output("-m", trained, "-i", tmp_path / "in.gz", "--shard", f"{i}/3") for i in (1, 2, 3)
@@ -83,13 +85,13 @@ def test_more_parts_than_lines_and_a_packed_file(trained, tmp_path):
     assert [line for part in parts for line in part] == output("-m", trained, lines=["ein", "hund"])
 
 
-@pytest.mark.parametrize("given", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
-def test_parts_that_there_are_not(trained, text, given):
-    result = decode("-m", trained, "-i", text, "--shard", given)
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_invalid_shards(trained, text, shard):
+    result = decode("-m", trained, "-i", text, "--shard", shard)
     assert result.exit_code == 2 and "I from 1 to N" in result.stderr
 
 
-def test_parts_of_what_can_be_read_only_once(trained, tmp_path):
+def test_shards_of_a_stream_are_refused(trained, tmp_path):
     assert "standard input can be read only once" in refused("-m", trained, "--shard", "1/2")
     os.mkfifo(tmp_path / "pipe")
     assert "pipe can be read only once" in refused(
@@ -100,21 +102,21 @@ def test_parts_of_what_can_be_read_only_once(trained, tmp_path):
     )
 
 
-# Going on ------------------------------------------------------------------------------------------------------------
+# Resumed outputs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shard", [[], ["--shard", "2/2"]], ids=["whole", "part"])
 @pytest.mark.parametrize("form", FORMS)
-def test_whatever_is_left_of_an_output_is_gone_on_with(trained, text, tmp_path, form, shard):
+def test_an_interrupted_output_is_completed(trained, text, tmp_path, form, shard):
     options = [*FORMS[form], *shard, "--batch-tokens", 1, "--resume"]
     out = tmp_path / "out"
-    whole = written(trained, text, out, *options).encode()  # nothing was there
+    whole = written(trained, text, out, *options).encode()  # a new file
     for size in (0, len(whole) // 3, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:size])
         assert written(trained, text, out, *options).encode() == whole, size
 
 
-def test_the_count_is_said_and_standard_input_is_skipped(trained, text, tmp_path):
+def test_resuming_reports_the_count_and_skips_standard_input(trained, text, tmp_path):
     lines = text.read_text(encoding="utf-8").split("\n")[:-1]
     out = tmp_path / "out"
     whole = written(trained, text, out, "--batch-tokens", 1)
@@ -124,39 +126,39 @@ def test_the_count_is_said_and_standard_input_is_skipped(trained, text, tmp_path
     result = decode("-m", trained, "-o", out, "--batch-tokens", 1, "--resume", lines=lines)
     assert (
         result.exit_code == 0
-        and f"{out} has translations of 10 lines: going on with line 11" in result.stderr
+        and f"{out} has translations of 10 lines: continuing with line 11" in result.stderr
     )
     assert out.read_text(encoding="utf-8") == whole
 
 
 def test_an_output_that_does_not_belong_to_the_input(trained, text, tmp_path):
     out = tmp_path / "out"
-    given = ["-m", trained, "-i", text, "-o", out, "--resume"]
+    arguments = ["-m", trained, "-i", text, "-o", out, "--resume"]
     for form in FORMS:
         lines = {"text": "x", "n-best": "{} ||| x", "json": '{{"id": {}}}'}
         long = "".join(lines[form].format(i) + "\n" for i in range(30))
         out.write_text(long)
         assert (
-            "translations of 30 lines" in (said := refused(*given, *FORMS[form]))
+            "translations of 30 lines" in (said := refused(*arguments, *FORMS[form]))
             and "only 20 lines" in said
         )
-        assert out.read_text() == long  # nothing is lost
-    assert "part 1/2 of" in refused(*given, "--shard", "1/2")
+        assert out.read_text() == long  # the file does not change
+    assert "part 1/2 of" in refused(*arguments, "--shard", "1/2")
     out.write_text("words\nmore\n")
-    assert "line 1: this is not a translation of input line 1" in refused(*given, "--n-best", 1)
-    assert "line 2: this is not the JSON object of input line 2" in refused(*given, "--json")
+    assert "line 1: this is not a translation of input line 1" in refused(*arguments, "--n-best", 1)
+    assert "line 2: this is not the JSON object of input line 2" in refused(*arguments, "--json")
     out.write_text("1 ||| x\n0 ||| x\n")
-    assert "line 2" in refused(*given, "--n-best", 1)
+    assert "line 2" in refused(*arguments, "--n-best", 1)
 
 
-def test_what_cannot_be_gone_on_with(trained, text, tmp_path):
+def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
     assert "name one by -o" in refused("-m", trained, "-i", text, "--resume")
     assert "not .gz" in refused("-m", trained, "-i", text, "-o", tmp_path / "out.gz", "--resume")
     assert "is a folder" in refused("-m", trained, "-i", text, "-o", tmp_path, "--resume")
 
 
 def test_a_kill_loses_nothing(trained, tmp_path):
-    """SIGKILL while a large input is translated; what it left is gone on with."""
+    """After SIGKILL during a large input, the output is completed."""
     choose = random.Random(4)
     lines = ["".join(f"{word} " for word in choose.choices(WORDS, k=6)) for _ in range(1200)]
     source, out = tmp_path / "in", tmp_path / "out"
@@ -189,13 +191,13 @@ def test_a_kill_loses_nothing(trained, tmp_path):
     assert written(trained, source, out, *options, "--resume") == whole
 
 
-# In step -------------------------------------------------------------------------------------------------------------
+# Parallel inputs ----------------------------------------------------------------------------------
 
 
-def test_prefixes_and_constraints_go_with_their_lines(trained, tmp_path):
+def test_prefixes_and_constraints_apply_to_their_lines(trained, tmp_path):
     (tmp_path / "begin").write_text("und\n\n\nhund ein\n", encoding="utf-8")
     (tmp_path / "contain").write_text("\n\nbellt\tein hund\n\n", encoding="utf-8")
-    given = [
+    arguments = [
         "-m",
         trained,
         "--tokenized",
@@ -206,31 +208,34 @@ def test_prefixes_and_constraints_go_with_their_lines(trained, tmp_path):
         "--constraints",
         tmp_path / "contain",
     ]
-    found = output(*given, lines=["ein", "hund", "läuft", "."])
-    assert found[0].split()[0] == "und" and found[3].split()[:2] == ["hund", "ein"]
+    translations = output(*arguments, lines=["ein", "hund", "läuft", "."])
+    assert translations[0].split()[0] == "und" and translations[3].split()[:2] == ["hund", "ein"]
     assert (
-        found[1] == output("-m", trained, "--tokenized", "--max-length-extra", 6, lines=["hund"])[0]
+        translations[1]
+        == output("-m", trained, "--tokenized", "--max-length-extra", 6, lines=["hund"])[0]
     )
-    assert found[2].index("bellt") < found[2].index("ein hund")
+    assert translations[2].index("bellt") < translations[2].index("ein hund")
     (tmp_path / "in").write_text("ein\nhund\nläuft\n.\n", encoding="utf-8")
     assert [
         line
         for i in (1, 2, 3)
-        for line in output(*given, "-i", tmp_path / "in", "--shard", f"{i}/3")
-    ] == found
-    (tmp_path / "out").write_text(f"{found[0]}\n{found[1]}\n", encoding="utf-8")
+        for line in output(*arguments, "-i", tmp_path / "in", "--shard", f"{i}/3")
+    ] == translations
+    (tmp_path / "out").write_text(f"{translations[0]}\n{translations[1]}\n", encoding="utf-8")
     assert (
-        written(trained, tmp_path / "in", tmp_path / "out", *given[2:], "--resume").split("\n")[:-1]
-        == found
+        written(trained, tmp_path / "in", tmp_path / "out", *arguments[2:], "--resume").split("\n")[
+            :-1
+        ]
+        == translations
     )
 
 
 @pytest.mark.parametrize(("lines", "said"), [(3, "3"), (6, "6")])
-def test_a_file_that_is_not_in_step(trained, tmp_path, lines, said):
+def test_a_parallel_file_of_another_length(trained, tmp_path, lines, said):
     (tmp_path / "begin").write_text("und\n" * lines)
     (tmp_path / "in").write_text("hund\n" * 5)
-    given = ["-m", trained, "--prefix", tmp_path / "begin"]
-    result = refused(*given, "-i", tmp_path / "in", "-o", tmp_path / "out")
+    arguments = ["-m", trained, "--prefix", tmp_path / "begin"]
+    result = refused(*arguments, "-i", tmp_path / "in", "-o", tmp_path / "out")
     assert (
         said in result
         and "5" in result
@@ -238,21 +243,21 @@ def test_a_file_that_is_not_in_step(trained, tmp_path, lines, said):
         and str(tmp_path / "in") in result
     )
     assert len((tmp_path / "out").read_text().split("\n")[:-1]) == min(lines, 5)
-    result = refused(*given, "-i", tmp_path / "in", "--shard", "1/2")
+    result = refused(*arguments, "-i", tmp_path / "in", "--shard", "1/2")
     assert said in result and "5" in result
-    result = decode(*given, lines=["hund"] * 5)
+    result = decode(*arguments, lines=["hund"] * 5)
     assert result.exit_code == 2 and len(result.stdout.split("\n")[:-1]) == min(lines, 5)
     assert (
         "standard input has more" if lines < 5 else "standard input has 5 lines"
     ) in result.stderr
 
 
-# Forms ---------------------------------------------------------------------------------------------------------------
+# Output formats -----------------------------------------------------------------------------------
 
 
-def test_word_scores_and_alignments_in_every_form(trained):
-    given = ["-m", trained, "--word-scores", "--alignment"]
-    row = json.loads(output(*given, "--json", lines=["Ein Hund läuft."])[0])
+def test_word_scores_and_alignments_in_every_format(trained):
+    arguments = ["-m", trained, "--word-scores", "--alignment"]
+    row = json.loads(output(*arguments, "--json", lines=["Ein Hund läuft."])[0])
     best = row["translations"][0]
     assert row["source_tokens"] == ["ein", "hund", "läuft", "."]
     assert len(best["word_scores"]) == len(best["tokens"]) + 1 and sum(
@@ -262,43 +267,46 @@ def test_word_scores_and_alignments_in_every_form(trained):
     assert all(0 <= source < 4 for source, _ in best["alignment"])
     pairs = " ".join(f"{source}-{target}" for source, target in sorted(best["alignment"]))
     scores = "WordScores= " + " ".join(f"{score:.6f}" for score in best["word_scores"])
-    assert output(*given, lines=["Ein Hund läuft.", ""]) == [
+    assert output(*arguments, lines=["Ein Hund läuft.", ""]) == [
         f"{best['text']} ||| {pairs} ||| {scores}",
         "",
     ]
-    moses = f"0 ||| {best['text']} ||| LogProb= {best['score']:.6f} {scores} ||| {best['normalized']:.6f} ||| {pairs}"
-    assert output(*given, "--n-best", 1, lines=["Ein Hund läuft."]) == [moses]
+    features = f"LogProb= {best['score']:.6f} {scores}"
+    moses = f"0 ||| {best['text']} ||| {features} ||| {best['normalized']:.6f} ||| {pairs}"
+    assert output(*arguments, "--n-best", 1, lines=["Ein Hund läuft."]) == [moses]
 
 
 def test_soft_alignments(trained):
-    given = ["-m", trained, "--alignment", "1.2", "--alignment-form", "soft"]
-    rows = json.loads(output(*given, "--json", lines=["Ein Hund"])[0])["translations"][0]
+    arguments = ["-m", trained, "--alignment", "1.2", "--alignment-form", "soft"]
+    rows = json.loads(output(*arguments, "--json", lines=["Ein Hund"])[0])["translations"][0]
     assert [len(row) for row in rows["alignment"]] == [3] * (len(rows["tokens"]) + 1)
     assert [sum(row) for row in rows["alignment"]] == pytest.approx(
         [1.0] * len(rows["alignment"]), abs=1e-4
     )
-    words = output(*given, lines=["Ein Hund"])[0].partition(" ||| ")[2].split(" ")
-    found = [float(weight) for word in words for weight in word.split(",")]
-    assert found == pytest.approx([weight for row in rows["alignment"] for weight in row], abs=1e-5)
+    words = output(*arguments, lines=["Ein Hund"])[0].partition(" ||| ")[2].split(" ")
+    weights = [float(weight) for word in words for weight in word.split(",")]
+    assert weights == pytest.approx(
+        [weight for row in rows["alignment"] for weight in row], abs=1e-5
+    )
     for counted_back in (["--alignment", "-1.-1"], ["--alignment=-1.2"]):
-        assert output("-m", trained, *counted_back, *given[4:], lines=["Ein Hund"]) == output(
-            *given, lines=["Ein Hund"]
+        assert output("-m", trained, *counted_back, *arguments[4:], lines=["Ein Hund"]) == output(
+            *arguments, lines=["Ein Hund"]
         )
 
 
 def test_unknown_words_are_replaced(trained, tmp_path):
     (tmp_path / "words").write_text("katze\tcat\n", encoding="utf-8")
-    (tmp_path / "begin").write_text("xyz\n")  # an unknown word, so that there is one
-    given = ["-m", trained, "--tokenized", "--prefix", tmp_path / "begin"]
-    assert output(*given, lines=["katze"])[0].split()[0] == "<unk>"
-    assert output(*given, "--replace-unknown", lines=["katze"])[0].split()[0] == "katze"
+    (tmp_path / "begin").write_text("xyz\n")  # gives an unknown word
+    arguments = ["-m", trained, "--tokenized", "--prefix", tmp_path / "begin"]
+    assert output(*arguments, lines=["katze"])[0].split()[0] == "<unk>"
+    assert output(*arguments, "--replace-unknown", lines=["katze"])[0].split()[0] == "katze"
     assert (
-        output(*given, "--replace-unknown", tmp_path / "words", lines=["katze"])[0].split()[0]
+        output(*arguments, "--replace-unknown", tmp_path / "words", lines=["katze"])[0].split()[0]
         == "cat"
     )
 
 
-def test_seconds_are_there_when_asked_for(trained):
+def test_timing_adds_seconds(trained):
     begun = time.perf_counter()
     rows = [
         json.loads(line)
@@ -309,7 +317,7 @@ def test_seconds_are_there_when_asked_for(trained):
     assert "--alignment" in refused("-m", trained, "--alignment-form", "hard")
 
 
-def test_every_option_stands_under_a_heading():
+def test_every_option_has_a_heading():
     from fusetk.cli.decode import command
 
     assert isinstance(command, Sections)

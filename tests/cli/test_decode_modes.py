@@ -1,4 +1,4 @@
-"""recipes/run_decode_modes.sh: what it refuses, and that every mode of decoding runs through it."""
+"""recipes/run_decode_modes.sh: errors, and a run of every mode of decoding."""
 
 import os
 import subprocess
@@ -22,14 +22,14 @@ def call(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_usage_and_what_is_refused():
+def test_usage_and_errors():
     assert call("-h").returncode == 0 and "--other RUN" in call("-h").stdout
     for arguments, reason in [
         (["run"], "give RUN, SOURCE and REFERENCE"),
         (["--wide"], "there is no option --wide"),
     ]:
-        found = call(*arguments)
-        assert found.returncode != 0 and reason in found.stderr
+        process = call(*arguments)
+        assert process.returncode != 0 and reason in process.stderr
 
 
 @pytest.mark.slow
@@ -43,10 +43,10 @@ def test_every_mode_has_a_line(tmp_path):
     )
     (tmp_path / "reference").write_text("ein hund .\nbellt\nhund bellt , und läuft .\n" * 3)
     texts = [one, tmp_path / "source", tmp_path / "reference"]
-    found = call(
+    process = call(
         *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     head, *rows, parts = (tmp_path / "out" / "table.txt").read_text().splitlines()
     assert head.split() == ["mode", "BLEU", "speed"] and "the same bytes" in parts
     assert len(rows) == 28 and all(
@@ -56,5 +56,5 @@ def test_every_mode_has_a_line(tmp_path):
         *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
     )
     assert again.returncode == 0 and "==" not in again.stdout, (
-        "what was translated is not translated again"
+        "existing translations are not repeated"
     )

@@ -1,4 +1,4 @@
-"""``fusetk decode`` in several processes writes what one writes, and all end together."""
+"""``fusetk decode`` with several processes: the same output as with one, and they end together."""
 
 import json
 import os
@@ -30,8 +30,8 @@ CALLS: dict[str, tuple[list[str], bytes]] = {
 }
 
 
-class Ended(NamedTuple):
-    """How a process ended and what it said."""
+class EndedProcess(NamedTuple):
+    """The exit code, output and messages of a process."""
 
     code: int
     out: str
@@ -44,8 +44,11 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(trained: Path, tmp_path_factory) -> dict[str, list[Ended]]:
-    """What two processes made of each call; they are forks of a process that has imported all, so each begins at once."""
+def ended(trained: Path, tmp_path_factory) -> dict[str, list[EndedProcess]]:
+    """The results of two processes for each call.
+
+    They are forks of a process that has imported all modules, so they start fast.
+    """
     folder = tmp_path_factory.mktemp("calls")
     (folder / "half").write_text(
         "".join(f"{line}\n" for line in alone(trained, *CALLS["text"]).split("\n")[:30]) + "ha"
@@ -58,35 +61,37 @@ def ended(trained: Path, tmp_path_factory) -> dict[str, list[Ended]]:
         env=environment,
     )
     return {
-        name: [Ended(*one) for one in json.loads((folder / f"{name}.json").read_text())]
+        name: [EndedProcess(*one) for one in json.loads((folder / f"{name}.json").read_text())]
         for name in CALLS
     }
 
 
-def alone(trained: Path, options: list[str], given: bytes) -> str:
-    found = CliRunner().invoke(
-        main, ["decode", "-m", str(trained), "-d", "cpu", *options], input=given
+def alone(trained: Path, options: list[str], text: bytes) -> str:
+    result = CliRunner().invoke(
+        main, ["decode", "-m", str(trained), "-d", "cpu", *options], input=text
     )
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 @pytest.mark.parametrize("name", ["text", "samples"])
-def test_two_processes_are_one(trained: Path, ended: dict[str, list[Ended]], name: str) -> None:
-    """Lines of a chunk are dealt by length; samples are drawn by a line's number."""
+def test_two_processes_write_what_one_writes(
+    trained: Path, ended: dict[str, list[EndedProcess]], name: str
+) -> None:
+    """The lines of a chunk are distributed by length; samples depend on the line number."""
     first, second = ended[name]
     assert (first.code, second.code) == (0, 0), first.said + second.said
     assert first.out == alone(trained, *CALLS[name]) and first.out.count("\n") >= 50
     assert second.out == first.said == second.said == ""
 
 
-def test_they_go_on_with_an_output(ended: dict[str, list[Ended]]) -> None:
+def test_two_processes_resume_an_output(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["resumed"]
     assert (first.code, second.code) == (0, 0), first.said + second.said
     assert first.out == ended["text"][0].out
 
 
-def test_a_process_that_fails_is_named(ended: dict[str, list[Ended]]) -> None:
+def test_the_error_names_the_process_that_failed(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["broken process"]
     assert first.code == second.code == 2
     assert (
@@ -96,13 +101,13 @@ def test_a_process_that_fails_is_named(ended: dict[str, list[Ended]]) -> None:
     assert first.said.count("\n") == 1 and "Traceback" in second.said
 
 
-def test_what_all_find_wrong_is_said_once(ended: dict[str, list[Ended]]) -> None:
+def test_an_error_of_all_processes_is_reported_once(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["no run"]
     assert first.code == second.code == 2 and second.said == ""
     assert first.said == "fusetk: none is not a run folder: there is no such folder\n"
 
 
-def test_a_broken_line_ends_all_after_those_before_it(ended: dict[str, list[Ended]]) -> None:
+def test_lines_before_a_broken_line_are_written(ended: dict[str, list[EndedProcess]]) -> None:
     first, second = ended["broken line"]
     assert (first.code, second.code) == (2, 0)
     assert (
@@ -112,7 +117,9 @@ def test_a_broken_line_ends_all_after_those_before_it(ended: dict[str, list[Ende
     )
 
 
-def test_a_reader_that_has_seen_enough_ends_all_quietly(ended: dict[str, list[Ended]]) -> None:
+def test_a_closed_pipe_ends_all_processes_without_an_error(
+    ended: dict[str, list[EndedProcess]],
+) -> None:
     assert [(one.code, one.said) for one in ended["closed"]] == [(0, ""), (0, "")]
 
 
@@ -140,10 +147,10 @@ def test_torchrun_starts_them(trained: Path) -> None:
     )
 
 
-# The process that forks ----------------------------------------------------------------------------------------------
+# The process that forks ---------------------------------------------------------------------------
 
 
-def _fork(trained: str, folder: Path, name: str) -> list[Ended]:
+def _fork(trained: str, folder: Path, name: str) -> list[EndedProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -165,7 +172,7 @@ def _fork(trained: str, folder: Path, name: str) -> list[Ended]:
         output.read_text() if name == "resumed" else (folder / f"out{rank}").read_text()
         for rank in (0, 1)
     ]
-    return [Ended(*one) for one in zip(codes, out, said, strict=True)]
+    return [EndedProcess(*one) for one in zip(codes, out, said, strict=True)]
 
 
 def _child(
@@ -202,9 +209,7 @@ if __name__ == "__main__":
     import fusetk
 
     torch.set_num_threads(1)
-    fusetk.load(sys.argv[1]).translate(
-        ["hund"]
-    )  # what takes long at first is done before there are forks
+    fusetk.load(sys.argv[1]).translate(["hund"])  # slow initialisation happens before the forks
     for name in CALLS:
         (Path(sys.argv[2]) / f"{name}.json").write_text(
             json.dumps(_fork(sys.argv[1], Path(sys.argv[2]), name))

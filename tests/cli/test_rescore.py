@@ -14,7 +14,7 @@ from fusetk import system
 from fusetk.cli import rescore as module
 from fusetk.cli.main import main
 from fusetk.data.vocab import EOS
-from fusetk.decoding.target_scores import force
+from fusetk.decoding.target_scores import score_targets
 from tests.cli import test_decode
 from tests.cli.test_decode import make_run
 
@@ -52,63 +52,63 @@ def refused(*arguments, given: str | bytes = b"") -> str:
 
 
 def wanted(trained: Path) -> list[list[float] | None]:
-    """Scores of the tokens of each pair and of the end mark."""
+    """The scores of the tokens of each pair, and of EOS."""
     loaded = system.load_model(trained)
-    made = []
+    encoded = []
     for side, text in (("source", SOURCE), ("target", TARGET)):
         vocabulary = getattr(loaded.pipeline, f"{side}_vocab")
-        made.append(
+        encoded.append(
             [
                 vocabulary.encode(loaded.pipeline.subwords(side, loaded.pipeline.words(side, line)))
                 for line in text
             ]
         )
-    pairs = list(zip(*made, strict=True))
+    pairs = list(zip(*encoded, strict=True))
     return [
-        force([loaded.model], [([*source, EOS], target)])[0].scores if source else None
+        score_targets([loaded.model], [([*source, EOS], target)])[0].scores if source else None
         for source, target in pairs
     ]
 
 
 def test_a_score_for_each_line(trained, files, tmp_path):
-    found = lines("-m", trained, *files)
+    printed = lines("-m", trained, *files)
     scores = wanted(trained)
-    assert [bool(line) for line in found] == [True, False, True, True, True, False]
-    for line, one in zip(found, scores, strict=True):
-        assert not line or float(line) == pytest.approx(sum(one), abs=1e-5)
-    assert len(scores[2]) == 1  # a blank target has its end mark
+    assert [bool(line) for line in printed] == [True, False, True, True, True, False]
+    for line, token_scores in zip(printed, scores, strict=True):
+        assert not line or float(line) == pytest.approx(sum(token_scores), abs=1e-5)
+    assert len(scores[2]) == 1  # a blank target consists of EOS
     tsv = "".join(f"{source}\t{target}\n" for source, target in zip(SOURCE, TARGET, strict=True))
     assert (
         lines("-m", trained, given=tsv)
         == lines("-m", trained, "--tsv", "-", given=tsv.replace("\n\t\n", "\n\n"))
-        == found
+        == printed
     )
     (tmp_path / "both").write_text(tsv)
-    assert lines("-m", trained, "--tsv", tmp_path / "both") == found
+    assert lines("-m", trained, "--tsv", tmp_path / "both") == printed
     assert (
-        lines("-m", trained, files[0], "-", given=gzip.decompress(files[1].read_bytes())) == found
+        lines("-m", trained, files[0], "-", given=gzip.decompress(files[1].read_bytes())) == printed
     )
-    assert lines("-m", trained, "-", files[1], given=files[0].read_bytes()) == found
+    assert lines("-m", trained, "-", files[1], given=files[0].read_bytes()) == printed
     assert (
         lines("-m", trained, *files, "-o", tmp_path / "scores") == []
-        and (tmp_path / "scores").read_text().split("\n")[:-1] == found
+        and (tmp_path / "scores").read_text().split("\n")[:-1] == printed
     )
     assert len(lines("-m", trained, files[0], files[0])) == len(SOURCE)
 
 
-def test_what_counts_and_what_divides(trained, files):
-    scores = [one for one in wanted(trained) if one]
+def test_end_mark_and_length_penalty(trained, files):
+    scores = [token_scores for token_scores in wanted(trained) if token_scores]
     for options, number in (
         (["--no-end-mark"], lambda s: sum(s[:-1])),
         (["-n"], lambda s: sum(s) / len(s)),
         (["-n", "0.5", "--penalty", "gnmt"], lambda s: sum(s) / ((5 + len(s)) / 6) ** 0.5),
         (["-n", "2", "--no-end-mark"], lambda s: sum(s[:-1]) / max(1, len(s) - 1) ** 2),
     ):
-        found = [float(line) for line in lines("-m", trained, *files, *options) if line]
-        assert found == pytest.approx([number(one) for one in scores], abs=1e-5)
+        printed = [float(line) for line in lines("-m", trained, *files, *options) if line]
+        assert printed == pytest.approx([number(token_scores) for token_scores in scores], abs=1e-5)
 
 
-def test_scores_of_words(trained, files):
+def test_word_scores(trained, files):
     scores = wanted(trained)
     rows = [
         json.loads(line) for line in lines("-m", trained, *files, "--json", "--word-scores", "-n")
@@ -116,21 +116,21 @@ def test_scores_of_words(trained, files):
     assert [row["id"] for row in rows] == list(range(len(SOURCE)))
     assert rows[1] == {"id": 1, "score": None, "normalized": None, "tokens": [], "word_scores": []}
     assert rows[4]["tokens"] == ["ein", ",", "hund", "."]
-    for line, row, one in zip(
+    for line, row, token_scores in zip(
         lines("-m", trained, *files, "--word-scores"), rows, scores, strict=True
     ):
-        if one is None:
+        if token_scores is None:
             assert line == ""
             continue
         score, *words = line.split("\t")
         assert [word.split(" ")[0] for word in words] == [*row["tokens"], "</s>"]
         assert (
             [float(word.split(" ")[1]) for word in words]
-            == pytest.approx(one, abs=1e-5)
+            == pytest.approx(token_scores, abs=1e-5)
             == row["word_scores"]
         )
-        assert float(score) == pytest.approx(row["score"], abs=1e-5) == sum(one)
-        assert row["normalized"] == pytest.approx(sum(one) / len(one), abs=1e-5)
+        assert float(score) == pytest.approx(row["score"], abs=1e-5) == sum(token_scores)
+        assert row["normalized"] == pytest.approx(sum(token_scores) / len(token_scores), abs=1e-5)
     short = [
         json.loads(line)
         for line in lines("-m", trained, *files, "--json", "--word-scores", "--no-end-mark")
@@ -140,17 +140,17 @@ def test_scores_of_words(trained, files):
 
 
 def test_the_summary(trained, files):
-    scores = [score for one in wanted(trained) if one for score in one]
-    found = json.loads(lines("-m", trained, *files, "--summary", "--json")[0])
+    scores = [score for token_scores in wanted(trained) if token_scores for score in token_scores]
+    summary = json.loads(lines("-m", trained, *files, "--summary", "--json")[0])
     assert (
-        found["score"] == pytest.approx(sum(scores), abs=1e-4)
-        and found["tokens"] == len(scores) == found["words"]
+        summary["score"] == pytest.approx(sum(scores), abs=1e-4)
+        and summary["tokens"] == len(scores) == summary["words"]
     )
-    assert found["perplexity"] == pytest.approx(math.exp(-sum(scores) / len(scores)), rel=1e-5)
-    assert (found["sentences"], found["blank"], found["unknown"]) == (4, 2, 0)
+    assert summary["perplexity"] == pytest.approx(math.exp(-sum(scores) / len(scores)), rel=1e-5)
+    assert (summary["sentences"], summary["blank"], summary["unknown"]) == (4, 2, 0)
     [line] = lines("-m", trained, *files, "--summary")
     assert (
-        f"perplexity {found['perplexity']:.4f} a token" in line
+        f"perplexity {summary['perplexity']:.4f} a token" in line
         and "4 sentences, 2 without a source, 14 tokens (0 unknown)" in line
     )
     result = call("-m", trained, *files)
@@ -167,21 +167,21 @@ def test_the_summary(trained, files):
     )
 
 
-def test_neither_chunks_nor_batches_matter(trained, files, monkeypatch):
-    found = lines("-m", trained, *files)
+def test_scores_do_not_depend_on_chunks_and_batches(trained, files, monkeypatch):
+    printed = lines("-m", trained, *files)
     monkeypatch.setattr(module, "CHUNK", 1)
     for options in ([], ["--batch-tokens", 1]):
-        for one, other in zip(lines("-m", trained, *files, *options), found, strict=True):
+        for one, other in zip(lines("-m", trained, *files, *options), printed, strict=True):
             assert one == other or float(one) == pytest.approx(float(other), abs=1e-5)
 
 
-def test_words_and_raw_text(trained):
+def test_tokenized_and_raw_text(trained):
     raw, words = "Ein Hund, ein Hund.\tHund, und.\n", "ein hund , ein hund .\thund , und .\n"
     assert lines("-m", trained, given=raw) == lines("-m", trained, "--tokenized", given=words)
     assert lines("-m", trained, given=raw) != lines("-m", trained, "--tokenized", given=raw)
 
 
-# What decode printed -------------------------------------------------------------------------------------------------
+# Output of decode ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -202,16 +202,18 @@ def test_an_n_best_list(trained, other, files):
     text = "".join(
         f"{line}\n" for line in [*listed, "4 |||  |||  ||| -1 ||| 0-0", "4|||hund|||x= 1"]
     )
-    found = lines(
+    rescored = lines(
         "-m", trained, files[0], "--n-best", "-", "--tokenized", "--feature", "Again", given=text
     )
-    for before, after in zip(listed, found, strict=False):
+    for before, after in zip(listed, rescored, strict=False):
         number, words, features, score = after.split(" ||| ")
         old, new = features.split(" Again= ")
         assert before == " ||| ".join([number, words, old, score])
         assert float(new) == pytest.approx(float(old.removeprefix("LogProb= ")), abs=1e-5)
-    assert found[-2].startswith("4 |||  ||| Again= -") and found[-2].endswith(" ||| -1 ||| 0-0")
-    assert found[-1].startswith("4|||hund|||x= 1 Again= -")
+    assert rescored[-2].startswith("4 |||  ||| Again= -") and rescored[-2].endswith(
+        " ||| -1 ||| 0-0"
+    )
+    assert rescored[-1].startswith("4|||hund|||x= 1 Again= -")
     scores = [
         line.split("Rescore= ")[1].split(" ")[0]
         for line in lines("-m", other, files[0], "--n-best", "-", "-n", given=text)
@@ -230,20 +232,19 @@ def test_an_n_best_list(trained, other, files):
         ("0 ||| hund ||| x= 1 ||| 1\nhund ||| a ||| b\n", "line 2: 'hund ||| a ||| b' is not"),
         (
             "2 ||| hund ||| x= 1 ||| 1\n0 ||| hund ||| x= 1 ||| 1\n",
-            "line 2: ID 0 stands behind ID 2",
+            "line 2: ID 0 comes after ID 2",
         ),
-        ("6 ||| hund ||| x= 1 ||| 1\n", "line 1: there is no line for ID 6, counted from 0, in "),
-        ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: line 2 of "),
+        ("6 ||| hund ||| x= 1 ||| 1\n", "has 6 lines, so it has no line for ID 6, counted from 0"),
+        ("1 ||| hund ||| x= 1 ||| 1\n", "line 1: its source, line 2 of "),
         (
             "0 ||| hund ||| Rescore= 1 ||| 1\n",
-            "line 1: there is a Rescore already; choose another name by --feature",
+            "line 1: this line already has Rescore; choose another name by --feature",
         ),
     ],
 )
-def test_what_is_no_n_best_list(trained, files, text, said):
-    assert f"standard input, {said}" in refused(
-        "-m", trained, files[0], "--n-best", "-", given=text
-    )
+def test_invalid_n_best_lists(trained, files, text, said):
+    error = refused("-m", trained, files[0], "--n-best", "-", given=text)
+    assert error.startswith("fusetk: standard input, line ") and said in error
 
 
 def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
@@ -257,14 +258,14 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         command="decode",
     )
     (tmp_path / "found").write_text("".join(f"{line}\n" for line in printed))
-    found = lines(*ensemble, "--json-lines", tmp_path / "found")
-    for before, after in zip(map(json.loads, printed), map(json.loads, found), strict=True):
-        for one in after["translations"]:
-            assert one.pop("Rescore") == pytest.approx(one["score"], abs=1e-4)
+    rescored = lines(*ensemble, "--json-lines", tmp_path / "found")
+    for before, after in zip(map(json.loads, printed), map(json.loads, rescored), strict=True):
+        for translation in after["translations"]:
+            assert translation.pop("Rescore") == pytest.approx(translation["score"], abs=1e-4)
         assert after == before
-    assert [json.loads(line)["translations"] for line in found][1] == []
-    again = "".join(f"{line}\n" for line in found)
-    assert "there is a Rescore already" in refused(*ensemble, "--json-lines", "-", given=again)
+    assert [json.loads(line)["translations"] for line in rescored][1] == []
+    again = "".join(f"{line}\n" for line in rescored)
+    assert "this line already has Rescore" in refused(*ensemble, "--json-lines", "-", given=again)
     for wrong in (
         "hund",
         "[]",
@@ -273,7 +274,7 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
         '{"source_tokens": [], "translations": [{}]}',
     ):
         said = refused(*ensemble, "--json-lines", "-", given=wrong)
-        assert "standard input, line 1: this is not what `fusetk decode --json` prints" in said
+        assert "standard input, line 1: this is not a line of `fusetk decode --json`" in said
 
 
 def test_an_ensemble(trained, other, files):
@@ -290,10 +291,10 @@ def test_an_ensemble(trained, other, files):
     assert both != pytest.approx(mean, abs=1e-3)
 
 
-# What goes wrong -----------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
-def test_files_of_unequal_length_after_what_both_have(trained, files, tmp_path):
+def test_files_of_unequal_length_after_their_common_lines(trained, files, tmp_path):
     for name, text in (("short", "hund\nhund\n"), ("long", "hund\n" * 9)):
         (tmp_path / name).write_text(text)
         result = call("-m", trained, files[0], tmp_path / name)
@@ -318,7 +319,10 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         "-m", short, given="Hund\tHund\nHund\thund hund hund hund hund hund\nHund\tHund\n"
     )
     assert result.exit_code == 2 and result.stdout.count("\n") == 1
-    said = "standard input, line 2: a target sentence of 6 tokens is too long: with its mark the model has 6 positions"
+    said = (
+        "standard input, line 2: a target sentence of 6 tokens is too long: the model has 6 "
+        "positions"
+    )
     assert said in result.stderr
     assert f"{files[0]} and {files[1]}, line 4: a source sentence of 9 tokens" in refused(
         "-m", short, *files
@@ -335,18 +339,18 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["a", "--json-lines", "c"], "the source tokens are in it"),
         (["--tsv", "a", "--json-lines", "c"], "--tsv and --json-lines are two inputs"),
         (["-", "-"], "standard input can be only one"),
-        (["-n", "a", "b"], "write -n 1 before a file, or -n behind the files"),
+        (["-n", "a", "b"], "write -n 1 before a file, or -n after the files"),
         (["a", "b", "-n", "nan"], "is not between 0 and 10"),
         (["a", "b", "--summary", "--no-end-mark"], "--no-end-mark does not change the summary"),
         (["a", "b", "--penalty", "gnmt"], "give -n, too"),
-        (["a", "b", "--feature", "New"], "--feature names what is added to a list"),
-        (["a", "--n-best", "c", "--feature", "a=b"], "is no name of a feature"),
-        (["a", "--n-best", "c", "--word-scores"], "go with pairs of lines"),
-        (["--json-lines", "c", "--json"], "go with pairs of lines"),
-        (["nowhere", "nobody"], "nowhere does not exist"),
+        (["a", "b", "--feature", "New"], "--feature names an addition to a list"),
+        (["a", "--n-best", "c", "--feature", "a=b"], "cannot be the name of a feature"),
+        (["a", "--n-best", "c", "--word-scores"], "are for pairs of lines"),
+        (["--json-lines", "c", "--json"], "are for pairs of lines"),
+        (["missing", "other"], "missing does not exist"),
     ],
 )
-def test_options_that_make_no_sense(trained, arguments, said):
+def test_invalid_options(trained, arguments, said):
     assert said in " ".join(refused("-m", trained, *arguments).split())
 
 
@@ -354,10 +358,10 @@ def test_lines_with_other_tabs_and_an_output_that_is_read(trained, tmp_path, fil
     result = call("-m", trained, given="a\tb\na b\n")
     assert (
         result.exit_code == 2
-        and "standard input, line 2: there are 0 tabs" in result.stderr
+        and "standard input, line 2: this line has 0 tabs" in result.stderr
         and result.stdout.count("\n") == 1
     )
-    assert "line 1: there are 2 tabs" in refused("-m", trained, given="a\tb\tc\n")
+    assert "line 1: this line has 2 tabs" in refused("-m", trained, given="a\tb\tc\n")
     before = files[0].read_bytes()
     assert (
         "is both read and written" in refused("-m", trained, *files, "-o", files[0])

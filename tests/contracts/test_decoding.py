@@ -10,12 +10,12 @@ from torch import Tensor
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding import alignment
-from fusetk.decoding.alignment import Which
+from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.sample import sample
-from fusetk.decoding.target_scores import force
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.target_scores import score_targets
+from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.nested import map_tensors, select
 from fusetk.system import to_bf16
@@ -190,7 +190,9 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
     for token in tokens.split(1, dim=1):
         with trace.listen(alignment.PATTERN) as found:
             _, state = model.decode(token, state)
-        steps.append(alignment.attention(found, Which(), len(tokens), max(map(len, SOURCES))))
+        steps.append(
+            alignment.attention(found, AttentionHeads(), len(tokens), max(map(len, SOURCES)))
+        )
     pairs = [
         (source, row[1:])
         for source, row in zip(
@@ -198,7 +200,10 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
         )
     ]
     for row, (source, _), one in zip(
-        torch.cat(steps, 1), pairs, force([model], pairs, attention=Which()), strict=True
+        torch.cat(steps, 1),
+        pairs,
+        score_targets([model], pairs, attention=AttentionHeads()),
+        strict=True,
     ):
         assert one.attention.shape == (LENGTH, len(source))
         close(row[:, : len(source)], torch.from_numpy(one.attention))
@@ -249,11 +254,11 @@ def test_neither_order_nor_company_matter(model):
         same(search([model], *batch([source]), config)[0], wanted)
 
 
-DEMANDS = [
-    Demand([5]),
-    Demand(constraints=[[6, 4]], line=1),
-    Demand(line=2),
-    Demand([4, 4], [[7]], 3),
+REQUESTS = [
+    EncodedRequest([5]),
+    EncodedRequest(constraints=[[6, 4]], line=1),
+    EncodedRequest(line=2),
+    EncodedRequest([4, 4], [[7]], 3),
 ]
 SEARCHED = {
     "beam": 4,
@@ -274,20 +279,22 @@ def test_all_that_may_be_asked_of_an_ensemble(model, options):
         [model, SYSTEMS["transformer"]()],
         SearchConfig(max_length_factor=0.5, max_length_extra=2, **options),
     )
-    demands = [demand._replace(constraints=()) for demand in DEMANDS] if config.sample else DEMANDS
+    requests = (
+        [request._replace(constraints=()) for request in REQUESTS] if config.sample else REQUESTS
+    )
     find = sample if config.sample else search
-    together = find(models, *batch(SOURCES), config, demands)
-    same(find(models, *batch(SOURCES[:1]), config, demands[:1])[0], together[0])
+    together = find(models, *batch(SOURCES), config, requests)
+    same(find(models, *batch(SOURCES[:1]), config, requests[:1])[0], together[0])
     pairs = [
         (source, one.ids) for source, found in zip(SOURCES, together, strict=True) for one in found
     ]
-    scores = iter(force(models, pairs))
-    for demand, found in zip(demands, together, strict=True):
+    scores = iter(score_targets(models, pairs))
+    for request, found in zip(requests, together, strict=True):
         assert 0 < len(found) <= config.n_best
         for one in found:
             assert one.score == pytest.approx(sum(next(scores).scores), abs=1e-3)
-            assert one.ids[: len(demand.prefix)] == list(demand.prefix)
-            for phrase in demand.constraints:
+            assert one.ids[: len(request.prefix)] == list(request.prefix)
+            for phrase in request.constraints:
                 assert phrase in [one.ids[i : i + len(phrase)] for i in range(len(one.ids))]
 
 

@@ -1,4 +1,7 @@
-"""A tiny model whose every distribution depends on the whole source and the whole prefix, and the search by brute force."""
+"""A tiny model and an exhaustive search.
+
+Each distribution of the model depends on the complete source and the complete prefix.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from fusetk.nn.output import OutputProjection
 
 
 class Echo(Seq2Seq):
-    """h' = tanh(A h + E[token] + M[sentence]): a recurrent network with random weights and nothing learned."""
+    """An untrained recurrent network: h' = tanh(A h + E[token] + M[sentence])."""
 
     def __init__(
         self,
@@ -34,7 +37,9 @@ class Echo(Seq2Seq):
         self.output.weight = nn.Parameter(
             torch.randn(vocabulary, width, generator=draw) * scale / width**0.5
         )
-        self.rows: list[tuple[int, int]] = []  # of fixed and moving state, at every call of decode
+        self.rows: list[
+            tuple[int, int]
+        ] = []  # rows of fixed and moving state, at every call of decode
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         embedded = self.source[src] * src_mask[:, :, None]
@@ -59,7 +64,7 @@ class Echo(Seq2Seq):
 
 
 def batch(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids padded at the right, and their mask; end marks are to be there."""
+    """Return ids padded at the right, and their mask. Each sentence ends with EOS."""
     longest = max(map(len, sentences))
     src = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sentences])
     mask = torch.tensor([[i < len(s) for i in range(longest)] for s in sentences])
@@ -70,7 +75,7 @@ def batch(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def log_probabilities(
     model: Seq2Seq, source: Sequence[int], targets: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Of each target with its end mark, by teacher forcing; all targets of one length."""
+    """Return the scores of targets of the same length, with EOS, by teacher forcing."""
     src, mask = batch([source] * len(targets))
     tgt_in = torch.tensor([[BOS, *t] for t in targets])
     tgt_out = torch.tensor([[*t, EOS] for t in targets])
@@ -81,13 +86,13 @@ def log_probabilities(
 def exhaustive(
     model: Seq2Seq, source: Sequence[int], tokens: Sequence[int], limit: int, config: SearchConfig
 ) -> list[Hypothesis]:
-    """Every sequence over ``tokens`` of ``min_length`` to ``limit`` - 1 tokens, best first."""
-    found = []
+    """Return all sequences of ``min_length`` to ``limit`` - 1 ``tokens``, best first."""
+    hypotheses = []
     for length in range(config.min_length, limit):
         targets = list(itertools.product(tokens, repeat=length))
         divisor = PENALTIES[config.penalty](length + 1, config.normalize)
         for target, score in zip(
             targets, log_probabilities(model, source, targets).tolist(), strict=True
         ):
-            found.append(Hypothesis(list(target), score, score / divisor))
-    return sorted(found, key=lambda hypothesis: -hypothesis.normalized)
+            hypotheses.append(Hypothesis(list(target), score, score / divisor))
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.normalized)

@@ -1,4 +1,7 @@
-"""The search as the head of ``fusetk.decoding.beam`` defines it, in lists, for one sentence; slow and without a cache of states."""
+"""A plain implementation of the search that the head of ``fusetk.decoding.beam`` defines.
+
+It searches one sentence, with lists, without a cache of states, so it is slow.
+"""
 
 import math
 from collections import Counter
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 from fusetk.data.vocab import EOS, UNK
 from fusetk.decoding.beam import Hypothesis
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.token_mask import EncodedRequest
 
 Next = Callable[[tuple[int, ...]], list[float]]  # log-probabilities of all tokens after a prefix
 
@@ -19,12 +22,12 @@ class Live:
 
     ids: tuple[int, ...]
     score: float
-    cost: float = 0.0  # of this step, for what other groups chose
+    cost: float = 0.0  # of this step, for the choices of other groups
 
 
 @dataclass
 class Group:
-    """One group's search."""
+    """The search of one group."""
 
     live: list[Live] = field(default_factory=lambda: [Live((), 0.0)])
     finished: list[Hypothesis] = field(default_factory=list)
@@ -32,7 +35,11 @@ class Group:
 
 
 class PlainSearch:
-    """``limit`` counts the end mark; ``words`` are all tokens besides end, begin and padding; ``coverage`` of a hypothesis with its end."""
+    """The search of one sentence.
+
+    ``limit`` counts EOS; ``words`` are all tokens except EOS, BOS and PAD; ``coverage`` is the
+    coverage term of a hypothesis with EOS.
+    """
 
     def __init__(
         self,
@@ -41,29 +48,27 @@ class PlainSearch:
         limit: int,
         least: int,
         config: SearchConfig,
-        demand: Demand,
+        request: EncodedRequest,
         coverage: Callable[[Sequence[int]], float] = lambda ids: 0.0,
     ):
-        self.following, self.words, self.limit, self.least, self.config, self.demand = (
-            following,
-            words,
-            limit,
-            least,
-            config,
-            demand,
-        )
+        self.following = following
+        self.words = words
+        self.limit = limit
+        self.least = least
+        self.config = config
+        self.request = request
         self.coverage = coverage
         self.beam = config.beam // config.groups
         self.n_best = min(config.n_best, self.beam)
 
     def met(self, ids: Sequence[int]) -> int:
-        """Tokens of the phrases that are met: phrase by phrase, each found as early as it can be."""
+        """Return the number of met tokens: each phrase is matched at its earliest place."""
         ids, first, met = list(ids), 0, 0
-        for phrase in map(list, self.demand.constraints):
+        for phrase in map(list, self.request.constraints):
             starts = [
                 start
                 for start in range(first, len(ids))
-                if not start or ids[start - 1] not in self.demand.inside
+                if not start or ids[start - 1] not in self.request.inside
             ]
             whole = [start for start in starts if ids[start : start + len(phrase)] == phrase]
             if not whole:
@@ -79,9 +84,9 @@ class PlainSearch:
         return met
 
     def begun(self, ids: Sequence[int]) -> int:
-        """As ``met``, without the phrase that is under way."""
+        """Return the number of met tokens without the current phrase."""
         met, whole = self.met(ids), 0
-        for phrase in self.demand.constraints:
+        for phrase in self.request.constraints:
             if whole + len(phrase) > met:
                 break
             whole += len(phrase)
@@ -89,51 +94,55 @@ class PlainSearch:
 
     @property
     def total(self) -> int:
-        return sum(map(len, self.demand.constraints))
+        return sum(map(len, self.request.constraints))
 
     def asked(self, ids: Sequence[int]) -> int | None:
-        """The next token of the phrase under way, if it may come."""
-        flat = [token for phrase in self.demand.constraints for token in phrase]
+        """Return the next token of the current phrase, if it is allowed."""
+        flat = [token for phrase in self.request.constraints for token in phrase]
         met = self.met(ids)
-        if met == self.total or (ids and ids[-1] in self.demand.inside and met == self.begun(ids)):
+        if met == self.total or (ids and ids[-1] in self.request.inside and met == self.begun(ids)):
             return None
         return flat[met]
 
     def allowed(self, ids: tuple[int, ...]) -> list[int]:
         length = len(ids) + 1
-        if length <= len(self.demand.prefix):
-            return [self.demand.prefix[length - 1]]
+        if length <= len(self.request.prefix):
+            return [self.request.prefix[length - 1]]
         if self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 1:
             return [asked] if (asked := self.asked(ids)) is not None else []
         if length == self.limit:
             return [EOS]
-        found = [token for token in self.words if token != UNK or not self.config.forbid_unknown]
+        tokens = [token for token in self.words if token != UNK or not self.config.forbid_unknown]
         size = self.config.no_repeat_ngram
         if size:
             runs = {ids[i : i + size] for i in range(len(ids) - size + 1)}
-            found = [token for token in found if (*ids, token)[-size:] not in runs]
+            tokens = [token for token in tokens if (*ids, token)[-size:] not in runs]
         if (
             self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2
         ):  # the word must end here
-            found = [token for token in found if token not in self.demand.inside]
+            tokens = [token for token in tokens if token not in self.request.inside]
         asked = self.asked(ids)
-        found += [] if asked is None or asked in found else [asked]
+        tokens += [] if asked is None or asked in tokens else [asked]
         if len(ids) >= self.least and self.met(ids) == self.total:
-            found.append(EOS)
-        return sorted(found)
+            tokens.append(EOS)
+        return sorted(tokens)
 
     def step(self, group: Group, costs: Counter, length: int) -> None:
         candidates = []
-        for one in group.live:
-            scores = self.following(one.ids)
+        for hypothesis in group.live:
+            scores = self.following(hypothesis.ids)
             new = [
-                Live((*one.ids, t), one.score + scores[t], costs[t] * self.config.diversity)
-                for t in self.allowed(one.ids)
+                Live(
+                    (*hypothesis.ids, t),
+                    hypothesis.score + scores[t],
+                    costs[t] * self.config.diversity,
+                )
+                for t in self.allowed(hypothesis.ids)
             ]
-            if self.demand.constraints:
+            if self.request.constraints:
                 new.sort(key=lambda c: -(c.score - c.cost))
                 new = new[: self.beam + 1] + [
-                    c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(one.ids)
+                    c for c in new[self.beam + 1 :] if c.ids[-1] == self.asked(hypothesis.ids)
                 ]
             candidates += new
         candidates.sort(key=lambda c: -(c.score - c.cost))
@@ -181,22 +190,22 @@ class PlainSearch:
                 if group.done:
                     continue
                 self.step(group, costs, length)
-                costs.update(one.ids[-1] for one in group.live)
+                costs.update(hypothesis.ids[-1] for hypothesis in group.live)
                 group.done = self.over(group, length)
             if all(group.done for group in groups):
                 break
-        found: list[Hypothesis] = []
-        for one in sorted(
+        unique: list[Hypothesis] = []
+        for hypothesis in sorted(
             (h for group in groups for h in group.finished[: self.n_best]),
             key=lambda h: -h.normalized,
         ):
-            if one.ids not in [other.ids for other in found]:
-                found.append(one)
-        return found[: self.config.n_best]
+            if hypothesis.ids not in [other.ids for other in unique]:
+                unique.append(hypothesis)
+        return unique[: self.config.n_best]
 
 
 def covered(attention: Sequence[Sequence[float]], beta: float) -> float:
-    """Wu et al. 2016, Equation 14, of attention (T + 1, S) of source tokens without the end mark."""
+    """Wu et al. 2016, Equation 14, for attention (T + 1, S) to the source tokens without EOS."""
     return beta * sum(
         math.log(min(max(sum(column), 1e-6), 1.0)) for column in zip(*attention, strict=True)
     )

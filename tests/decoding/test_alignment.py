@@ -1,15 +1,15 @@
-"""Attention weights to alignments."""
+"""Alignments from attention weights."""
 
 import numpy as np
 import pytest
 import torch
 
-from fusetk.decoding.alignment import Which, attention, hard, parse, pharaoh, soft
+from fusetk.decoding.alignment import AttentionHeads, attention, hard, parse, pharaoh, soft
 from fusetk.errors import ConfigError
 
 WEIGHTS = np.array(
     [[0.1, 0.7, 0.2], [0.25, 0.05, 0.7], [0.3, 0.3, 0.4]], np.float32
-)  # two tokens and the end mark, of either side
+)  # two tokens and EOS on both sides
 
 
 @pytest.mark.parametrize(
@@ -24,16 +24,17 @@ WEIGHTS = np.array(
         ("2.-1", (2, -1)),
     ],
 )
-def test_what_names_attention(text: str, wanted: tuple[int | None, int | None]) -> None:
-    assert parse(text) == Which(*wanted)
+def test_parse(text: str, wanted: tuple[int | None, int | None]) -> None:
+    assert parse(text) == AttentionHeads(*wanted)
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "1.0", "all", "3.", ".2", "3.2.1", "top", "1,2", "--1", "٣", "12345"]
 )
-def test_what_names_none(text: str) -> None:
+def test_parse_refuses(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"names no attention: give mean, a layer .* or a layer and a head"
+        ConfigError,
+        match=r"is not a choice of attention: give mean, a layer .* or a layer and a head",
     ):
         parse(text)
 
@@ -52,47 +53,54 @@ FOUND = {
 @pytest.mark.parametrize(
     "which, layers, heads",
     [
-        (Which(), (1, 3), (0, 1, 2)),
-        (Which(3), (3,), (0, 1, 2)),
-        (Which(-1, 2), (3,), (1,)),
-        (Which(-2, -1), (1,), (2,)),
-        (Which(None, 3), (1, 3), (2,)),
+        (AttentionHeads(), (1, 3), (0, 1, 2)),
+        (AttentionHeads(3), (3,), (0, 1, 2)),
+        (AttentionHeads(-1, 2), (3,), (1,)),
+        (AttentionHeads(-2, -1), (1,), (2,)),
+        (AttentionHeads(None, 3), (1, 3), (2,)),
     ],
 )
-def test_layers_and_heads(which: Which, layers: tuple[int, ...], heads: tuple[int, ...]) -> None:
+def test_layers_and_heads(
+    which: AttentionHeads, layers: tuple[int, ...], heads: tuple[int, ...]
+) -> None:
     chosen = torch.stack(
         [FOUND[f"decoder.layer{layer}.cross"][0][:, head] for layer in layers for head in heads]
     ).mean(0)
-    wanted = chosen.view(4, 4, 5)  # two hypotheses of two sentences, four positions each
-    torch.testing.assert_close(attention(FOUND, which, 4, 5), wanted / wanted.sum(-1, keepdim=True))
+    expected = chosen.view(4, 4, 5)  # two hypotheses of two sentences, four positions each
+    torch.testing.assert_close(
+        attention(FOUND, which, 4, 5), expected / expected.sum(-1, keepdim=True)
+    )
 
 
 @pytest.mark.parametrize(
     "which, said",
     [
-        (Which(2), "no layer 2 of attention to the source; the model has 1, 3"),
-        (Which(-3), "no layer -3"),
-        (Which(1, 4), "no head 4 of attention to the source; the model has 1 to 3"),
-        (Which(None, -4), "no head -4"),
+        (AttentionHeads(2), "attention to the source has no layer 2; this model has layer 1, 3"),
+        (AttentionHeads(-3), "no layer -3"),
+        (AttentionHeads(1, 4), "attention to the source has no head 4; this model has head 1 to 3"),
+        (AttentionHeads(None, -4), "no head -4"),
     ],
 )
-def test_what_there_is_not(which: Which, said: str) -> None:
+def test_missing_layers_and_heads(which: AttentionHeads, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         attention(FOUND, which, 4, 5)
 
 
-def test_attention_to_both_languages_counts_by_what_goes_to_the_source() -> None:
+def test_mixed_attention_is_weighted_by_its_share_for_the_source() -> None:
     heads = torch.tensor(
         [[0.01, 0.03, 0.96], [0.6, 0.2, 0.2]]
     )  # two source positions, then the target
-    found = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3)]}, Which(), 1, 2)
-    torch.testing.assert_close(found, torch.tensor([[[0.61, 0.23]]]) / 0.84)
-    found = attention(
-        {"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, Which(1, 1), 1, 2
+    weights = attention({"decoder.layer1.mixed": [heads.view(1, 2, 1, 3)]}, AttentionHeads(), 1, 2)
+    torch.testing.assert_close(weights, torch.tensor([[[0.61, 0.23]]]) / 0.84)
+    weights = attention(
+        {"decoder.layer1.mixed": [heads.view(1, 2, 1, 3).bfloat16()]}, AttentionHeads(1, 1), 1, 2
     )
-    torch.testing.assert_close(found, torch.tensor([[[0.25, 0.75]]]), atol=5e-3, rtol=0)
+    torch.testing.assert_close(weights, torch.tensor([[[0.25, 0.75]]]), atol=5e-3, rtol=0)
     nothing = attention(
-        {"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]}, Which(), 1, 2
+        {"decoder.layer1.mixed": [torch.tensor([0.0, 0.0, 1.0]).view(1, 1, 1, 3)]},
+        AttentionHeads(),
+        1,
+        2,
     )
     assert nothing.tolist() == [[[0.0, 0.0]]]
 

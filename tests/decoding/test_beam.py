@@ -1,4 +1,4 @@
-"""Beam search on a tiny model with random weights: what is found is what the definition says."""
+"""Beam search on a tiny model with random weights finds what the definition says."""
 
 import math
 from functools import cache
@@ -16,12 +16,12 @@ from fusetk.errors import Diverged
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
-TOKENS = [UNK, 4, 5]  # what a model with a vocabulary of 6 can produce besides the end mark
+TOKENS = [UNK, 4, 5]  # all tokens of a model with a vocabulary of 6, except EOS
 PENALIZED = [(penalty, alpha) for penalty in PENALTIES for alpha in (0.0, 0.6, 1.0, 1.7)]
 
 MODELS = [
     Echo(seed=seed, scale=3.0) for seed in range(4)
-]  # shared, so that brute force computes each prefix once
+]  # shared, so that each prefix is computed once
 
 
 def config(**options) -> SearchConfig:
@@ -34,7 +34,7 @@ def config(**options) -> SearchConfig:
 
 
 def simple(model, source, beam, penalty, alpha, limit, n_best=1, stop="exact") -> list[Hypothesis]:
-    """The definition at the head of beam.py, word by word, for one sentence."""
+    """The definition at the head of beam.py for one sentence."""
     live, finished = [((), 0.0)], []
     divide = PENALTIES[penalty]
     for length in range(1, limit + 1):
@@ -71,21 +71,23 @@ def _next_token(model, source, prefix):
         return model.output(features[0, -1]).double().log_softmax(-1).tolist()
 
 
-def same(found, wanted):
-    assert [h.ids for h in found] == [h.ids for h in wanted]
-    for a, b in zip(found, wanted, strict=True):
+def same(hypotheses, expected):
+    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
+    for a, b in zip(hypotheses, expected, strict=True):
         assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
             b.normalized, abs=1e-4
         )
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), PENALIZED)
-def test_a_beam_wide_enough_finds_the_best_of_all(penalty, alpha):
+def test_a_wide_enough_beam_is_exhaustive_search(penalty, alpha):
     settings = config(beam=100, n_best=7, penalty=penalty, normalize=alpha)
     for seed in range(3):
         model = Echo(seed=seed)
-        for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
-            same(found, exhaustive(model, source, TOKENS, 5, settings)[:7])
+        for source, hypotheses in zip(
+            SOURCES, search([model], *batch(SOURCES), settings), strict=True
+        ):
+            same(hypotheses, exhaustive(model, source, TOKENS, 5, settings)[:7])
 
 
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
@@ -102,8 +104,8 @@ def test_the_definition(beam, stop):
                     n_best=n_best,
                     max_length_extra=7,
                 )
-                found = search([model], *batch(SOURCES), settings)
-                for source, hypotheses in zip(SOURCES, found, strict=True):
+                results = search([model], *batch(SOURCES), settings)
+                for source, hypotheses in zip(SOURCES, results, strict=True):
                     same(hypotheses, simple(model, source, beam, penalty, alpha, 8, n_best, stop))
 
 
@@ -111,15 +113,15 @@ def test_stopping_early_loses_nothing(monkeypatch):
     model = Echo(vocabulary=30, seed=5, scale=3.0)
     model.output.bias.data[EOS] = 5.0
     settings = config(beam=3, n_best=2, max_length_extra=15, normalize=0.4)
-    found = search([model], *batch(SOURCES), settings)
+    results = search([model], *batch(SOURCES), settings)
     steps = len(model.rows)
     monkeypatch.setattr(
         beam_module._Finished,
         "done",
-        lambda self, live, length: live.score[:, 0] == beam_module.DEAD,
+        lambda self, live, length: live.score[:, 0] == beam_module.NEG_INF,
     )
     model.rows.clear()
-    assert search([model], *batch(SOURCES), settings) == found
+    assert search([model], *batch(SOURCES), settings) == results
     assert len(model.rows) == 16 > steps
 
 
@@ -127,8 +129,8 @@ def test_stopping_early_loses_nothing(monkeypatch):
 def test_beam_1_is_greedy(scale):
     for seed in range(5):
         model = Echo(vocabulary=20, seed=seed, scale=scale)
-        found = search([model], *batch(SOURCES), config(beam=1, max_length_extra=9))
-        for source, [hypothesis] in zip(SOURCES, found, strict=True):
+        results = search([model], *batch(SOURCES), config(beam=1, max_length_extra=9))
+        for source, [hypothesis] in zip(SOURCES, results, strict=True):
             prefix: list[int] = []
             while len(prefix) < 9:
                 scores = next_token(model, source, prefix)
@@ -142,12 +144,12 @@ def test_beam_1_is_greedy(scale):
 
 def test_scores_are_those_of_teacher_forcing():
     model = Echo(vocabulary=40, seed=1)
-    for source, found in zip(
+    for source, hypotheses in zip(
         SOURCES,
         search([model], *batch(SOURCES), config(beam=4, n_best=4, max_length_extra=12)),
         strict=True,
     ):
-        for hypothesis in found:
+        for hypothesis in hypotheses:
             score = log_probabilities(model, source, [hypothesis.ids]).item()
             assert hypothesis.score == pytest.approx(score, abs=1e-4)
             assert hypothesis.normalized == pytest.approx(
@@ -155,29 +157,31 @@ def test_scores_are_those_of_teacher_forcing():
             )
 
 
-def test_neither_order_nor_company_matter():
+def test_results_do_not_depend_on_the_batch():
     model = Echo(vocabulary=40, seed=2, scale=3.0)
     settings = config(beam=4, n_best=3, max_length_factor=2.0)
     together = search([model], *batch(SOURCES), settings)
-    for source, found in zip(SOURCES, together, strict=True):
-        same(search([model], *batch([source]), settings)[0], found)
-    for found, wanted in zip(
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        same(search([model], *batch([source]), settings)[0], hypotheses)
+    for hypotheses, expected in zip(
         search([model], *batch(SOURCES[::-1]), settings), together[::-1], strict=True
     ):
-        same(found, wanted)
+        same(hypotheses, expected)
 
 
 @pytest.mark.parametrize("leave", [0.0, 0.5, 2.0])
-def test_when_sentences_leave_the_batch_does_not_matter(leave, monkeypatch):
+def test_the_compaction_threshold_does_not_change_results(leave, monkeypatch):
     model = Echo(vocabulary=40, seed=3, scale=4.0)
     settings = config(beam=3, n_best=2, max_length_factor=3.0)
-    wanted = search([model], *batch(SOURCES), settings)
-    monkeypatch.setattr(beam_module, "LEAVE", leave)
-    for found, others in zip(search([model], *batch(SOURCES), settings), wanted, strict=True):
-        same(found, others)
+    expected = search([model], *batch(SOURCES), settings)
+    monkeypatch.setattr(beam_module, "COMPACTION_THRESHOLD", leave)
+    for hypotheses, others in zip(
+        search([model], *batch(SOURCES), settings), expected, strict=True
+    ):
+        same(hypotheses, others)
 
 
-def test_what_is_fixed_is_never_repeated_and_shrinks_with_the_batch():
+def test_state_of_sentences_is_not_repeated_and_shrinks_with_the_batch():
     model = Echo(vocabulary=40, seed=4, scale=4.0)
     search([model], *batch(SOURCES), config(beam=3, max_length_factor=3.0))
     assert model.rows[0] == (5, 5)
@@ -186,22 +190,24 @@ def test_what_is_fixed_is_never_repeated_and_shrinks_with_the_batch():
 
 
 def test_a_vocabulary_smaller_than_the_beam():
-    model = Echo(vocabulary=5, seed=0)  # one word, the unknown word, the end mark
-    [found] = search([model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3))
-    assert len(found) == 2**0 + 2**1 + 2**2 + 2**3
-    assert all(math.isfinite(h.score) for h in found)
-    [found] = search(
+    model = Echo(vocabulary=5, seed=0)  # one word, the unknown word, EOS
+    [hypotheses] = search(
+        [model], *batch([[4, EOS]]), config(beam=50, n_best=50, max_length_extra=3)
+    )
+    assert len(hypotheses) == 2**0 + 2**1 + 2**2 + 2**3
+    assert all(math.isfinite(h.score) for h in hypotheses)
+    [hypotheses] = search(
         [model],
         *batch([[4, EOS]]),
         config(beam=50, n_best=50, max_length_extra=3, forbid_unknown=True),
     )
-    assert sorted(h.ids for h in found) == [[], [4], [4, 4], [4, 4, 4]]
+    assert sorted(h.ids for h in hypotheses) == [[], [4], [4, 4], [4, 4, 4]]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_lengths_and_forbidden_tokens(beam):
     model = Echo(vocabulary=12, seed=6, scale=0.3)
-    model.output.bias.data[[PAD, BOS, UNK]] = 5.0  # what it would say if it could
+    model.output.bias.data[[PAD, BOS, UNK]] = 5.0  # the most probable tokens if they were allowed
     settings = config(
         beam=beam,
         n_best=beam,
@@ -210,8 +216,8 @@ def test_lengths_and_forbidden_tokens(beam):
         max_length_factor=1.5,
         forbid_unknown=True,
     )
-    for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
-        for hypothesis in found:
+    for source, hypotheses in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+        for hypothesis in hypotheses:
             assert 3 <= len(hypothesis.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2)
             assert not {PAD, UNK, BOS, EOS} & set(hypothesis.ids)
             assert hypothesis.score == pytest.approx(
@@ -220,7 +226,7 @@ def test_lengths_and_forbidden_tokens(beam):
     allowed = search(
         [model], *batch(SOURCES), settings.model_copy(update={"forbid_unknown": False})
     )
-    assert all(UNK in h.ids for found in allowed for h in found)
+    assert all(UNK in h.ids for hypotheses in allowed for h in hypotheses)
 
 
 def test_positions_of_the_model_limit_the_length():
@@ -235,17 +241,17 @@ def test_equal_scores_the_lower_index_first():
     model = Echo(vocabulary=8, seed=0)
     for parameter in model.parameters():
         parameter.data.zero_()
-    [found] = search([model], *batch([[4, EOS]]), config(beam=5, n_best=5, max_length_extra=1))
-    # Step 1: 1, 3 (the end mark), 4, 5, 6, 7, so the end mark is among the first five. What finished first stands first.
-    assert [h.ids for h in found] == [[], [UNK], [4], [5], [6]]
+    [hypotheses] = search([model], *batch([[4, EOS]]), config(beam=5, n_best=5, max_length_extra=1))
+    # Step 1: 1, 3 (EOS), 4, 5, 6, 7, so EOS is among the first five. The first to finish is ahead.
+    assert [h.ids for h in hypotheses] == [[], [UNK], [4], [5], [6]]
 
 
 @pytest.mark.parametrize("mean", ["probability", "log"])
 def test_an_ensemble(mean):
     models = [Echo(vocabulary=30, seed=seed, scale=3.0) for seed in (1, 2)]
     settings = config(beam=3, n_best=2, ensemble=mean, max_length_extra=8)
-    for source, found in zip(SOURCES, search(models, *batch(SOURCES), settings), strict=True):
-        for hypothesis in found:
+    for source, hypotheses in zip(SOURCES, search(models, *batch(SOURCES), settings), strict=True):
+        for hypothesis in hypotheses:
             score = 0.0
             for i, token in enumerate([*hypothesis.ids, EOS]):
                 both = torch.tensor(
@@ -254,19 +260,21 @@ def test_an_ensemble(mean):
                 score += (both.mean() if mean == "log" else both.exp().mean().log()).item()
             assert hypothesis.score == pytest.approx(score, abs=1e-4)
     twice = search([models[0]] * 2, *batch(SOURCES), settings)
-    for found, wanted in zip(twice, search(models[:1], *batch(SOURCES), settings), strict=True):
-        same(found, wanted)
+    for hypotheses, expected in zip(
+        twice, search(models[:1], *batch(SOURCES), settings), strict=True
+    ):
+        same(hypotheses, expected)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
-def test_a_broken_model_is_named(beam):
+def test_nan_is_an_error(beam):
     model = Echo()
     model.output.bias.data.fill_(math.nan)
     for models in ([model], [Echo(seed=1), model]):
         with pytest.raises(Diverged):
             search(models, *batch(SOURCES), config(beam=beam))
     model.output.bias.data.fill_(0.0)
-    model.embedding.data[UNK] = math.nan  # only behind an unknown word
+    model.embedding.data[UNK] = math.nan  # only after an unknown word
     model.output.bias.data[UNK] = 50.0
     with pytest.raises(Diverged):
         search([model], *batch(SOURCES), config(beam=beam, stop="first", min_length=2))

@@ -1,4 +1,4 @@
-"""Forced scoring: what comes out whatever the batches are, and what is refused."""
+"""Forced decoding: scores do not depend on batches, and invalid input is refused."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,10 +9,10 @@ import torch
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding import alignment, target_scores
-from fusetk.decoding.alignment import Which
+from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.target_scores import batches, force
+from fusetk.decoding.target_scores import batches, score_targets
 from fusetk.errors import ConfigError, DataError, Diverged
 from tests.contracts.systems import build
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -21,7 +21,7 @@ DRAW = torch.Generator().manual_seed(3)
 
 
 def ids(most: int) -> list[int]:
-    """Between no and so many words."""
+    """Return up to ``most`` random words."""
     return torch.randint(
         EOS + 1, 6, (int(torch.randint(most + 1, (), generator=DRAW)),), generator=DRAW
     ).tolist()
@@ -30,15 +30,15 @@ def ids(most: int) -> list[int]:
 PAIRS = [([*ids(9), EOS], ids(7)) for _ in range(40)]
 
 
-def flat(found: list[target_scores.Forced]) -> list[float]:
-    return [score for one in found for score in one.scores]
+def flat(results: list[target_scores.TargetScores]) -> list[float]:
+    return [score for result in results for score in result.scores]
 
 
 def test_scores_are_those_of_the_plain_softmax() -> None:
     model = Echo()
-    for (source, target), one in zip(PAIRS, force([model], PAIRS), strict=True):
-        assert len(one.scores) == len(target) + 1 and one.attention is None
-        assert sum(one.scores) == pytest.approx(
+    for (source, target), result in zip(PAIRS, score_targets([model], PAIRS), strict=True):
+        assert len(result.scores) == len(target) + 1 and result.attention is None
+        assert sum(result.scores) == pytest.approx(
             float(log_probabilities(model, source, [target])), abs=1e-4
         )
         logits = (
@@ -46,42 +46,43 @@ def test_scores_are_those_of_the_plain_softmax() -> None:
             .detach()
             .double()
         )
-        wanted = logits.log_softmax(-1)[torch.arange(len(target) + 1), [*target, EOS]]
-        assert one.scores == pytest.approx(wanted.tolist(), abs=1e-4)
+        expected = logits.log_softmax(-1)[torch.arange(len(target) + 1), [*target, EOS]]
+        assert result.scores == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_neither_batches_nor_pieces_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_batches_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     models, rows = [Echo(), Echo(seed=1)], []
-    wanted = flat(force(models, PAIRS))
-    assert flat(force(models, PAIRS, batch_tokens=1)) == pytest.approx(wanted, abs=1e-5)
-    assert flat(force(models, PAIRS[::-1])[::-1]) == pytest.approx(wanted, abs=1e-5)
+    expected = flat(score_targets(models, PAIRS))
+    assert flat(score_targets(models, PAIRS, batch_tokens=1)) == pytest.approx(expected, abs=1e-5)
+    assert flat(score_targets(models, PAIRS[::-1])[::-1]) == pytest.approx(expected, abs=1e-5)
     monkeypatch.setattr(target_scores, "PIECE", 5 * 6)
     for model in models:
-        model.output.register_forward_hook(lambda module, read, made: rows.append(made.shape))
-    assert flat(force(models, PAIRS)) == pytest.approx(wanted, abs=1e-5)
+        model.output.register_forward_hook(lambda module, read, logits: rows.append(logits.shape))
+    assert flat(score_targets(models, PAIRS)) == pytest.approx(expected, abs=1e-5)
     assert max(rows) == (5, 6) and sum(count for count, _ in rows) == 2 * len(
-        wanted
-    )  # of real positions alone
+        expected
+    )  # without padding
 
 
 @pytest.mark.parametrize("mean", ["probability", "log"])
 def test_an_ensemble_is_that_of_the_search(mean: str) -> None:
     models = [Echo(), Echo(seed=1), Echo(seed=2)]
     sources = [[4, 5, 6, EOS], [7, EOS]]
-    found = search(
+    hypotheses = search(
         models, *batch(sources), SearchConfig(beam=4, n_best=4, max_length_extra=3, ensemble=mean)
     )
     pairs = [
-        (source, one.ids) for source, several in zip(sources, found, strict=True) for one in several
+        (source, hypothesis.ids)
+        for source, n_best in zip(sources, hypotheses, strict=True)
+        for hypothesis in n_best
     ]
-    scores = [one.score for several in found for one in several]
-    assert [sum(one.scores) for one in force(models, pairs, mean)] == pytest.approx(
-        scores, abs=1e-4
-    )
-    together, alone = force(models, pairs, mean), [force([model], pairs) for model in models]
-    each = np.array([flat(one) for one in alone])
-    wanted = each.mean(0) if mean == "log" else np.log(np.exp(each).mean(0))
-    assert flat(together) == pytest.approx(wanted.tolist(), abs=1e-4)
+    scores = [hypothesis.score for n_best in hypotheses for hypothesis in n_best]
+    forced = [sum(result.scores) for result in score_targets(models, pairs, mean)]
+    assert forced == pytest.approx(scores, abs=1e-4)
+    together = score_targets(models, pairs, mean)
+    each = np.array([flat(score_targets([model], pairs)) for model in models])
+    expected = each.mean(0) if mean == "log" else np.log(np.exp(each).mean(0))
+    assert flat(together) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @torch.inference_mode()
@@ -90,83 +91,82 @@ def test_probabilities_of_a_bf16_model_are_float32() -> None:
     target = [4, 5, 4]
     logits = model.output(model(*batch([PAIRS[0][0]]), torch.tensor([[BOS, *target]])))[0]
     assert logits.dtype == torch.bfloat16
-    wanted = logits.double().log_softmax(-1)[torch.arange(4), [*target, EOS]]
-    assert force([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(
-        wanted.tolist(), abs=1e-6
+    expected = logits.double().log_softmax(-1)[torch.arange(4), [*target, EOS]]
+    assert score_targets([model], [(PAIRS[0][0], target)])[0].scores == pytest.approx(
+        expected.tolist(), abs=1e-6
     )
 
 
-def test_attention_is_the_mean_over_models_and_nobody_listens_afterwards() -> None:
+def test_attention_is_the_mean_over_models_and_recording_ends() -> None:
     models = [build("transformer"), build("conv", decoder={"layers": 1, "widths": 8, "kernels": 2})]
-    which = Which(1, None)
-    each = [force([model], PAIRS, attention=which) for model in models]
-    for i, one in enumerate(force(models, PAIRS, attention=which, batch_tokens=70)):
+    which = AttentionHeads(1, None)
+    each = [score_targets([model], PAIRS, attention=which) for model in models]
+    for i, result in enumerate(score_targets(models, PAIRS, attention=which, batch_tokens=70)):
         source, target = PAIRS[i]
-        assert one.attention is not None and one.attention.dtype == np.float32
-        assert one.attention.shape == (len(target) + 1, len(source))
-        np.testing.assert_allclose(one.attention.sum(1), 1, atol=1e-5)
+        assert result.attention is not None and result.attention.dtype == np.float32
+        assert result.attention.shape == (len(target) + 1, len(source))
+        np.testing.assert_allclose(result.attention.sum(1), 1, atol=1e-5)
         np.testing.assert_allclose(
-            one.attention, np.mean([alone[i].attention for alone in each], 0), atol=1e-4
+            result.attention, np.mean([alone[i].attention for alone in each], 0), atol=1e-4
         )
     assert not trace.wanted("decoder.layer1.cross")
     with pytest.raises(
-        ConfigError, match=r"no layer 2 of attention to the source; the model has 1$"
+        ConfigError, match=r"attention to the source has no layer 2; this model has layer 1$"
     ):
-        force(models, PAIRS, attention=Which(2, None))
+        score_targets(models, PAIRS, attention=AttentionHeads(2, None))
     with pytest.raises(ConfigError, match="no attention to the source"):
-        force([Echo()], PAIRS, attention=Which())
+        score_targets([Echo()], PAIRS, attention=AttentionHeads())
 
 
 def test_threads_do_not_see_each_other() -> None:
     model = build("transformer")
     orders = [PAIRS, PAIRS[::-1]] * 2
-    wanted = [force([model], order, attention=Which()) for order in orders]
+    all_expected = [score_targets([model], order, attention=AttentionHeads()) for order in orders]
     with ThreadPoolExecutor(4) as pool:
-        for mine, theirs in zip(
-            pool.map(lambda order: force([model], order, attention=Which()), orders),
-            wanted,
-            strict=True,
-        ):
-            assert flat(mine) == flat(theirs)
+        threads = pool.map(
+            lambda order: score_targets([model], order, attention=AttentionHeads()), orders
+        )
+        for results, expected in zip(threads, all_expected, strict=True):
+            assert flat(results) == flat(expected)
             assert all(
-                (a.attention == b.attention).all() for a, b in zip(mine, theirs, strict=True)
+                (a.attention == b.attention).all() for a, b in zip(results, expected, strict=True)
             )
 
 
-def test_nothing_and_what_cannot_be_scored() -> None:
-    assert force([Echo()], []) == []
+def test_no_pairs_and_pairs_that_cannot_be_scored() -> None:
+    assert score_targets([Echo()], []) == []
     short, long = build("transformer", positions="learned", max_positions=4), Echo()
-    assert len(force([short], [([4, 5, 6, EOS], [4, 5, 6])])[0].scores) == 4
+    assert len(score_targets([short], [([4, 5, 6, EOS], [4, 5, 6])])[0].scores) == 4
     with pytest.raises(
         DataError,
-        match="a source sentence of 4 tokens is too long: with its mark the model has 4 positions",
+        match="a source sentence of 4 tokens is too long: the model has 4 positions, one of them",
     ):
-        force([long, short], [([4, EOS], []), ([4, 5, 6, 7, EOS], [])])
+        score_targets([long, short], [([4, EOS], []), ([4, 5, 6, 7, EOS], [])])
     with pytest.raises(DataError, match="a target sentence of 5 tokens is too long"):
-        force([short], [([4, EOS], [4] * 5)])
+        score_targets([short], [([4, EOS], [4] * 5)])
     with torch.no_grad():
         long.recurrent[0, 0] = torch.nan
     with pytest.raises(Diverged, match="NaN"):
-        force([long], [([4, EOS], [4, 5])])
+        score_targets([long], [([4, EOS], [4, 5])])
 
 
 @pytest.mark.parametrize("most", [1, 60, 10_000])
 def test_batches_hold_every_pair_once_and_are_not_too_large(most: int) -> None:
     lengths = [(len(source), len(target) + 1) for source, target in PAIRS]
-    found = list(batches(lengths, most))
-    assert sorted(i for batch in found for i in batch) == list(range(len(PAIRS)))
-    for one in found:
+    cuts = list(batches(lengths, most))
+    assert sorted(i for batch in cuts for i in batch) == list(range(len(PAIRS)))
+    for cut in cuts:
         assert (
-            len(one) == 1
-            or len(one) * sum(max(lengths[i][side] for i in one) for side in range(2)) <= most
+            len(cut) == 1
+            or len(cut) * sum(max(lengths[i][side] for i in cut) for side in range(2)) <= most
         )
-    assert len(found) == {1: len(PAIRS), 10_000: 1}.get(most, len(found)) and not list(
+    assert len(cuts) == {1: len(PAIRS), 10_000: 1}.get(most, len(cuts)) and not list(
         batches([], most)
     )
 
 
 def test_the_pattern_finds_attention_to_the_source_alone() -> None:
     model = build("coordinated", mixed_attention=False)
-    with trace.listen(alignment.PATTERN) as found:
+    with trace.listen(alignment.PATTERN) as recorded:
         model(*batch([[4, 5, EOS]]), torch.tensor([[BOS, 4]]))
-    assert set(found) == {"decoder.layer1.cross", "decoder.layer2.cross"}
+    assert set(recorded) == {"decoder.layer1.cross", "decoder.layer2.cross"}

@@ -1,4 +1,4 @@
-"""Samples: as often as they are likely, fixed by seed and line, within what is allowed."""
+"""Samples have the right frequencies, depend on seed and line only, and contain allowed tokens."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ import torch
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.sample import sample
-from fusetk.decoding.token_mask import Demand
+from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError, Diverged
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -27,13 +27,13 @@ def config(**options) -> SearchConfig:
 
 
 def distribution(model, source, settings) -> dict[tuple[int, ...], float]:
-    """Of all translations of at most 3 tokens, with the maximum length's forced end."""
-    found: dict[tuple[int, ...], float] = {}
+    """Return the probabilities of all translations of at most 3 tokens; EOS is forced after 3."""
+    probabilities: dict[tuple[int, ...], float] = {}
     todo = [((), 1.0)]
     while todo:
         ids, probability = todo.pop()
         if len(ids) == 3:
-            found[ids] = probability
+            probabilities[ids] = probability
             continue
         with torch.no_grad():
             features = model(*batch([source]), torch.tensor([[BOS, *ids]]))
@@ -43,14 +43,14 @@ def distribution(model, source, settings) -> dict[tuple[int, ...], float]:
             logits[UNK] = -math.inf
         values, order = logits.sort(descending=True)
         values = values[: settings.top_k or None].softmax(-1)
-        kept = [i for i in range(len(values)) if float(values[:i].sum()) < settings.top_p]
-        values = values[kept] / values[kept].sum()
+        nucleus = [i for i in range(len(values)) if float(values[:i].sum()) < settings.top_p]
+        values = values[nucleus] / values[nucleus].sum()
         for token, share in zip(order.tolist(), values.tolist(), strict=False):
             if token == EOS:
-                found[ids] = probability * share
+                probabilities[ids] = probability * share
             else:
                 todo.append(((*ids, token), probability * share))
-    return found
+    return probabilities
 
 
 OPTIONS = [
@@ -64,61 +64,68 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_translations_come_as_often_as_they_are_likely(options):
+def test_frequencies_are_the_probabilities(options):
     model, source, draws = Echo(vocabulary=8, seed=4, scale=1.5), SOURCES[2], 20_000
     settings = config(n_best=draws, **options)
-    [found] = sample([model], *batch([source]), settings)
-    counts, wanted = Counter(tuple(one.ids) for one in found), distribution(model, source, settings)
-    assert len(found) == draws and set(counts) <= {
-        ids for ids, share in wanted.items() if share > 0
+    [samples] = sample([model], *batch([source]), settings)
+    counts, expected = (
+        Counter(tuple(drawn.ids) for drawn in samples),
+        distribution(model, source, settings),
+    )
+    assert len(samples) == draws and set(counts) <= {
+        ids for ids, share in expected.items() if share > 0
     }
-    for ids, share in wanted.items():
+    for ids, share in expected.items():
         assert abs(counts[ids] - draws * share) < 5 * math.sqrt(draws * share * (1 - share)) + 1, (
             ids
         )
 
 
-def test_scores_are_those_of_the_model_and_the_likeliest_stands_first():
+def test_scores_are_those_of_the_model_and_sorted():
     model = Echo(vocabulary=30, seed=1, scale=2.0)
-    for source, found in zip(
+    for source, samples in zip(
         SOURCES,
         sample([model], *batch(SOURCES), config(n_best=6, max_length_extra=8, top_k=5)),
         strict=True,
     ):
-        assert len(found) == 6 and [one.normalized for one in found] == sorted(
-            (one.normalized for one in found), reverse=True
+        assert len(samples) == 6 and [hypothesis.normalized for hypothesis in samples] == sorted(
+            (hypothesis.normalized for hypothesis in samples), reverse=True
         )
-        for one in found:
-            assert one.score == pytest.approx(
-                log_probabilities(model, source, [one.ids]).item(), abs=1e-4
+        for hypothesis in samples:
+            assert hypothesis.score == pytest.approx(
+                log_probabilities(model, source, [hypothesis.ids]).item(), abs=1e-4
             )
-            assert one.normalized == pytest.approx(one.score / (len(one.ids) + 1), abs=1e-4)
+            assert hypothesis.normalized == pytest.approx(
+                hypothesis.score / (len(hypothesis.ids) + 1), abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("system", [name for name in SYSTEMS if "-" not in name][:4])
-def test_neither_order_nor_company_matter_but_seed_and_line_do(system):
+def test_samples_depend_on_seed_and_line_and_not_on_the_batch(system):
     model = SYSTEMS[system]()
-    demands = [Demand(line=line) for line in (7, 8, 9)]
+    requests = [EncodedRequest(line=line) for line in (7, 8, 9)]
     settings = config(n_best=3, max_length_extra=9)
 
-    def ids(order, settings=settings, demands=demands):
-        found = sample(
-            [model], *batch([SOURCES[i] for i in order]), settings, [demands[i] for i in order]
+    def ids(order, settings=settings, requests=requests):
+        results = sample(
+            [model], *batch([SOURCES[i] for i in order]), settings, [requests[i] for i in order]
         )
-        return [[one.ids for one in several] for several in found]
+        return [[hypothesis.ids for hypothesis in samples] for samples in results]
 
     together = ids([0, 1, 2])
     assert ids([2, 1, 0]) == together[::-1]
     assert [ids([i])[0] for i in range(3)] == together
     assert ids([0, 1, 2], settings.model_copy(update={"seed": 2})) != together
-    assert ids([0, 1, 2], demands=[Demand(line=line) for line in (8, 9, 10)]) != together
+    assert ids([0, 1, 2], requests=[EncodedRequest(line=line) for line in (8, 9, 10)]) != together
     more = ids([0, 1, 2], settings.model_copy(update={"n_best": 5}))
     assert all(
-        one in several for mine, several in zip(together, more, strict=True) for one in mine
-    ), "the first of more are the same"
+        hypothesis in samples
+        for fewer, samples in zip(together, more, strict=True)
+        for hypothesis in fewer
+    ), "a larger n_best keeps the first samples"
 
 
-def test_what_is_not_allowed_never_comes():
+def test_forbidden_tokens_are_never_drawn():
     model = Echo(vocabulary=12, seed=6, scale=0.3)
     model.output.bias.data[[PAD, BOS, UNK]] = 5.0
     settings = config(
@@ -129,29 +136,29 @@ def test_what_is_not_allowed_never_comes():
         forbid_unknown=True,
         no_repeat_ngram=2,
     )
-    demands = [Demand(prefix=[5, 6]), Demand(), Demand(prefix=[7])]
-    for source, demand, found in zip(
-        SOURCES, demands, sample([model], *batch(SOURCES), settings, demands), strict=True
+    requests = [EncodedRequest(prefix=[5, 6]), EncodedRequest(), EncodedRequest(prefix=[7])]
+    for source, request, samples in zip(
+        SOURCES, requests, sample([model], *batch(SOURCES), settings, requests), strict=True
     ):
-        for one in found:
-            assert 3 <= len(one.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2) and not {
+        for hypothesis in samples:
+            assert 3 <= len(hypothesis.ids) <= max(3, int(1.5 * (len(source) - 1)) + 2) and not {
                 PAD,
                 UNK,
                 BOS,
                 EOS,
-            } & set(one.ids)
-            assert one.ids[: len(demand.prefix)] == list(demand.prefix)
-            runs = list(zip(one.ids, one.ids[1:], strict=False))
+            } & set(hypothesis.ids)
+            assert hypothesis.ids[: len(request.prefix)] == list(request.prefix)
+            runs = list(zip(hypothesis.ids, hypothesis.ids[1:], strict=False))
             assert len(set(runs)) == len(runs)
 
 
-def test_where_everything_is_forbidden_there_is_no_sample():
+def test_no_drawnif_every_token_is_forbidden():
     model = Echo(vocabulary=8, seed=1)
     settings = config(n_best=20, no_repeat_ngram=1, min_length=8, forbid_unknown=True)
     assert sample([model], *batch(SOURCES), settings) == [[], [], []]
 
 
-def test_a_low_temperature_is_greedy_and_so_is_the_one_likeliest():
+def test_low_temperature_small_top_k_and_small_top_p_are_greedy():
     model = Echo(vocabulary=20, seed=3, scale=3.0)
     greedy = sample([model], *batch(SOURCES), config(top_k=1, max_length_extra=8))
     assert sample([model], *batch(SOURCES), config(temperature=1e-4, max_length_extra=8)) == greedy
@@ -160,15 +167,18 @@ def test_a_low_temperature_is_greedy_and_so_is_the_one_likeliest():
 
 def test_an_ensemble_is_sampled():
     models = [Echo(vocabulary=8, seed=seed, scale=3.0) for seed in (1, 2)]
-    [found] = sample(models, *batch(SOURCES[:1]), config(n_best=4000))
-    counts, top = Counter(tuple(one.ids) for one in found), max(found, key=lambda one: one.score)
+    [samples] = sample(models, *batch(SOURCES[:1]), config(n_best=4000))
+    counts, top = (
+        Counter(tuple(hypothesis.ids) for hypothesis in samples),
+        max(samples, key=lambda hypothesis: hypothesis.score),
+    )
     assert counts[tuple(top.ids)] == pytest.approx(4000 * math.exp(top.score), rel=0.25)
 
 
 def test_bad_input():
     model = Echo()
-    with pytest.raises(ConfigError, match="not sampled"):
-        sample([model], *batch(SOURCES), config(), [Demand(constraints=[[4]])] * 3)
+    with pytest.raises(ConfigError, match="sampling cannot enforce phrases"):
+        sample([model], *batch(SOURCES), config(), [EncodedRequest(constraints=[[4]])] * 3)
     model.output.bias.data.fill_(math.nan)
     for models in ([model], [Echo(), model]):
         with pytest.raises(Diverged):

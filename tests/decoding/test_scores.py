@@ -15,7 +15,7 @@ def test_values():
 @pytest.mark.parametrize("penalty", PENALTIES.values())
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0, 2.0])
 def test_the_bound_is_never_exceeded(penalty, alpha):
-    """A score that falls with each token, divided by its length's penalty, is at most the score now / the last penalty."""
+    """A falling score / its length penalty is at most the present score / the last penalty."""
     scores = -torch.rand(50, 20, dtype=torch.float64).cumsum(1)
     lengths = torch.arange(1, 21, dtype=torch.float64)
     normalized = scores / penalty(lengths, alpha)

@@ -1,4 +1,4 @@
-"""Every option of the search against the plain one in lists, on tiny models with random weights."""
+"""Every option of the search agrees with a plain implementation, on tiny random models."""
 
 import math
 
@@ -10,7 +10,7 @@ from fusetk.decoding import alignment
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scores import PENALTIES, bound, value
-from fusetk.decoding.token_mask import Demand, length_limits
+from fusetk.decoding.token_mask import EncodedRequest, length_limits
 from tests.contracts.systems import SYSTEMS
 from tests.decoding.fakes import Echo, batch, exhaustive, log_probabilities
 from tests.decoding.plain import PlainSearch, covered
@@ -18,21 +18,21 @@ from tests.decoding.plain import PlainSearch, covered
 SOURCES = [[4, 5, EOS], [6, EOS], [7, 4, 4, 5, EOS], [5, EOS], [6, 6, 7, EOS]]
 MODELS = [Echo(vocabulary=9, seed=seed, scale=3.0) for seed in range(3)]
 WORDS = [UNK, 4, 5, 6, 7, 8]
-FREE = [Demand()] * len(SOURCES)
-MIXED = [  # with repeated beginnings, nested ones, two phrases, none
-    Demand(constraints=[[4, 5, 4, 6]]),
-    Demand(constraints=[[7], [8, 8]]),
-    Demand(),
-    Demand(prefix=[5, 5], constraints=[[5, 4]]),
-    Demand(prefix=[8, 4, 7]),
+FREE = [EncodedRequest()] * len(SOURCES)
+MIXED = [  # repeated beginnings, nested beginnings, two phrases, none
+    EncodedRequest(constraints=[[4, 5, 4, 6]]),
+    EncodedRequest(constraints=[[7], [8, 8]]),
+    EncodedRequest(),
+    EncodedRequest(prefix=[5, 5], constraints=[[5, 4]]),
+    EncodedRequest(prefix=[8, 4, 7]),
 ]
 INSIDE = frozenset({6, 8})
-WORDS_GO_ON = [  # behind 6 and 8
-    Demand(constraints=[[4, 5], [6, 7]], inside=INSIDE),
-    Demand(constraints=[[8, 6, 8, 5]], inside=INSIDE),
-    Demand(constraints=[[5], [5]], inside=INSIDE),
-    Demand(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
-    Demand(inside=INSIDE),
+WORDS_GO_ON = [  # after 6 and 8
+    EncodedRequest(constraints=[[4, 5], [6, 7]], inside=INSIDE),
+    EncodedRequest(constraints=[[8, 6, 8, 5]], inside=INSIDE),
+    EncodedRequest(constraints=[[5], [5]], inside=INSIDE),
+    EncodedRequest(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
+    EncodedRequest(inside=INSIDE),
 ]
 
 
@@ -60,29 +60,29 @@ FOLLOWING = {
 }
 
 
-def plain(model, i, settings, demand=FREE[0]):
+def plain(model, i, settings, request=FREE[0]):
     mask = torch.ones(1, len(SOURCES[i]), dtype=torch.bool)
-    [limit] = length_limits([model], mask, settings, [demand])
+    [limit] = length_limits([model], mask, settings, [request])
     least = max(settings.min_length, int(settings.min_length_factor * (len(SOURCES[i]) - 1)))
-    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, demand).search()
+    return PlainSearch(FOLLOWING[model, i], WORDS, limit, least, settings, request).search()
 
 
-def same(found, wanted):
-    assert [h.ids for h in found] == [h.ids for h in wanted]
-    for a, b in zip(found, wanted, strict=True):
+def same(hypotheses, expected):
+    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
+    for a, b in zip(hypotheses, expected, strict=True):
         assert a.score == pytest.approx(b.score, abs=1e-4) and a.normalized == pytest.approx(
             b.normalized, abs=1e-4
         )
 
 
-def check(settings, demands=FREE):
+def check(settings, requests=FREE):
     for model in MODELS:
-        found = search([model], *batch(SOURCES), settings, demands)
-        for i, hypotheses in enumerate(found):
-            same(hypotheses, plain(model, i, settings, demands[i]))
-            for one in hypotheses:
-                assert one.score == pytest.approx(
-                    log_probabilities(model, SOURCES[i], [one.ids]).item(), abs=1e-4
+        results = search([model], *batch(SOURCES), settings, requests)
+        for i, hypotheses in enumerate(results):
+            same(hypotheses, plain(model, i, settings, requests[i]))
+            for hypothesis in hypotheses:
+                assert hypothesis.score == pytest.approx(
+                    log_probabilities(model, SOURCES[i], [hypothesis.ids]).item(), abs=1e-4
                 )
 
 
@@ -101,18 +101,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("demands", [FREE, MIXED, WORDS_GO_ON], ids=["free", "asked", "words"])
+@pytest.mark.parametrize("requests", [FREE, MIXED, WORDS_GO_ON], ids=["free", "asked", "words"])
 @pytest.mark.parametrize("stop", ["exact", "beam", "first"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_definition(options, stop, demands):
+def test_the_definition(options, stop, requests):
     for n_best in (1, 3):
-        check(config(stop=stop, n_best=n_best, **options), demands)
+        check(config(stop=stop, n_best=n_best, **options), requests)
 
 
-@pytest.mark.parametrize("demands", [FREE, MIXED], ids=["free", "asked"])
-def test_greedy(demands):
-    check(config(beam=1), demands)
-    check(config(beam=3, groups=3), demands)
+@pytest.mark.parametrize("requests", [FREE, MIXED], ids=["free", "asked"])
+def test_greedy(requests):
+    check(config(beam=1), requests)
+    check(config(beam=3, groups=3), requests)
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.6), ("power", 0.0)])
@@ -128,25 +128,29 @@ def test_a_beam_wide_enough_with_a_word_penalty_is_exhaustive_search(penalty, al
         stop="exact",
     )
     for model in MODELS:
-        for source, found in zip(SOURCES, search([model], *batch(SOURCES), settings), strict=True):
+        for source, hypotheses in zip(
+            SOURCES, search([model], *batch(SOURCES), settings), strict=True
+        ):
             every = exhaustive(model, source, WORDS, 4, settings)
             divide = PENALTIES[penalty]
             again = [
-                one._replace(
-                    normalized=(one.score - word_penalty * (n := len(one.ids) + 1))
+                hypothesis._replace(
+                    normalized=(hypothesis.score - word_penalty * (n := len(hypothesis.ids) + 1))
                     / divide(n, alpha)
                 )
-                for one in every
+                for hypothesis in every
             ]
-            same(found, sorted(again, key=lambda one: -one.normalized)[:5])
+            same(hypotheses, sorted(again, key=lambda hypothesis: -hypothesis.normalized)[:5])
 
 
 @pytest.mark.parametrize("phrases", [[[4, 5]], [[5, 5]], [[8], [4]], [[4, 4, 5]]], ids=str)
-def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_with_them(phrases):
-    """Beams so wide that each bank holds all that there is."""
+def test_a_wide_beam_finds_the_best_translation_with_the_phrases(phrases):
+    """The beam is so wide that each bank holds all of its hypotheses."""
     settings = config(beam=2000, n_best=4, max_length_extra=4, stop="exact")
     for model in MODELS:
-        [found] = search([model], *batch(SOURCES[:1]), settings, [Demand(constraints=phrases)])
+        [hypotheses] = search(
+            [model], *batch(SOURCES[:1]), settings, [EncodedRequest(constraints=phrases)]
+        )
 
         def holds(ids):
             for phrase in phrases:
@@ -159,10 +163,12 @@ def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_w
             return True
 
         same(
-            found,
-            [one for one in exhaustive(model, SOURCES[0], WORDS, 5, settings) if holds(one.ids)][
-                :4
-            ],
+            hypotheses,
+            [
+                hypothesis
+                for hypothesis in exhaustive(model, SOURCES[0], WORDS, 5, settings)
+                if holds(hypothesis.ids)
+            ][:4],
         )
 
 
@@ -170,13 +176,13 @@ def test_phrases_are_there_in_order_and_a_wide_beam_finds_the_best_translation_w
 def test_phrases_are_met_whatever_the_beam(beam):
     model = Echo(vocabulary=30, seed=7, scale=5.0)
     phrases = [[9, 9, 10], [11], [12, 13, 12, 14]]
-    found = search(
+    results = search(
         [model],
         *batch(SOURCES),
         config(beam=beam, max_length_extra=0),
-        [Demand(constraints=phrases)] * len(SOURCES),
+        [EncodedRequest(constraints=phrases)] * len(SOURCES),
     )
-    for [best] in found:
+    for [best] in results:
         assert [
             token for token in best.ids if token in range(9, 15)
         ] and " 9 9 10 " in f" {' '.join(map(str, best.ids))} "
@@ -185,14 +191,14 @@ def test_phrases_are_met_whatever_the_beam(beam):
 
 @pytest.mark.parametrize("beam", [1, 3, 6])
 def test_phrases_are_whole_words_whatever_the_beam(beam):
-    """Where a word goes on behind every second token, the model hates to end one, and there is no room to lose."""
+    """Every second token is continued, the model avoids to end words, and no position is spare."""
     inside = frozenset(range(4, 30, 2))
     for seed in range(5):
         model = Echo(vocabulary=30, seed=seed, scale=3.0)
         model.output.bias.data[list(inside)] = 4.0
-        demands = [Demand(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
+        requests = [EncodedRequest(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
         for [best] in search(
-            [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), demands
+            [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), requests
         ):
             words, last = [], []
             for token in best.ids:
@@ -202,39 +208,41 @@ def test_phrases_are_whole_words_whatever_the_beam(beam):
             assert [9] in words and [8, 10, 11] in words[words.index([9]) :]
 
 
-def test_groups_differ_and_none_stands_twice():
+def test_groups_differ_and_have_no_duplicates():
     model = Echo(vocabulary=30, seed=3, scale=4.0)
-    one = search([model], *batch(SOURCES), config(beam=6, n_best=6, max_length_extra=9))
-    many = search(
+    plain_beam = search([model], *batch(SOURCES), config(beam=6, n_best=6, max_length_extra=9))
+    diverse = search(
         [model],
         *batch(SOURCES),
         config(beam=6, n_best=6, groups=6, diversity=3.0, max_length_extra=9),
     )
 
-    def firsts(found):
-        return sum(len({h.ids[0] for h in several if h.ids}) for several in found)
+    def firsts(results):
+        return sum(len({h.ids[0] for h in n_best if h.ids}) for n_best in results)
 
-    assert firsts(many) > 2 * firsts(one)
-    assert all(len({tuple(h.ids) for h in several}) == len(several) for several in many)
+    assert firsts(diverse) > 2 * firsts(plain_beam)
+    assert all(len({tuple(h.ids) for h in n_best}) == len(n_best) for n_best in diverse)
     same_thing = search(
         [model],
         *batch(SOURCES),
         config(beam=6, n_best=6, groups=6, diversity=0.0, max_length_extra=9),
     )
-    assert all(len(several) == 1 for several in same_thing), (
-        "without a cost all groups find the greedy one"
+    assert all(len(n_best) == 1 for n_best in same_thing), (
+        "without a cost all groups find the greedy translation"
     )
 
 
-def test_no_run_stands_twice_and_forced_tokens_may():
+def test_no_repeated_ngram_except_in_forced_tokens():
     model = Echo(vocabulary=6, seed=2, scale=2.0)
     settings = config(no_repeat_ngram=2, max_length_extra=12, min_length=8, n_best=4)
-    for found in search([model], *batch(SOURCES), settings):
-        for one in found:
-            runs = list(zip(one.ids, one.ids[1:], strict=False))
-            assert len(one.ids) >= 8 and len(set(runs)) == len(runs)
-    forced = search([model], *batch(SOURCES), settings, [Demand(prefix=[4, 4, 4, 4])] * 5)
-    assert all(one.ids[:4] == [4, 4, 4, 4] for found in forced for one in found)
+    for hypotheses in search([model], *batch(SOURCES), settings):
+        for hypothesis in hypotheses:
+            runs = list(zip(hypothesis.ids, hypothesis.ids[1:], strict=False))
+            assert len(hypothesis.ids) >= 8 and len(set(runs)) == len(runs)
+    forced = search([model], *batch(SOURCES), settings, [EncodedRequest(prefix=[4, 4, 4, 4])] * 5)
+    assert all(
+        hypothesis.ids[:4] == [4, 4, 4, 4] for hypotheses in forced for hypothesis in hypotheses
+    )
 
 
 @pytest.mark.parametrize("system", ["transformer", "conv", "recurrent"])
@@ -243,21 +251,27 @@ def test_coverage(system):
     model = SYSTEMS[name]()
     sources = [[4, 5, 6, 7, EOS], [8, EOS], [9, 4, EOS]]
     settings = config(beam=40, n_best=5, max_length_extra=3, coverage_penalty=0.8, stop="exact")
-    found = search([model], *batch(sources), settings)
-    free = search(
+    results = search([model], *batch(sources), settings)
+    unpenalized = search(
         [model],
         *batch(sources),
         settings.model_copy(update={"coverage_penalty": 0.0, "n_best": 40}),
     )
-    from fusetk.decoding.target_scores import force
+    from fusetk.decoding.target_scores import score_targets
 
-    for source, several, every in zip(sources, found, free, strict=True):
-        for one in several:
-            [read] = force([model], [(source, one.ids)], attention=alignment.Which())
-            least = one.score / (len(one.ids) + 1) + covered(read.attention[:, :-1].tolist(), 0.8)
-            assert one.normalized == pytest.approx(least, abs=1e-3)
-        assert {tuple(one.ids) for one in several} <= {tuple(one.ids) for one in every}
-        values = [one.normalized for one in several]
+    for source, n_best, candidates in zip(sources, results, unpenalized, strict=True):
+        for hypothesis in n_best:
+            [read] = score_targets(
+                [model], [(source, hypothesis.ids)], attention=alignment.AttentionHeads()
+            )
+            least = hypothesis.score / (len(hypothesis.ids) + 1) + covered(
+                read.attention[:, :-1].tolist(), 0.8
+            )
+            assert hypothesis.normalized == pytest.approx(least, abs=1e-3)
+        assert {tuple(hypothesis.ids) for hypothesis in n_best} <= {
+            tuple(hypothesis.ids) for hypothesis in candidates
+        }
+        values = [hypothesis.normalized for hypothesis in n_best]
         assert values == sorted(values, reverse=True)
 
 
@@ -277,28 +291,28 @@ def test_the_bound_holds_for_every_penalty():
 
 
 @pytest.mark.parametrize("options", [OPTIONS["4 groups"], OPTIONS["no pair twice"]], ids=str)
-def test_neither_order_nor_company_matter(options):
+def test_results_do_not_depend_on_the_batch(options):
     model = Echo(vocabulary=40, seed=2, scale=3.0)
     settings = config(n_best=3, max_length_factor=2.0, **options)
     together = search([model], *batch(SOURCES), settings, MIXED)
-    for source, found, demand in zip(SOURCES, together, MIXED, strict=True):
-        same(search([model], *batch([source]), settings, [demand])[0], found)
-    for found, wanted in zip(
+    for source, hypotheses, request in zip(SOURCES, together, MIXED, strict=True):
+        same(search([model], *batch([source]), settings, [request])[0], hypotheses)
+    for hypotheses, expected in zip(
         search([model], *batch(SOURCES[::-1]), settings, MIXED[::-1]), together[::-1], strict=True
     ):
-        same(found, wanted)
+        same(hypotheses, expected)
 
 
-def test_settings_that_do_not_fit_are_refused():
+def test_settings_without_an_effect_are_refused():
     for options, reason in [
-        ({"groups": 3}, "beam 4 cannot be parted into 3 groups"),
-        ({"top_k": 3}, "top_k is of samples"),
-        ({"temperature": 0.5}, "temperature is of samples"),
+        ({"groups": 3}, "beam 4 cannot be divided into 3 equal groups"),
+        ({"top_k": 3}, "top_k has an effect on samples only"),
+        ({"temperature": 0.5}, "temperature has an effect on samples only"),
         ({"n_best": 5}, "n_best 5 is more than beam 4"),
-        ({"seed": 5}, "seed is of samples"),
-        ({"diversity": 1.0}, "diversity is of groups"),
+        ({"seed": 5}, "seed has an effect on samples only"),
+        ({"diversity": 1.0}, "diversity has an effect on groups only"),
         ({"normalize": 400}, "less than or equal to 10"),
-        ({"sample": True, "groups": 2}, "groups is of the search"),
+        ({"sample": True, "groups": 2}, "groups has no effect on samples"),
         ({"sample": True, "seed": 1 << 64}, "less than"),
     ]:
         with pytest.raises(ValueError, match=reason):
@@ -307,7 +321,9 @@ def test_settings_that_do_not_fit_are_refused():
 
 
 def test_the_cost_of_a_wide_beam():
-    assert config(beam=100).slow(9) is None
-    assert "sorts 90,300 candidates" in config(beam=300, stop="beam").slow(30_000)
-    assert "--stop" not in config(beam=300, stop="beam").slow(30_000)
-    assert "sorts 4,500 candidates" in config(beam=300, groups=20).slow(15), "groups of 15"
+    assert config(beam=100).wide_beam_warning(9) is None
+    assert "sorts 90,300 candidates" in config(beam=300, stop="beam").wide_beam_warning(30_000)
+    assert "--stop" not in config(beam=300, stop="beam").wide_beam_warning(30_000)
+    assert "sorts 4,500 candidates" in config(beam=300, groups=20).wide_beam_warning(15), (
+        "groups of 15"
+    )

@@ -14,7 +14,7 @@ from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.text import decode_lines
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.stream import Arrivals, chunks
+from fusetk.decoding.stream import LineReader, chunks
 from fusetk.decoding.translate import Translator, batches
 from fusetk.errors import DataError
 from tests.decoding.fakes import Echo
@@ -46,58 +46,58 @@ LINES = [
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 10_000])
-def test_one_line_out_for_one_line_in_whatever_the_batches(batch_tokens):
-    found = translator(batch_tokens=batch_tokens).translate(LINES)
-    assert [bool(line) for line in found] == [bool(line.strip()) for line in LINES]
-    assert found[0] == found[5]
-    assert found == [translator().translate([line])[0] for line in LINES]
+def test_each_line_has_one_translation_for_all_batch_sizes(batch_tokens):
+    translations = translator(batch_tokens=batch_tokens).translate(LINES)
+    assert [bool(line) for line in translations] == [bool(line.strip()) for line in LINES]
+    assert translations[0] == translations[5]
+    assert translations == [translator().translate([line])[0] for line in LINES]
 
 
-def test_blank_lines_never_meet_the_model():
-    one = translator()
-    assert one.translate(["", " ", "\u00a0", "\x00"]) == [""] * 4
-    assert one.translate([]) == []
-    assert not one.models[0].rows
+def test_blank_lines_are_not_translated():
+    tiny = translator()
+    assert tiny.translate(["", " ", "\u00a0", "\x00"]) == [""] * 4
+    assert tiny.translate([]) == []
+    assert not tiny.models[0].rows
 
 
 def test_raw_and_tokenized():
-    one = translator(n_best=3)
-    [raw] = one.n_best(["Ein Hund läuft."])
-    [words] = one.n_best(["ein hund läuft ."], tokenized=True)
+    tiny = translator(n_best=3)
+    [raw] = tiny.n_best(["Ein Hund läuft."])
+    [words] = tiny.n_best(["ein hund läuft ."], tokenized=True)
     assert [t.tokens for t in raw] == [t.tokens for t in words]
     assert [t.text for t in words] == [" ".join(t.tokens) for t in words]
     assert (
         [t.text for t in raw]
-        == [one.pipeline.raw(t.text) for t in words]
+        == [tiny.pipeline.raw(t.text) for t in words]
         != [t.text for t in words]
     )
     assert [t.normalized for t in raw] == sorted((t.normalized for t in raw), reverse=True)
 
 
 def test_long_lines_are_cut_with_a_warning_that_names_them(caplog):
-    one = translator(max_source_length=4)
+    tiny = translator(max_source_length=4)
     with caplog.at_level(logging.WARNING):
-        long, short = one.n_best(["Ein Hund läuft und bellt", "Ein Hund läuft und"], first=11)
+        long, short = tiny.n_best(["Ein Hund läuft und bellt", "Ein Hund läuft und"], first=11)
     assert "line 11 has 5 tokens: only the first 4" in caplog.text and "line 12" not in caplog.text
     assert [t.tokens for t in long] == [t.tokens for t in short]
     caplog.clear()
-    one.models[0].max_positions = 4
-    one.translate(["Ein Hund läuft und"])
+    tiny.models[0].max_positions = 4
+    tiny.translate(["Ein Hund läuft und"])
     assert "line 1 has 4 tokens: only the first 3" in caplog.text and "positions" in caplog.text
 
 
 def test_a_line_without_a_translation_is_named(caplog):
-    one = translator(no_repeat_ngram=1, min_length=50, max_length_factor=0, max_length_extra=50)
+    tiny = translator(no_repeat_ngram=1, min_length=50, max_length_factor=0, max_length_extra=50)
     with caplog.at_level(logging.WARNING):
-        assert one.translate(["Ein Hund", ""]) == ["", ""]
+        assert tiny.translate(["Ein Hund", ""]) == ["", ""]
     assert "line 1 has no translation" in caplog.text and "line 2" not in caplog.text
 
 
 def test_ids():
-    one = translator()
-    found = one.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
-    assert [len(f) for f in found] == [1, 0, 1]
-    assert found[2][0].ids == one.translate_ids([[6, EOS]])[0][0].ids
+    tiny = translator()
+    results = tiny.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
+    assert [len(f) for f in results] == [1, 0, 1]
+    assert results[2][0].ids == tiny.translate_ids([[6, EOS]])[0][0].ids
 
 
 def test_batches_hold_each_sentence_once_and_keep_the_budget():
@@ -111,22 +111,22 @@ def test_batches_hold_each_sentence_once_and_keep_the_budget():
     assert [len(cut) for cut in batches([500, 2], config)] == [1, 1]
 
 
-# Streams -------------------------------------------------------------------------------------------------------------
+# Streams ------------------------------------------------------------------------------------------
 
 
-def test_arrivals_are_the_lines_of_the_file():
+def test_the_reader_yields_the_lines_of_the_file():
     data = b"\xef\xbb\xbfa\r\nb\n\n" + b"x" * 3_000_000 + b"\n\xe2\x80\xa8\nlast"
     raw = io.BufferedReader(io.BytesIO(data), 10)
-    assert list(Arrivals(raw)) == [line + b"\n" for line in data.split(b"\n")[:-1]] + [b"last"]
-    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"")))) == []
-    assert list(Arrivals(io.BufferedReader(io.BytesIO(b"\n\n")))) == [b"\n", b"\n"]
+    assert list(LineReader(raw)) == [line + b"\n" for line in data.split(b"\n")[:-1]] + [b"last"]
+    assert list(LineReader(io.BufferedReader(io.BytesIO(b"")))) == []
+    assert list(LineReader(io.BufferedReader(io.BytesIO(b"\n\n")))) == [b"\n", b"\n"]
 
 
-def test_a_line_that_was_typed_is_answered_at_once_and_a_flood_comes_in_chunks():
-    reader, writer = os.pipe()
-    with open(reader, "rb") as file:
-        arrivals = Arrivals(file)
-        stream = chunks(decode_lines(arrivals, "it"), 1000, arrivals.ready)
+def test_a_typed_line_is_a_chunk_and_many_lines_are_large_chunks():
+    read_end, writer = os.pipe()
+    with open(read_end, "rb") as file:
+        reader = LineReader(file)
+        stream = chunks(decode_lines(reader, "it"), 1000, reader.ready)
         os.write(writer, b"one\nhalf")
         assert next(stream) == ["one"]
         os.write(writer, b" two\n")
@@ -139,10 +139,10 @@ def test_a_line_that_was_typed_is_answered_at_once_and_a_flood_comes_in_chunks()
 
         thread = threading.Thread(target=flood)
         thread.start()
-        found = list(stream)
+        read = list(stream)
         thread.join()
-    assert [line for chunk in found for line in chunk] == [f"line {i}" for i in range(2500)]
-    assert len(found) <= 10 and max(map(len, found)) <= 1000
+    assert [line for chunk in read for line in chunk] == [f"line {i}" for i in range(2500)]
+    assert len(read) <= 10 and max(map(len, read)) <= 1000
 
 
 def test_lines_before_a_broken_one_come_first():

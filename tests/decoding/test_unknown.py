@@ -1,4 +1,4 @@
-"""Unknown words replaced by what they are aligned to."""
+"""Replacement of unknown words by aligned source words."""
 
 import gzip
 from pathlib import Path
@@ -18,22 +18,22 @@ SOURCE = "das Haus von Łó@@ d@@ ź ist al@@ t".split()
             "the house <unk> old",
             [(1, 1), (4, 2), (7, 3)],
             "the house Łódź old",
-        ),  # a whole word, from any piece of it
+        ),  # the complete word, from any of its pieces
         (
             "the <unk> <unk> <unk> old",
             [(3, 1), (5, 2), (6, 3)],
             "the Łódź ist old",
-        ),  # its pieces in a row are one
-        ("<unk> of <unk>", [(1, 0), (1, 2)], "Haus of Haus"),  # not in a row
-        ("<unk> <unk>", [(1, 0)], "Haus <unk>"),  # aligned to nothing
+        ),  # adjacent pieces are one word
+        ("<unk> of <unk>", [(1, 0), (1, 2)], "Haus of Haus"),  # not adjacent
+        ("<unk> <unk>", [(1, 0)], "Haus <unk>"),  # not aligned
         ("<unk> <unk> <unk>", [(1, 0), (1, 2)], "Haus <unk> Haus"),
         (
             "the b@@ o@@ <unk> is",
             [(1, 1), (1, 2), (7, 3)],
             "the alt is",
-        ),  # all of the target word goes
+        ),  # the complete target word is replaced
         ("b@@ <unk> <unk>", [(0, 0), (3, 1), (5, 2)], "Łódź"),
-        ("the <unk>", [(8, 1), (1, 1)], "the Haus"),  # of several, the first
+        ("the <unk>", [(8, 1), (1, 1)], "the Haus"),  # the first of several
         ("the house", [(0, 0), (1, 1)], "the house"),
         ("", [], ""),
     ],
@@ -47,7 +47,7 @@ def test_the_dictionary_comes_first() -> None:
     assert replace(SOURCE, ["<unk>", "<unk>"], [(3, 0), (1, 1)]) == ["Lodz", "Haus"]
 
 
-def test_where_tokens_are_words() -> None:
+def test_without_subwords() -> None:
     assert Replacement(subwords=False)(["a@@", "b"], ["x@@", "<unk>"], [(0, 1)]) == ["x@@", "a@@"]
 
 
@@ -71,7 +71,7 @@ def test_a_dictionary(tmp_path: Path, name: str) -> None:
         "Haus\t  ",
     ],
 )
-def test_what_is_no_dictionary(tmp_path: Path, line: str) -> None:
+def test_invalid_dictionaries(tmp_path: Path, line: str) -> None:
     (tmp_path / "words").write_text(f"Haus\thouse\n{line}\n")
     with pytest.raises(
         DataError, match=r"words, line 2: .* is not a source word, a tab and a target word"

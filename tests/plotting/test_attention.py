@@ -19,6 +19,8 @@ class Fake(nn.Module):
     It stores its inputs in ``fed``.
     """
 
+    max_positions = None
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))

@@ -1,0 +1,20 @@
+"""One sentence instead of a traceback when the memory of a device or of the host is exhausted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusetk.errors import FusetkError
+
+
+@contextmanager
+def memory_advice(advice: str) -> Iterator[None]:
+    """Raise FusetkError with ``advice`` if the memory is exhausted within this context."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        from fusetk.training.step import out_of_memory
+
+        if not (isinstance(error, MemoryError) or out_of_memory(error)):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FusetkError(f"there is not enough memory ({reason}): {advice}") from None

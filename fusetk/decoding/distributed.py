@@ -1,0 +1,133 @@
+"""Translation by several processes.
+
+Rank 0 reads and writes. Each rank translates a part of every chunk.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from fusetk.decoding.requests import Request
+from fusetk.decoding.stream import balance
+from fusetk.errors import FusetkError
+from fusetk.processes import World
+
+Value = TypeVar("Value")
+
+# The input may be typed, so ranks wait long for it. A rank that ends closes its connections, and
+# the others notice that at once.
+TIMEOUT = timedelta(days=365)
+
+
+class ChunkOutput(NamedTuple):
+    """The output of some translated lines."""
+
+    text: list[str]  # for each line
+    sentences: int  # lines with at least one word
+    tokens: int  # of their best translations
+
+
+Chunk = tuple[int, list[Request]]  # the number of its first line, from 0, and its lines
+Translate = Callable[[Sequence[int], Sequence[Request]], ChunkOutput]  # of lines with these numbers
+
+
+class ProcessFailed(FusetkError):
+    """A process has failed or has ended, so all processes end."""
+
+
+def translate_chunks(
+    world: World,
+    chunks: Iterator[Chunk],
+    translate: Translate,
+    write: Callable[[ChunkOutput], None],
+) -> None:
+    """Translate and write chunks in order. Only rank 0 reads ``chunks`` and calls ``write``.
+
+    If a process fails, rank 0 raises ProcessFailed and the others exit.
+    """
+    if world.size == 1:
+        for first, requests in chunks:
+            write(translate(range(first, first + len(requests)), requests))
+    elif world.first:
+        try:
+            for chunk in chunks:
+                _broadcast(world, chunk)
+                write(_translate_together(world, chunk, translate))
+        except ProcessFailed:
+            raise
+        except Exception:  # for example, the input is broken or the reader of the output has gone
+            _broadcast(world, None)
+            raise
+        _broadcast(world, None)
+    else:
+        while (next_chunk := _broadcast(world, None)) is not None:
+            _translate_together(world, next_chunk, translate)
+
+
+def _broadcast(world: World, chunk: Chunk | None) -> Chunk | None:
+    """Return rank 0's chunk in all processes; None is the end."""
+    with _connected(world):
+        return world.broadcast(chunk)
+
+
+def _translate_together(world: World, chunk: Chunk, translate: Translate) -> ChunkOutput:
+    first, requests = chunk
+    parts = balance([len(request.text) for request in requests], world.size)
+    own_part = parts[world.rank]
+    numbers = [first + i for i in own_part]
+    own_requests = [requests[i] for i in own_part]
+    own_output = all_succeed(world, lambda: translate(numbers, own_requests))
+    with _connected(world):
+        outputs = world.all_gather(own_output)
+    text = [""] * len(requests)
+    for part, output in zip(parts, outputs, strict=True):
+        for i, line in zip(part, output.text, strict=True):
+            text[i] = line
+    sentences = sum(output.sentences for output in outputs)
+    return ChunkOutput(text, sentences, sum(output.tokens for output in outputs))
+
+
+def all_succeed(world: World, act: Callable[[], Value]) -> Value:
+    """Return the result of ``act`` if it succeeds in all processes.
+
+    Otherwise all processes end; rank 0 raises ProcessFailed, which names the processes that failed.
+    """
+    if world.size == 1:
+        return act()
+    result: list[Value] = []
+    failure: str | None = None
+    try:
+        result.append(act())
+    except FusetkError as error:
+        failure = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        failure = f"{type(error).__name__}: {error}"
+    with _connected(world):
+        failures = {
+            name: text for name, text in world.all_gather((str(world), failure)) if text is not None
+        }
+    if not failures:
+        return result[0]
+    if not world.first:
+        sys.exit(ProcessFailed.exit_code)
+    only_this = list(failures) == [str(world)]
+    all_the_same = len(failures) == world.size and len(set(failures.values())) == 1
+    if only_this or all_the_same:
+        raise ProcessFailed(next(iter(failures.values())))
+    raise ProcessFailed("; ".join(f"{name} failed: {text}" for name, text in failures.items()))
+
+
+@contextmanager
+def _connected(world: World) -> Iterator[None]:
+    """Raise ProcessFailed if a connection breaks within this context."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessFailed(
+            f"{world} lost the connection to the other processes, one of them has ended: "
+            f"{str(error).splitlines()[0]}"
+        ) from None

@@ -1,0 +1,127 @@
+"""Translation of a stream of lines to formatted output, as ``fusetk decode`` does it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fusetk.decoding.formats import OutputFormat, ResumePoint, find_resume_point
+from fusetk.decoding.requests import DecodeInputs, Request, line_range, read_requests, skip_done
+from fusetk.decoding.stream import chunks
+
+if TYPE_CHECKING:
+    from fusetk.decoding.distributed import Chunk, ChunkOutput
+    from fusetk.decoding.translate import Translator
+
+
+class InputRange(NamedTuple):
+    """The input lines to translate, and the point at which an earlier run was interrupted."""
+
+    start: int = 0  # the first line of the part, from 0
+    end: int | None = None  # the line after its last
+    resume: ResumePoint | None = None
+
+    @property
+    def first(self) -> int:
+        """The first line that is not translated yet."""
+        return self.start + (self.resume.num_complete if self.resume else 0)
+
+    @property
+    def keep(self) -> int | None:
+        """The number of bytes of the output file that stay; None for a new file."""
+        return None if self.resume is None else self.resume.size
+
+
+def input_range(
+    inputs: DecodeInputs, target: str, output_format: OutputFormat, resume: bool
+) -> InputRange:
+    """Find the lines to translate; with ``resume``, continue the file ``target``.
+
+    Raises what ``line_range`` and ``find_resume_point`` raise.
+    """
+    start, end = line_range(inputs)
+    point = find_resume_point(target, output_format, start) if resume else None
+    return InputRange(start, end, point)
+
+
+def read_chunks(
+    inputs: DecodeInputs,
+    lines: InputRange,
+    target: str,
+    size: int,
+    report: Callable[[str], None],
+) -> "Iterator[Chunk]":
+    """Yield the lines that are not translated yet, at most ``size`` at a time.
+
+    If earlier output is continued, ``report`` gets a sentence about it.
+    """
+    requests, ready = read_requests(inputs, lines.start, lines.end)
+    if lines.resume:
+        point = lines.resume
+        requests = skip_done(requests, point.lines, point.redo_last, inputs, target)
+        report(
+            f"{target} has translations of {point.num_complete:,} lines: continuing with line "
+            f"{lines.first + 1:,}"
+        )
+    first = lines.first
+    for chunk in chunks(requests, size, ready, first - lines.start):
+        yield first, chunk
+        first += len(chunk)
+
+
+class LineTranslator:
+    """Translates lines and formats their translations."""
+
+    def __init__(self, translator: "Translator", output_format: OutputFormat, tokenized: bool):
+        self.translator = translator
+        self.format = output_format
+        self.tokenized = tokenized
+
+    def __call__(self, numbers: Sequence[int], lines: Sequence[Request]) -> "ChunkOutput":
+        """Translate lines with these numbers, from 0."""
+        from fusetk.decoding.distributed import ChunkOutput
+
+        begin = time.perf_counter()
+        translations = self.translator.n_best(
+            lines, self.tokenized, [number + 1 for number in numbers]
+        )
+        seconds = (time.perf_counter() - begin) / max(len(lines), 1)
+        text = [
+            self.format.format(number, self._source_tokens(line), n_best, seconds)
+            for number, line, n_best in zip(numbers, lines, translations, strict=True)
+        ]
+        best = [n_best[0] for n_best in translations if n_best]
+        return ChunkOutput(text, len(best), sum(len(one.tokens) for one in best))
+
+    def _source_tokens(self, line: Request) -> list[str]:
+        """The tokens that the models read; only JSON shows them."""
+        if self.format.kind != "json":
+            return []
+        tokens = self.translator.tokens("source", line.text, self.tokenized)
+        return tokens[: self.translator.max_source_length]
+
+
+class Speed:
+    """Counts and times of translated chunks; the time that the input takes does not count."""
+
+    def __init__(self) -> None:
+        self.sentences = 0
+        self.tokens = 0
+        self.seconds = 1e-9
+        self._begin = 0.0
+
+    def timed(self, stream: "Iterator[Chunk]") -> "Iterator[Chunk]":
+        """Start the clock after each chunk is read."""
+        for chunk in stream:
+            self._begin = time.perf_counter()
+            yield chunk
+
+    def add(self, output: "ChunkOutput") -> None:
+        self.seconds += time.perf_counter() - self._begin
+        self.sentences += output.sentences
+        self.tokens += output.tokens
+
+    def __str__(self) -> str:
+        sentences = f"{self.sentences:,} sentences in {self.seconds:.2f} s"
+        sentence_rate = f"{self.sentences / self.seconds:,.1f} sentences/s"
+        token_rate = f"{self.tokens / self.seconds:,.0f} target tokens/s"
+        return f"{sentences}: {sentence_rate}, {token_rate}"

@@ -1,0 +1,272 @@
+"""The input and output of ``fusetk rescore``: pairs of lines, n-best lists, and JSON."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from fusetk.data.text import STANDARD_INPUT
+from fusetk.data.vocab import EOS, SPECIAL
+from fusetk.decoding.requests import Ready, display_name, open_lines, parallel_lines
+from fusetk.errors import DataError
+from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
+
+Encode = Callable[[str, str], list[int]]  # side, line
+
+BAR = "|||"
+
+
+class RescoreInputs(NamedTuple):
+    """The files to read; - is standard input."""
+
+    files: tuple[str, ...] = ()  # source and target, or the source of an n-best list
+    tsv: str | None = None
+    n_best: str | None = None
+    json_lines: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        names = (*self.files, self.tsv, self.n_best, self.json_lines)
+        return [name for name in names if name is not None]
+
+
+class RescoreRow(NamedTuple):
+    """A line of the input, and the pairs of it to score."""
+
+    # None for a pair of lines, the fields of a line of an n-best list, or a JSON object
+    content: list[str] | dict[str, Any] | None
+    pairs: list[IdPair | None]
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def read_rows(
+    inputs: RescoreInputs, rescorer: Rescorer, tokenized: bool, feature: str
+) -> tuple[Iterator[RescoreRow], Ready]:
+    """Read the rows of the input, and whether the next row waits.
+
+    ``feature`` is the name of the new feature in lists and objects. The rows raise DataError, with
+    the line number, for a line that cannot be scored.
+    """
+    opened = [open_lines(name) for name in inputs.names]
+    texts = [lines for lines, _ in opened]
+    ready_of_file = {name: ready for name, (_, ready) in zip(inputs.names, opened, strict=True)}
+    ready = ready_of_file.get("-", lambda: True)
+    names = [display_name(name) for name in inputs.names]
+    encode = partial(rescorer.translator.encode, tokenized=tokenized)
+    if inputs.json_lines is not None:
+        return _read_objects(names[0], texts[0], rescorer, feature), ready
+    if inputs.n_best is not None:
+        return _read_n_best(names, texts, encode, rescorer, feature), ready
+    if inputs.tsv is not None:
+        pairs = _split_at_tabs(names[0], texts[0])
+    else:
+        pairs = _parallel_pairs(names, texts)
+    return _encode_pairs(" and ".join(names), pairs, encode, rescorer), ready
+
+
+@contextmanager
+def _located(name: str, number: int) -> Iterator[None]:
+    """Add the file and the line number to errors."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{name}, line {number}: {error}") from None
+
+
+def _encode_pairs(
+    name: str, pairs: Iterator[Sequence[str]], encode: Encode, rescorer: Rescorer
+) -> Iterator[RescoreRow]:
+    for number, (source, target) in enumerate(pairs, 1):
+        with _located(name, number):
+            pair = rescorer.pair(encode("source", source), encode("target", target))
+        yield RescoreRow(None, [pair])
+
+
+def _split_at_tabs(name: str, lines: Iterator[str]) -> Iterator[Sequence[str]]:
+    for number, line in enumerate(lines, 1):
+        fields = line.split("\t")
+        if len(fields) != 2 and line.strip():
+            raise DataError(
+                f"{name}, line {number}: this line has {len(fields) - 1} tabs; give a source, one "
+                "tab and a target"
+            )
+        yield fields if len(fields) == 2 else ("", "")
+
+
+def _parallel_pairs(
+    names: Sequence[str], texts: Sequence[Iterator[str]]
+) -> Iterator[Sequence[str]]:
+    """Yield the lines of two files. Raises DataError if one file is longer."""
+    turn = -1 if names[1] == STANDARD_INPUT else 1  # a stream without end must be first
+    for pair in parallel_lines(names[::turn], texts[::turn]):
+        yield pair[::turn]
+
+
+def _read_n_best(
+    names: Sequence[str],
+    texts: Sequence[Iterator[str]],
+    encode: Encode,
+    rescorer: Rescorer,
+    feature: str,
+) -> Iterator[RescoreRow]:
+    """Read a Moses n-best list, the second text.
+
+    A line of its source, the first text, is read with its first translation.
+    """
+    source_name, name = names
+    source_lines, entries = texts
+    source = _SourceLines(source_name, source_lines, encode, rescorer)
+    for number, entry in enumerate(entries, 1):
+        with _located(name, number):
+            fields = entry.split(BAR)
+            match = re.fullmatch(r"\s*([0-9]{1,12})\s*", fields[0])
+            if len(fields) < 3 or not match:
+                raise DataError(f"{entry[:40]!r} is not `ID ||| text ||| features ||| score`")
+            source_ids = source.ids_of(int(match[1]))
+            pair = rescorer.pair(source_ids, encode("target", fields[1].strip()))
+            if pair is None:
+                raise DataError(
+                    f"its source, line {source.num_read} of {source_name}, is blank, so it has no "
+                    "score"
+                )
+            if f"{feature}=" in fields[2].split():
+                raise _feature_exists(feature)
+        yield RescoreRow(fields, [pair])
+
+
+class _SourceLines:
+    """The source of an n-best list, read as far as the list needs it."""
+
+    def __init__(self, name: str, lines: Iterator[str], encode: Encode, rescorer: Rescorer):
+        self.name = name
+        self.lines = lines
+        self.encode = encode
+        self.rescorer = rescorer
+        self.num_read = 0
+        self.ids: list[int] = []  # of the last line
+
+    def ids_of(self, line_id: int) -> list[int]:
+        """Return the ids of a line. Raises DataError if it precedes the last one, or is missing."""
+        number = line_id + 1
+        if number < self.num_read:
+            raise DataError(
+                f"ID {line_id} comes after ID {self.num_read - 1}; sort the list by its IDs"
+            )
+        if number > self.num_read:
+            skipped = list(islice(self.lines, number - self.num_read))
+            self.num_read += len(skipped)
+            if self.num_read < number:
+                raise DataError(
+                    f"{self.name} has {self.num_read} lines, so it has no line for ID {line_id}, "
+                    "counted from 0"
+                )
+            ids = [*self.encode("source", skipped[-1]), EOS]
+            self.ids = self.rescorer.translator.truncate(ids, self.num_read)[:-1]
+        return self.ids
+
+
+def _read_objects(
+    name: str, lines: Iterator[str], rescorer: Rescorer, feature: str
+) -> Iterator[RescoreRow]:
+    """Read the output of ``fusetk decode --json``; truncate over-long sources as the search."""
+    pipeline = rescorer.translator.pipeline
+    limit = rescorer.translator.max_source_length
+    for number, line in enumerate(lines, 1):
+        with _located(name, number):
+            try:
+                content = json.loads(line)
+                source = pipeline.source_vocab.encode(_tokens(content["source_tokens"]))[:limit]
+                targets = [
+                    pipeline.target_vocab.encode(_tokens(translation["tokens"]))
+                    for translation in content["translations"]
+                ]
+            except (ValueError, KeyError, TypeError) as error:
+                reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+                raise DataError(
+                    f"this is not a line of `fusetk decode --json` ({reason})"
+                ) from None
+            if any(feature in translation for translation in content["translations"]):
+                raise _feature_exists(feature)
+            pairs = [rescorer.pair(source, target) for target in targets]
+        yield RescoreRow(content, pairs)
+
+
+def _tokens(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(token, str) for token in value):
+        raise TypeError(f"{json.dumps(value)[:40]} is not a list of tokens")
+    return value
+
+
+def _feature_exists(feature: str) -> DataError:
+    return DataError(f"this line already has {feature}; choose another name by --feature")
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+class ScoreFormat(NamedTuple):
+    """The format of scores."""
+
+    rule: ScoreRule
+    feature: str
+    word_scores: bool
+    as_json: bool
+
+    def format(
+        self, first: int, rows: Sequence[RescoreRow], scored: "Sequence[ScoredTarget | None]"
+    ) -> Iterator[str]:
+        """Format each row; ``first`` is the number of the first row, from 0."""
+        remaining = iter(scored)
+        for number, row in enumerate(rows, first):
+            targets = list(islice(remaining, len(row.pairs)))
+            if isinstance(row.content, list):
+                yield self._n_best_entry(row.content, targets[0])
+            elif row.content is not None:
+                yield self._json_translations(row.content, targets)
+            elif self.as_json:
+                yield self._json_pair(number, targets[0])
+            else:
+                yield self._line(targets[0])
+
+    def _line(self, target: ScoredTarget | None) -> str:
+        if target is None:
+            return "\n"
+        fields = [f"{self.rule.normalized(target.scores):.6f}"]
+        if self.word_scores:
+            scores = self.rule.counted(target.scores)
+            tokens = [*target.tokens, SPECIAL[EOS]]
+            fields += [f"{token} {score:.6f}" for token, score in zip(tokens, scores, strict=False)]
+        return "\t".join(fields) + "\n"
+
+    def _json_pair(self, number: int, target: ScoredTarget | None) -> str:
+        line: dict[str, Any] = {"id": number, "score": None, "normalized": None, "tokens": []}
+        if target is not None:
+            line["score"] = self.rule.score(target.scores)
+            line["normalized"] = self.rule.normalized(target.scores)
+            line["tokens"] = target.tokens
+        if self.word_scores:
+            line["word_scores"] = [] if target is None else list(self.rule.counted(target.scores))
+        return json.dumps(line, ensure_ascii=False) + "\n"
+
+    def _n_best_entry(self, fields: Sequence[str], target: ScoredTarget | None) -> str:
+        """A line of an n-best list; ``fields`` are the texts between the bars, with spaces."""
+        assert target is not None
+        score = f"{self.feature}= {self.rule.normalized(target.scores):.6f}"
+        features = f"{fields[2].rstrip()} {score}"
+        if len(fields) > 3:
+            features += " "
+        return BAR.join([*fields[:2], features, *fields[3:]]) + "\n"
+
+    def _json_translations(
+        self, content: dict[str, Any], targets: Sequence[ScoredTarget | None]
+    ) -> str:
+        translations = []
+        for translation, target in zip(content["translations"], targets, strict=True):
+            score = None if target is None else self.rule.normalized(target.scores)
+            translations.append({**translation, self.feature: score})
+        return json.dumps({**content, "translations": translations}, ensure_ascii=False) + "\n"

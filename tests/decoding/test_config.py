@@ -1,0 +1,48 @@
+"""Settings of the search: other names of keys, and options of the command line."""
+
+import logging
+
+import click
+import pytest
+
+from fusetk.cli.config_options import search_fields
+from fusetk.cli.decode import command
+from fusetk.decoding import config as module
+from fusetk.decoding.config import SearchConfig
+from fusetk.system import changed
+
+
+@pytest.fixture(autouse=True)
+def _new_notices():
+    module._notify.cache_clear()
+
+
+def test_length_penalty_is_another_name_for_normalize(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        settings = [SearchConfig.model_validate({"length_penalty": 0.6}) for _ in range(2)]
+    assert [config.normalize for config in settings] == [0.6, 0.6]
+    assert caplog.messages == ["decoding.length_penalty is read as decoding.normalize"]
+    assert changed(SearchConfig(normalize=0.2), {"length_penalty": 0.7}).normalize == 0.7
+
+
+def test_two_names_for_one_key_are_refused() -> None:
+    with pytest.raises(ValueError, match="length_penalty and normalize are two names of one key"):
+        SearchConfig.model_validate({"length_penalty": 0.6, "normalize": 1.0})
+
+
+def test_every_option_of_the_search_follows_from_its_field() -> None:
+    """Each option has the type and the bounds of the field, and its text as help."""
+    options = {option.name: option for option in command.params}
+    assert set(search_fields()) == SearchConfig.model_fields.keys() - {"max_source_length"}
+    for name in search_fields():
+        option = options[name]
+        assert isinstance(option, click.Option) and option.default is None
+        assert f"--{name.replace('_', '-')}" in option.opts and option.help
+    assert isinstance(options["stop"].type, click.Choice)
+    assert tuple(options["stop"].type.choices) == ("exact", "beam", "first")
+    top_p = options["top_p"].type
+    assert isinstance(top_p, click.FloatRange)
+    assert (top_p.min, top_p.min_open, top_p.max, top_p.max_open) == (0, True, 1, False)
+    seed = options["seed"].type
+    assert isinstance(seed, click.IntRange) and (seed.max, seed.max_open) == (1 << 64, True)
+    assert options["forbid_unknown"].is_flag and options["beam"].opts[:2] == ["-b", "--beam"]
