@@ -31,7 +31,7 @@ class LoopSpec(NamedTuple):
     keep_weights: bool  # keep the attention weights of all steps, not only of the current one
 
 
-class Place(NamedTuple):
+class BufferRows(NamedTuple):
     """Consecutive rows of a buffer (R, positions, D), from row ``start`` of each direction."""
 
     buffer: Tensor
@@ -80,16 +80,16 @@ class ForwardBuffers:
             return self.attention.inputs
         return None
 
-    def state_before(self, c: int, t: int) -> Place:
+    def state_before(self, c: int, t: int) -> BufferRows:
         """Return the state that cell ``c`` reads at step ``t``."""
         rows = self.spec.sizes[t]
         if c:
-            return Place(self.states[c - 1], self.starts[t], rows)
+            return BufferRows(self.states[c - 1], self.starts[t], rows)
         if t:
-            return Place(self.states[-1], self.starts[t - 1], rows)
-        return Place(self.h, 0, rows)
+            return BufferRows(self.states[-1], self.starts[t - 1], rows)
+        return BufferRows(self.h, 0, rows)
 
-    def next_factor(self, c: int, t: int) -> Place | None:
+    def next_factor(self, c: int, t: int) -> BufferRows | None:
         """Return where to copy the new state of cell ``c`` for the next product.
 
         None if the next product needs no copy.
@@ -99,10 +99,10 @@ class ForwardBuffers:
         if above < len(self.factors):
             if not self.is_copy[above]:
                 return None
-            return Place(self.factors[above], self.starts[t], sizes[t])
+            return BufferRows(self.factors[above], self.starts[t], sizes[t])
         if t + 1 == len(sizes):
             return None
-        return Place(self.factors[0], self.starts[t + 1], sizes[t + 1])
+        return BufferRows(self.factors[0], self.starts[t + 1], sizes[t + 1])
 
     def weights_start(self, t: int) -> int:
         """Return the first row of step ``t`` in ``attention.weights``."""
