@@ -106,7 +106,8 @@ MUTATIONS = [
         "training/average.py",
         "/ len(folders))",
         "/ (len(folders) + 1))",
-        ("training/test_checkpoint.py",),
+        ("training/test_loop.py",),
+        "average",
     ),
     # Learning rates
     Mutation(
@@ -293,7 +294,7 @@ MUTATIONS = [
         "nn/attention.py",
         "mixed * sources**-0.5",
         "mixed",
-        ("models/test_transformer.py", "nn/test_sources.py"),
+        ("nn/test_cross_attention.py",),
     ),
     Mutation(
         "sinusoids swap sine and cosine",
@@ -383,8 +384,7 @@ MUTATIONS = [
         "fusion/linear.py",
         "1 / layers",
         "1.0",
-        ("fusion/test_equations.py", "fusion/test_options.py"),
-        "linear or scalar",
+        ("fusion/test_initial_weights.py",),
     ),
     # Search
     Mutation(

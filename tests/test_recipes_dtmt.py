@@ -11,7 +11,7 @@ import torch
 from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
-from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"

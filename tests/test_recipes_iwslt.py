@@ -15,7 +15,7 @@ import pytest
 from fusetk import recipe
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError
-from tests.rows import load
+from tests.helpers.rows import load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"

@@ -12,7 +12,7 @@ import torch
 from fusetk import system
 from fusetk.cli.describe import agree
 from fusetk.recipe import Recipe
-from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 LWC = RECIPES / "lwc"
 TABLES = {

@@ -16,7 +16,7 @@ from fusetk.cli.describe import agree
 from fusetk.cli.main import main
 from fusetk.data.stages import lock
 from fusetk.recipe import Recipe
-from tests.rows import RECIPES, check_tables, load, rows
+from tests.helpers.rows import RECIPES, check_tables, load, rows
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]

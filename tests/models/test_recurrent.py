@@ -15,7 +15,7 @@ from fusetk.nn import recurrence
 from fusetk.nn.fused import build as build_kernels
 from fusetk.nn.nested import select
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE, build
-from tests.contracts.test_models import batch
+from tests.helpers.batches import random_batch
 from tests.models import plain_recurrent as plain
 
 NAMES = [name for name in SYSTEMS if name.startswith("recurrent")]
@@ -30,7 +30,7 @@ def made(**options) -> Recurrent:
 @pytest.mark.parametrize("name", NAMES)
 def test_word_by_word_and_gate_by_gate(name: str) -> None:
     """Features and all gradients, beside the plain loop in double precision."""
-    model, found = SYSTEMS[name](), batch()
+    model, found = SYSTEMS[name](), random_batch()
     twice = copy.deepcopy(model).double()
     real = torch.zeros(found.tgt_in.shape, dtype=torch.bool)
     real.view(-1)[found.real] = True
@@ -55,7 +55,7 @@ def test_word_by_word_and_gate_by_gate(name: str) -> None:
 
 def test_rows_that_are_over_are_not_computed() -> None:
     """Padding of the target, given as such, changes nothing before it."""
-    model, found = made(), batch()
+    model, found = made(), random_batch()
     lengths = torch.tensor([3, 6, 1, 4, 2])
     padded = found.tgt_in.masked_fill(torch.arange(6) >= lengths[:, None], PAD)
     one, other = (model(found.src, found.src_mask, ids) for ids in (padded, found.tgt_in))
@@ -72,7 +72,7 @@ def test_kernels_run_in_bf16_too(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     if build_kernels.library() is None:
         pytest.skip("there is no C++ compiler")
     monkeypatch.setattr(recurrence, "_plain", lambda *given: pytest.fail("the plain loop runs"))
-    model, found = SYSTEMS[name](), batch()
+    model, found = SYSTEMS[name](), random_batch()
     with torch.autocast("cpu", torch.bfloat16):
         model(found.src, found.src_mask, found.tgt_in).float().sum().backward()
 
@@ -80,7 +80,7 @@ def test_kernels_run_in_bf16_too(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_several_hypotheses_of_several_words_and_a_padded_one(dtype: torch.dtype) -> None:
     """Each beside itself alone, and its gradients."""
-    model, found = made(init=0.15), batch()
+    model, found = made(init=0.15), random_batch()
     twice = torch.cat((found.tgt_in, found.tgt_in.flip(1)), 1).view(10, 6)
     twice[3, 2:], twice[6] = PAD, PAD
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -105,7 +105,7 @@ def test_several_hypotheses_of_several_words_and_a_padded_one(dtype: torch.dtype
 
 
 def test_nothing_stands_before_the_first_word() -> None:
-    model, found = made(), batch()
+    model, found = made(), random_batch()
     with torch.no_grad():
         other = found.tgt_in.clone()
         other[:, 0] = (other[:, 0] - 3) % 4 + 4
@@ -123,7 +123,7 @@ def test_positions_are_scaled_and_may_be_left_out() -> None:
 
 def test_in_bf16_throughout() -> None:
     """As ``fusetk decode --precision bf16`` has it: the state is float32 still."""
-    model, found = made(init=0.15), batch()
+    model, found = made(init=0.15), random_batch()
     with torch.inference_mode():
         wanted = model(found.src, found.src_mask, found.tgt_in)
         model = model.to(torch.bfloat16)
@@ -137,7 +137,7 @@ def test_in_bf16_throughout() -> None:
 
 
 def test_dropout_is_where_the_paper_has_it() -> None:
-    found = batch()
+    found = random_batch()
     none = {"embedding_dropout": 0.0, "candidate_dropout": 0.0, "output_dropout": 0.0}
     for name in none:
         model = made(**{**none, name: 0.5}).train()
@@ -150,7 +150,7 @@ def test_dropout_is_where_the_paper_has_it() -> None:
 
 
 def test_the_state_is_one_vector() -> None:
-    model, found = made(), batch()
+    model, found = made(), random_batch()
     state = model.start(model.encode(found.src, found.src_mask))
     assert [tensor.shape for tensor in state.moving] == [(5, 16)]
     _, state = model.decode(found.tgt_in[:, :1], state)
@@ -159,7 +159,7 @@ def test_the_state_is_one_vector() -> None:
 
 def test_attention_shows_itself() -> None:
     """As in every backbone: heads of the layer whose state looks, each row a distribution over the words of the source."""
-    model, found = made(query={"depth": 2}, decoder={"attend": "dense-sum"}), batch()
+    model, found = made(query={"depth": 2}, decoder={"attend": "dense-sum"}), random_batch()
     with trace.listen() as heard, torch.no_grad():
         model(found.src, found.src_mask, found.tgt_in)
     [weights] = heard["decoder.layer3.cross"]

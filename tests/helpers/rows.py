@@ -10,7 +10,7 @@ from fusetk.data.prepare import Manifest, prepare
 from fusetk.recipe import Recipe
 
 GROUNDS = {"base", "big"}  # what rows extend, and not always whole
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @cache
