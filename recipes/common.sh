@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the recipes' scripts share; to be sourced. Sets ROOT, the project's folder, and lets the environment of
-# `make venv` serve when no other one that has fusetk is active.
+# Functions of the recipes' scripts, which source this file. It sets ROOT, the project's folder. If
+# fusetk is not on the path, it uses the environment of `make venv`.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -8,23 +8,23 @@ if ! command -v fusetk > /dev/null && [ -x "$ROOT/.venv/bin/fusetk" ]; then
     PATH=$ROOT/.venv/bin:$PATH
 fi
 
-# die TEXT: one sentence on standard error.
+# die TEXT: print an error and exit with 2.
 die() {
     printf '%s: %s\n' "$(basename "$0")" "$1" >&2
     exit 2
 }
 
-# say TEXT: what comes now.
+# say TEXT: print the title of the next step.
 say() {
     printf '\n== %s\n' "$1" >&2
 }
 
 need_fusetk() {
     command -v fusetk > /dev/null || die "fusetk is not installed: run \`make venv\` in $ROOT first"
-    python3 -c 'import fusetk' 2> /dev/null || die "python3 does not find fusetk: activate the environment that it is installed in"
+    python3 -c 'import fusetk' 2> /dev/null || die "python3 cannot import fusetk: activate its environment first"
 }
 
-# absolute PATH: relative to where the script was called, whether PATH exists or not.
+# absolute PATH: print the absolute path; PATH need not exist.
 absolute() {
     case $1 in
         /*) printf '%s\n' "$1" ;;
@@ -32,12 +32,12 @@ absolute() {
     esac
 }
 
-# need_value OPTION NUMBER: an error when OPTION is the last of NUMBER arguments.
+# need_value OPTION NUMBER: exit with an error if OPTION is the last of NUMBER arguments.
 need_value() {
     [ "$2" -ge 2 ] || die "$1 needs a value; -h shows the usage"
 }
 
-# lock_run RUN: for the rest of the script, no other script works on RUN; an error where one does.
+# lock_run RUN: lock RUN until the script ends. It is an error if another script has the lock.
 # Uses the descriptor 9.
 lock_run() {
     exec 9>> "$(dirname "$1")/.$(basename "$1").lock"
@@ -45,8 +45,8 @@ lock_run() {
         die "another script works on $1: wait until it ends, or name another --out"
 }
 
-# lock_data FOLDER: until unlock_data, no other script prepares text in FOLDER; waits for one that
-# does. Uses the descriptor 8.
+# lock_data FOLDER: lock FOLDER for preparation until unlock_data; wait for a script that has the
+# lock. Uses the descriptor 8.
 lock_data() {
     exec 8>> "$(dirname "$1")/.$(basename "$1").lock"
     python3 "$ROOT/recipes/lock.py" 8 "waiting for another script, which prepares text in $1"
@@ -56,9 +56,9 @@ unlock_data() {
     exec 8>&-
 }
 
-# read_row CONFIG RAW PREPARED [KEY=VALUE ...]: reads CONFIG, with these keys changed.
-# Sets source, target, seed, keep_last, lowercase, tests, and settings: the options for fusetk that
-# change the keys and the places of the text.
+# read_row CONFIG RAW PREPARED [KEY=VALUE ...]: read CONFIG with these keys changed. It sets source,
+# target, seed, keep_last, lowercase, tests, and settings: the options of fusetk that change the
+# keys and the paths of the text.
 read_row() {
     local facts fact value setting
     # shellcheck disable=SC2034
@@ -82,7 +82,7 @@ read_row() {
     done
 }
 
-# lines FILE: the number of lines of FILE, or of FILE.gz.
+# lines FILE: print the number of lines of FILE, or of FILE.gz.
 lines() {
     if [ -e "$1" ]; then
         wc -l < "$1" | tr -d ' '
@@ -96,7 +96,8 @@ stale() {
     [ ! -e "$1" ] || [ "$2" -nt "$1" ]
 }
 
-# average RUN N: sets `averaged` to the mean of the last N checkpoints, or of as many as a short run has; made unless it is newer.
+# average RUN N: average the last N checkpoints, or all if the run has fewer, unless the average is
+# newer than they are. It sets `averaged` to the path.
 average() {
     local run=$1 last=$2 kept=("$1"/checkpoints/update-*)
     [[ $last =~ ^[1-9][0-9]*$ ]] || die "the number of checkpoints to average is a whole number above 0, not $last"
@@ -107,7 +108,8 @@ average() {
     fi
 }
 
-# translate CHECKPOINT INPUT OUTPUT [OPTION ...]: unless OUTPUT is newer than the checkpoint and its run's config.
+# translate CHECKPOINT INPUT OUTPUT [OPTION ...]: translate, unless OUTPUT is newer than the
+# checkpoint and the config of its run.
 translate() {
     local model input=$2 output=$3
     model=$(cd "$1" && pwd -P)
@@ -118,7 +120,8 @@ translate() {
     fi
 }
 
-# check_multi30k DATA [ANY]: all sets of Multi30k are in DATA, on both sides, and whole; with ANY, of whatever length.
+# check_multi30k DATA [ANY]: exit with an error if a file of Multi30k is missing in DATA, or
+# incomplete. With ANY, do not check the number of lines.
 check_multi30k() {
     local from='get it from data/task1/raw of https://github.com/multi30k/dataset' set name file count
     for set in train:29000 val:1014 test_2016_flickr:1000; do

@@ -1,8 +1,8 @@
-"""A lock for shell scripts, which `flock` is not on every system.
+"""A lock for shell scripts, for systems without `flock`.
 
-`python lock.py FD` locks the file that the calling script has open as descriptor FD. The lock lasts until the script and all
-that it started have ended or closed FD. The exit status is 1 where another process has the lock; `python lock.py FD MESSAGE`
-prints MESSAGE then and waits.
+`python lock.py FD` locks the file that the calling script has open as descriptor FD. The lock lasts
+until the script and its child processes end or close FD. The exit status is 1 if another process has
+the lock. Then `python lock.py FD MESSAGE` prints MESSAGE and waits.
 """
 
 import sys
@@ -14,7 +14,7 @@ PAUSE = 0.5  # seconds between two attempts
 
 
 def main(descriptor: str, message: str | None = None) -> int:
-    """Return the exit status."""
+    """Lock the descriptor and return the exit status."""
     if lock(int(descriptor)):
         return 0
     if message is None:

@@ -1,8 +1,9 @@
-"""What the scripts must know of a config, and text to and from the words that are scored.
+"""Facts of a config for the scripts, and text before and after tokenisation for scores.
 
-`python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a line for each fact, a name and a value with a tab between;
-`... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of test sets, as words and raw;
-`... detokenize PREPARED WORDS RAW` writes translations of words as raw text.
+`python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a name, a tab and a value for each
+fact. `... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of
+test sets, tokenised and raw. `... detokenize PREPARED WORDS RAW` writes tokenised translations as raw
+text.
 """
 
 import json
@@ -19,43 +20,41 @@ from fusetk.errors import FusetkError
 from fusetk.recipe import Recipe
 
 
-def facts(found: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]:
-    """Names and values; those named `set` are options that make the config read its text from ``raw``."""
-    data = found.data
+def facts(config: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]:
+    """Yield names and values. A value named `set` changes a key, so that text is read from ``raw``."""
+    data = config.data
 
-    def there(prefixes: list[str]) -> list[str]:
+    def in_raw(prefixes: list[str]) -> list[str]:
         return [str(raw / Path(prefix).name) for prefix in prefixes]
 
     yield "source", data.source
     yield "target", data.target
-    yield "seed", str(found.training.seed)
-    yield "average", str(found.training.keep_last)
+    yield "seed", str(config.training.seed)
+    yield "average", str(config.training.keep_last)
     if any(isinstance(step, Lowercase) and step.works_on("target") for step in data.steps):
         yield "lowercase", "yes"
     yield from (("test", name) for name in data.test)
     yield "set", "data.folder=" + json.dumps(str(prepared))
-    yield "set", "data.train=" + json.dumps(there(data.train))
+    yield "set", "data.train=" + json.dumps(in_raw(data.train))
     if isinstance(data.valid, list):
-        yield "set", "data.valid=" + json.dumps(there(data.valid))
-    yield (
-        "set",
-        "data.test=" + json.dumps({name: there(prefixes) for name, prefixes in data.test.items()}),
-    )
+        yield "set", "data.valid=" + json.dumps(in_raw(data.valid))
+    tests = {name: in_raw(prefixes) for name, prefixes in data.test.items()}
+    yield "set", "data.test=" + json.dumps(tests)
 
 
-def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
-    """Write FOLDER/SET/1.txt, as words, and 1.raw, 2.txt, ..., for each further reference of a set.
+def references(config: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
+    """Write FOLDER/SET/1.txt (tokenised), 1.raw, 2.txt, ... for each further reference of a set.
 
     A set has as many further references as all of its texts have. Another row may read the files
-    at the same time, so each is replaced at once, and only references that are gone are deleted.
+    at the same time, so each is replaced in one step, and only outdated references are deleted.
     """
     pipeline = Pipeline.load(prepared / "text")
     written = set()
-    for name, prefixes in found.data.test.items():
+    for name, prefixes in config.data.test.items():
         number = 1
         while all(
             paths := [
-                _further(raw / Path(prefix).name, found.data.target, number) for prefix in prefixes
+                _further(raw / Path(prefix).name, config.data.target, number) for prefix in prefixes
             ]
         ):
             lines = [line for path in paths for line in read_lines(str(path))]
@@ -72,14 +71,16 @@ def references(found: Recipe, raw: Path, prepared: Path, folder: Path) -> None:
 
 
 def _further(prefix: Path, language: str, number: int) -> Path | None:
-    """PREFIX.en1, or PREFIX.en1.gz."""
+    """Return PREFIX.en1 or PREFIX.en1.gz, whichever exists."""
     path = prefix.with_name(f"{prefix.name}.{language}{number}")
     packed = path.with_name(path.name + ".gz")
-    return path if path.exists() else packed if packed.exists() else None
+    if path.exists():
+        return path
+    return packed if packed.exists() else None
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    """Write the lines aside and rename the file."""
+    """Write the lines to a temporary file and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with writer(aside) as file:
@@ -88,14 +89,14 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line, for the scripts alone; returns the exit status."""
-    command, *given = arguments
+    """Run a command of the scripts and return the exit status."""
+    command, *rest = arguments
     try:
         if command == "detokenize":
-            pipeline = Pipeline.load(Path(given[0]) / "text")
-            _write(Path(given[2]), [pipeline.raw(line) for line in read_lines(given[1])])
+            pipeline = Pipeline.load(Path(rest[0]) / "text")
+            _write(Path(rest[2]), [pipeline.raw(line) for line in read_lines(rest[1])])
             return 0
-        config, raw, prepared, *rest = given
+        config, raw, prepared, *rest = rest
         if command == "facts":
             for name, value in facts(recipe.load(config, rest), Path(raw), Path(prepared)):
                 print(f"{name}\t{value}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One trained model, every way of decoding: BLEU and speed of each on a test set.
+# Measure BLEU and speed of every way of decoding with one trained model on a test set.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,14 +8,16 @@ usage() {
     cat << END
 Usage: $(basename "$0") RUN SOURCE REFERENCE [--other RUN] [--out DIR] [--tokenized] [--device D]
 
-Translates SOURCE with RUN in every mode that \`fusetk decode\` has and scores it against REFERENCE, lines of both being plain text.
-What a mode has to be told of the reference, such as words that must be there, it is told: that shows that it is heeded, not that
-translations get better. Run again, it does only what is missing.
+Translates SOURCE with RUN in every mode of \`fusetk decode\` and scores it against REFERENCE. Both
+are lines of plain text. Some modes get words of the reference as a prefix or as constraints: their
+scores show that the words are used, not that translations are better. Run again, it does only the
+missing steps.
 
   --other RUN       a second model with the same vocabularies, for ensembles
-  --out DIR         where translations go ($ROOT/work/decode_modes)
-  --tokenized       SOURCE and REFERENCE are words as the run's text preparation makes them; scored by multi-bleu, else by sacreBLEU
-  --device D        where to run (auto)
+  --out DIR         the folder of the translations ($ROOT/work/decode_modes)
+  --tokenized       SOURCE and REFERENCE are tokenised by the run's text preparation; the metric is
+                    multi-bleu, otherwise sacreBLEU
+  --device D        the device (auto)
 END
 }
 
@@ -40,7 +42,7 @@ awk '{ print $1, $2 }' "$reference" > "$out/prefix"
 awk '{ print $(int((NF + 1) / 2)) "\t" $(NF > 1 ? NF - 1 : 1) }' "$reference" > "$out/phrases"
 printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"
 
-# mode NAME ARGUMENT...: translate if that was not done, score, add a line to the table.
+# mode NAME ARGUMENT...: translate unless done, score, add a line to the table.
 mode() {
     local name=$1 file scored
     shift

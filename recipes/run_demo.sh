@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole way on a small German-English corpus: generate, prep, train, average, decode, score, plot.
+# All steps on a small German-English corpus: generate, prep, train, average, decode, score, plot.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,10 +8,10 @@ usage() {
     cat << END
 Usage: $(basename "$0") [--out DIR] [--set KEY=VALUE ...]
 
-Generates a German-English corpus from a grammar, trains a small Transformer on it, translates held-out sentences, scores
-and plots. Run again, it does only what is missing.
+Generates a German-English corpus from a grammar, trains a small Transformer on it, translates test
+sentences, scores and plots. Run again, it does only the missing steps.
 
-  --out DIR         where everything is written ($ROOT/work/demo)
+  --out DIR         the folder of all output ($ROOT/work/demo)
   --set KEY=VALUE   change a key of $ROOT/recipes/demo/demo.yaml; repeatable
 END
 }

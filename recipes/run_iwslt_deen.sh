@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# IWSLT14 German-English, the split of a config, from the archive to BLEU.
+# Train and score a config on its split of IWSLT14 German-English, from the archive to BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,19 +8,19 @@ usage() {
     cat << END
 Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--jobs N] [--prepare-only] [--set KEY=VALUE ...]
 
-Extracts the text, prepares it, compares what came out with the published figures of the config's
-split, trains, averages, translates the config's test sets and scores. Run again, it does only what
-is missing.
+Extracts the text, prepares it, compares its counts with the published ones of the config's split,
+trains, averages, translates the config's test sets and scores. Run again, it does only the missing
+steps.
 
-  --archive FILE    the archive of WIT3 2014-01; downloaded when it is not given
+  --archive FILE    the archive of WIT3 2014-01; downloaded if not given
   --config FILE     $ROOT/recipes/mlrf/iwslt14_deen/baseline_3layer.yaml (the default), any other row
                     of iwslt14_deen and iwslt14_deen_words in mlrf, lwc and densenmt there, or
                     $ROOT/recipes/iwslt14/transformer_6x512.yaml
-  --out DIR         where everything is written ($ROOT/work/iwslt14_deen)
+  --out DIR         the folder of all output ($ROOT/work/iwslt14_deen)
   --average N       checkpoints to average (5)
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
-  --any-data        go on when the data are not those of the published split
+  --any-data        continue if the data are not those of the published split
   --set KEY=VALUE   change a key of the config; repeatable
 END
 }

@@ -8,12 +8,12 @@ usage() {
     cat << END
 Usage: $(basename "$0") DATA_DIR [--pair en-de|de-en] [--out DIR] [--set KEY=VALUE ...]
 
-DATA_DIR holds train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in data/task1/raw of
-https://github.com/multi30k/dataset. Run again, it does only what is missing.
+DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
+data/task1/raw of https://github.com/multi30k/dataset. Run again, it does only the missing steps.
 
   --pair en-de      Transformer-Tiny, 8,000 updates, the last 10 epochs averaged (the default; published: 41.02 BLEU)
   --pair de-en      3+3 layers of width 256, 1,294 updates (fairseq 0.12.2: 37.85 BLEU)
-  --out DIR         where everything is written ($ROOT/work/multi30k)
+  --out DIR         the folder of all output ($ROOT/work/multi30k)
   --jobs N          processes for the preparation (1)
   --set KEY=VALUE   change a key of the config, e.g. training.precision=bf16; repeatable
 END

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Layer fusion, dense, coordinated or recurrent models on Multi30k German-English: each system with each seed, from raw text to one table of BLEU.
+# Train layer fusion, dense, coordinated or recurrent models on Multi30k German-English: each system
+# with each seed, from raw text to one table of BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -10,18 +11,20 @@ usage() {
     cat << END
 Usage: $(basename "$0") DATA_DIR [--seeds "1 2 3"] [--systems "NAME ..."] [--out DIR] [--set KEY=VALUE ...]
 
-DATA_DIR holds train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in data/task1/raw of
-https://github.com/multi30k/dataset. Trains each system with each seed, averages its last checkpoints, translates, scores
-(tokenised, lowercased multi-bleu) and prints the table. Run again, it does only what is missing.
+DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
+data/task1/raw of https://github.com/multi30k/dataset. Trains each system with each seed, averages
+its last checkpoints, translates, scores (tokenised, lowercased multi-bleu) and prints the table. Run
+again, it does only the missing steps.
 
-  --group NAME         fusion (the default); dense: DenseNMT beside the residual model of its size; coordinated: one stack for both
-                       languages; recurrent: ShallowRNMT and DTMT beside the Transformer
+  --group NAME         fusion (the default); dense: DenseNMT and the residual model of the same size;
+                       coordinated: one stack for both languages; recurrent: ShallowRNMT, DTMT
+                       and the Transformer
   --seeds "N ..."      seeds (1)
   --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
-  --out DIR            where everything is written, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_GROUP)
+  --out DIR            the folder of all output, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_GROUP)
   --average N          checkpoints to average (5)
   --jobs N             processes for the preparation (1)
-  --any-data           go on when the text has not the lines of Multi30k
+  --any-data           continue if the text does not have the lines of Multi30k
   --set KEY=VALUE      change a key of every config, e.g. training.precision=bf16; repeatable
 END
 }

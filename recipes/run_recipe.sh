@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Any row of a paper's table, from raw text to BLEU.
+# Train and score any row of a paper's table, from raw text to BLEU.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,19 +8,19 @@ usage() {
     cat << END
 Usage: $(basename "$0") CONFIG --raw DIR [--out DIR] [--seed N] [--set KEY=VALUE ...]
 
-Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. Run again, it does only what is
-missing. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
+Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. Run again,
+it does only the missing steps. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
 
-DIR takes the place of the folders in CONFIG's paths to text: where it reads raw/train, DIR holds train.de and train.en, plain or
-.gz. A test set with several references has them as SET.en, SET.en1, SET.en2, ... Configs of one
+DIR replaces the folders in CONFIG's paths of text: for raw/train, DIR contains train.de and
+train.en, plain or .gz. Several references of a test set are SET.en, SET.en1, SET.en2, ... Configs of one
 folder share prepared data. They may run at the same time: one waits while another prepares.
 
   --raw DIR         the folder of the text
-  --out DIR         where everything is written ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
+  --out DIR         the folder of all output ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
   --seed N          training.seed (the config's)
   --average N       checkpoints to average (as many as the config keeps: training.keep_last)
-  --metric NAME     score by this; repeatable. multi-bleu (the default) and multi-bleu-lc are of tokenised text, others, such as
-                    sacrebleu, of raw text, without regard to case where the config lower-cases the target
+  --metric NAME     metric; repeatable. multi-bleu (the default) and multi-bleu-lc score tokenised text,
+                    others, such as sacrebleu, raw text; they ignore case if the config lowercases the target
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
   --set KEY=VALUE   change a key of the config; repeatable
@@ -42,17 +42,17 @@ while [ $# -gt 0 ]; do
         --set)
             need_value "$1" $#
             case $2 in
-                data.folder=* | data.train=* | data.valid=* | data.test=*) die "--set $2: where text lies is said by --raw, and where it goes by --out" ;;
+                data.folder=* | data.train=* | data.valid=* | data.test=*) die "--set $2: use --raw for the folder of the text, and --out for the output" ;;
             esac
             given+=("$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) [ -z "$config" ] || die "one CONFIG is enough, $1 is too much"; config=$(absolute "$1"); shift ;;
+        *) [ -z "$config" ] || die "give one CONFIG only, not $1 too"; config=$(absolute "$1"); shift ;;
     esac
 done
 [ -n "$config" ] || die "give a config, such as recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml; -h shows the usage"
-[ -f "$config" ] || die "there is no config $config"
+[ -f "$config" ] || die "the config $config does not exist"
 [ -n "$raw" ] || die "give the folder of the text by --raw; -h shows the usage"
-[ -d "$raw" ] || die "there is no folder $raw"
+[ -d "$raw" ] || die "the folder $raw does not exist"
 [ -z "$seed" ] || given+=("training.seed=$seed")
 [ "${#metrics[@]}" -gt 0 ] || metrics=(multi-bleu)
 need_fusetk

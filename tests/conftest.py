@@ -1,4 +1,4 @@
-"""What several tests share: a small prepared corpus and a recipe that trains on it in seconds."""
+"""Fixtures of several test modules: a small prepared corpus and a config that trains on it in seconds."""
 
 import random
 from pathlib import Path
@@ -17,13 +17,13 @@ WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that no process is left with a long file at the end."""
+    """Run the longest tests first, so that no process has a long file left at the end."""
     items.sort(key=lambda item: "training" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config file whose prepared task is to write the words of a sentence in reverse, with a word of its own each."""
+    """A config file with prepared data: reverse a sentence and replace each word by its upper case."""
     folder = tmp_path_factory.mktemp("toy")
     choose = random.Random(5)
     sentences = [[choose.choice(WORDS) for _ in range(choose.randint(1, 6))] for _ in range(640)]

@@ -10,7 +10,7 @@ import torch
 
 from fusetk import system
 from fusetk.data.prepare import prepare
-from tests.rows import RECIPES, check_tables, load, rows
+from tests.helpers.rows import RECIPES, check_tables, load, rows
 
 DENSE, MULTI30K = RECIPES / "densenmt", RECIPES / "multi30k" / "dense"
 GROUNDS = {DENSE / "base.yaml", *(DENSE / "systems").glob("*.yaml")}  # without data

@@ -11,7 +11,7 @@ import torch
 from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
-from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
@@ -645,7 +645,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["--add", "Transformer"], "--add Transformer: write it as NAME=RUN"),
         (["--speed"], "there is no option --speed"),
         (["one", "two"], "two is too much"),
-        (["/nowhere"], "there is no /nowhere/data.nist_zhen: run recipes/run_recipe.sh"),
+        (["/nowhere"], "/nowhere/data.nist_zhen does not exist: run recipes/run_recipe.sh"),
         (
             ["--systems", "dtmt2"],
             "run.nist_zhen.dtmt2.seed1/MT02.best.txt: translate MT02 MT03 MT04 MT05 MT08 first",

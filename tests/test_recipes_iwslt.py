@@ -15,7 +15,7 @@ import pytest
 from fusetk import recipe
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError
-from tests.rows import load
+from tests.helpers.rows import load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
@@ -138,11 +138,11 @@ def broken(tmp_path: Path, how: str) -> Path:
         ("missing member", "lacks de-en/IWSLT14.TED.tst2011.de-en.en.xml"),
         ("unequal", "train has 240 German and 241 English lines"),
         ("no segments", "tst2010 has 0 German and 0 English lines"),
-        ("truncated", "is no whole .tgz"),
-        ("half", "is no whole .tgz"),
-        ("a web page", "is no whole .tgz"),
-        ("gzip of text", "is no whole .tgz"),
-        ("empty", "is no whole .tgz"),
+        ("truncated", "is not a complete .tgz"),
+        ("half", "is not a complete .tgz"),
+        ("a web page", "is not a complete .tgz"),
+        ("gzip of text", "is not a complete .tgz"),
+        ("empty", "is not a complete .tgz"),
         ("absent", "there is no archive"),
     ],
 )
@@ -170,7 +170,9 @@ def serve(monkeypatch, data: bytes, length: int | None = None) -> None:
 
 def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
     serve(monkeypatch, b"x" * 1000, length=1001)
-    with pytest.raises(DataError, match=r"broke off: .*de-en.tgz.part has 1,000 of 1,001 bytes"):
+    with pytest.raises(
+        DataError, match=r"is incomplete: .*de-en.tgz.part has 1,000 of 1,001 bytes"
+    ):
         iwslt14.fetch(tmp_path / "de-en.tgz")
     assert not (tmp_path / "de-en.tgz").exists()
     serve(monkeypatch, b"x" * 1000)

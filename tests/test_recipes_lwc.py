@@ -12,7 +12,7 @@ import torch
 from fusetk import system
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
-from tests.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
 LWC = RECIPES / "lwc"
 TABLES = {

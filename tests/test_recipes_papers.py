@@ -16,7 +16,7 @@ from fusetk.cli.main import main
 from fusetk.data.stages import lock
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
-from tests.rows import RECIPES, check_tables, load, rows
+from tests.helpers.rows import RECIPES, check_tables, load, rows
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
@@ -355,7 +355,7 @@ def write(
     ("script", "arguments", "said"),
     [
         ("run_recipe.sh", [], "give a config"),
-        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "there is no config"),
+        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "nowhere.yaml does not exist"),
         (
             "run_recipe.sh",
             [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"],
@@ -364,9 +364,9 @@ def write(
         (
             "run_recipe.sh",
             [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"],
-            "there is no folder /nowhere",
+            "the folder /nowhere does not exist",
         ),
-        ("run_recipe.sh", ["one.yaml", "two.yaml"], "two.yaml is too much"),
+        ("run_recipe.sh", ["one.yaml", "two.yaml"], "give one CONFIG only, not two.yaml too"),
         ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
         (
             "run_multi30k_fusion.sh",

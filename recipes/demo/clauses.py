@@ -1,4 +1,4 @@
-"""Clauses in both languages: one meaning, two orders of words."""
+"""Clauses in both languages: one meaning, two word orders."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ MODAL_FORMS = {plural: ((er, du, er, plural), english) for er, du, plural, engli
 
 
 class Clause(NamedTuple):
-    """Who does what. ``tense`` is present, progressive, past, future, or the infinitive of a modal verb.
+    """The meaning of a clause. ``tense`` is present, progressive, past, future, or the infinitive of a modal verb.
 
     A clause without a subject is an infinitive clause (um das Fenster aufzumachen); one with a ``state`` and no verb
     says how somebody is (er ist müde).
@@ -37,11 +37,11 @@ class Clause(NamedTuple):
     negated: bool = False
 
 
-# German --------------------------------------------------------------------------------------------------------------
+# German
 
 
 def person_index(subject: Phrase) -> int:
-    """Which of the four forms of a verb agrees with the subject."""
+    """Return the index of the verb form that agrees with the subject."""
     return 3 if subject.plural else subject.person - 1
 
 
@@ -59,7 +59,7 @@ def present(verb: Verb, subject: Phrase) -> str:
 
 
 def verb_group(clause: Clause) -> tuple[str, list[str]]:
-    """The finite verb and what stands at the end of the clause: (hat, [aufgemacht]), (macht, [auf]), (ist, [müde])."""
+    """Return the finite verb and the end of the clause: (hat, [aufgemacht]), (ist, [müde])."""
     i = person_index(clause.subject)
     if clause.verb is None:
         assert clause.state
@@ -76,7 +76,10 @@ def verb_group(clause: Clause) -> tuple[str, list[str]]:
 
 
 def middle(clause: Clause, without: str = "") -> list[str]:
-    """What stands between the finite verb and the end, in German's order: time, frequency, dative, accusative, manner, nicht, place."""
+    """Return the parts between the finite verb and the end.
+
+    The German order is time, frequency, dative, accusative, manner, nicht, place.
+    """
     objects = [(clause.receiver, "dative"), (clause.thing, "accusative")]
     light = [p.german[case] for p, case in reversed(objects) if p and p.light and without != case]
     heavy = [p.german[case] for p, case in objects if p and not p.light and without != case]
@@ -113,7 +116,10 @@ def middle(clause: Clause, without: str = "") -> list[str]:
 
 
 def german_main(clause: Clause, front: str = "subject") -> list[str]:
-    """Verb second: ``front`` (subject, time, place or accusative) stands before the finite verb; '' leaves it first, as in a question."""
+    """Return a clause with ``front`` (subject, time, place or accusative) before the finite verb.
+
+    With '' the verb is first, as in a question.
+    """
     finite, end = verb_group(clause)
     subject = clause.subject.german["nominative"]
     if front == "subject":
@@ -127,7 +133,10 @@ def german_main(clause: Clause, front: str = "subject") -> list[str]:
 
 
 def german_verb_final(clause: Clause, gap: str = "") -> list[str]:
-    """A subordinate clause after its conjunction: the finite verb at the end. A relative clause has a ``gap``: nominative or accusative."""
+    """Return a subordinate clause without its conjunction: the finite verb is last.
+
+    A relative clause has a ``gap``: nominative or accusative.
+    """
     finite, end = verb_group(clause)
     subject = [] if gap == "nominative" else [clause.subject.german["nominative"]]
     separable = clause.verb is not None and end == [clause.verb.prefix]
@@ -142,7 +151,7 @@ def german_infinitive(clause: Clause) -> list[str]:
     return [*middle(clause), f"{prefix}zu{infinitive}" if prefix else f"zu {infinitive}"]
 
 
-# English -------------------------------------------------------------------------------------------------------------
+# English
 
 
 def third(base: str) -> str:
@@ -160,7 +169,7 @@ def ing(base: str) -> str:
 
 
 def be(subject: Phrase, past: bool = False) -> str:
-    """The form of `to be` that agrees."""
+    """Return the form of `to be` that agrees with the subject."""
     plural = subject.plural or subject.person == 2
     if past:
         return "were" if plural else "was"
@@ -168,8 +177,9 @@ def be(subject: Phrase, past: bool = False) -> str:
 
 
 def english_group(clause: Clause) -> tuple[str, str, str]:
-    """Three forms: plain (``reads``; empty when an auxiliary is there anyway), the auxiliary of questions and negation (``does``), the
-    rest after that (``read``)."""
+    """Return three forms: plain (``reads``; empty with an auxiliary), the auxiliary of questions and
+    negation (``does``), and the rest of the verb after it (``read``).
+    """
     subject, verb = clause.subject, clause.verb
     singular = not subject.plural and subject.person == 3
     do = "does" if singular else "do"
@@ -195,7 +205,9 @@ def english_group(clause: Clause) -> tuple[str, str, str]:
 
 
 def english_objects(clause: Clause, without: str = "") -> list[str]:
-    """What follows the verb: its particle, the objects (the receiver with `to`), manner, direction, place, time."""
+    """Return the parts after the verb: particle, objects (the receiver with `to`), manner, direction,
+    place, time.
+    """
     words = [clause.verb.particle] if clause.verb and clause.verb.particle else []
     if clause.thing and without != "accusative":
         words.append(clause.thing.english["object"])
@@ -216,7 +228,10 @@ def english_objects(clause: Clause, without: str = "") -> list[str]:
 
 
 def english_main(clause: Clause, front: str = "subject", gap: str = "") -> list[str]:
-    """A statement, or a relative clause with a ``gap``; only a fronted time stands first in English too."""
+    """Return a statement, or a relative clause with a ``gap``.
+
+    Of the fronted parts, only a time is also first in English.
+    """
     plain, auxiliary, rest = english_group(clause)
     if clause.negated:
         verb = ["cannot" if auxiliary == "can" else f"{auxiliary} not", rest]

@@ -1,4 +1,4 @@
-"""Draws the parts of a sentence: who, what, when, where."""
+"""Random parts of a sentence: subjects, objects, times, places."""
 
 import random
 
@@ -25,11 +25,11 @@ class Drawing:
         self.directions = rows(lexicon.DIRECTIONS)
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     def noun_phrase(self, noun: Noun, plain: bool = False) -> Phrase:
-        """With a determiner and perhaps an adjective; ``plain`` is definite."""
+        """Return a noun with a determiner and perhaps an adjective; ``plain`` is definite."""
         found = self.adjectives[KINDS_OF_ADJECTIVES.get(noun.kind, noun.kind)]
         adjective = self.random.choice(found) if self.chance(0.4) else ()
         possessive = self.random.choice(list(phrases.POSSESSIVES))
@@ -55,7 +55,7 @@ class Drawing:
         return phrases.phrase(noun, kind, False, adjective)
 
     def who(self) -> Phrase:
-        """A subject."""
+        """Return a subject."""
         draw = self.random.random()
         if draw < 0.3:
             return self.random.choice(phrases.PRONOUNS)
@@ -66,7 +66,7 @@ class Drawing:
         )
 
     def object_of(self, kinds: tuple[str, ...]) -> Phrase:
-        """An object; persons may be pronouns or names."""
+        """Return an object; persons may be pronouns or names."""
         kind = self.random.choice(kinds)
         if kind == "person" and self.chance(0.3):
             return (
@@ -105,7 +105,7 @@ class Drawing:
         return shorten(f"{preposition} {form} {noun}"), f"{english} the {place}"
 
     def time(self, tense: str) -> Adverb:
-        """When, as the tense allows it."""
+        """Return an adverbial of time that fits the tense."""
         draw = self.random.random()
         if draw < 0.2:
             german, english = self.random.choice(pairs(lexicon.DAYS))

@@ -45,7 +45,7 @@ VAGUE = {
     "vergessen",
     "lernen",
     "kommen",
-}  # nobody does these carefully
+}  # actions without the adverb "carefully"
 
 
 class Relative(NamedTuple):
@@ -81,7 +81,7 @@ class Grammar(Drawing):
     # Clauses
 
     def tense(self) -> str:
-        """A tense, or a modal verb."""
+        """Draw a tense or a modal verb."""
         draw = self.random.random()
         if draw < 0.45:
             return "past" if draw < 0.3 else "future"
@@ -90,7 +90,7 @@ class Grammar(Drawing):
         return "present" if draw < 0.95 else "progressive"
 
     def governed(self, clause: Clause, verb: Verb) -> Clause:
-        """With what the verb governs."""
+        """Return a clause with the objects of the verb."""
         if verb.frame == "accusative":
             return clause._replace(thing=self.object_of(verb.objects))
         if verb.frame == "dative":
@@ -110,7 +110,7 @@ class Grammar(Drawing):
         )
 
     def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
-        """Somebody does something, somehow, somewhere, some time; ``short`` has at most one of these."""
+        """Draw a clause with adverbials of manner, place and time; ``short`` has at most one of them."""
         subject = subject or self.who()
         tense = tense or self.tense()
         if self.chance(0.06) and tense in ("present", "past"):
@@ -142,7 +142,7 @@ class Grammar(Drawing):
         return clause
 
     def negate(self, clause: Clause) -> Clause:
-        """An indefinite object becomes kein, anything else takes nicht."""
+        """Negate a clause: an indefinite object gets kein, other clauses get nicht."""
         thing = clause.thing
         if thing and thing.noun and not thing.definite:
             thing = phrases.phrase(thing.noun, "kein", self.chance(0.4))
@@ -151,7 +151,7 @@ class Grammar(Drawing):
     # Sentences
 
     def main(self, clause: Clause) -> Pair:
-        """A main clause; what stands first is drawn, as far as the cases keep the meaning clear."""
+        """Return a main clause with a random first part, if the cases keep the meaning clear."""
         fronts = ["subject"] * 3
         fronts += ["time"] * 3 if clause.time else []
         fronts += ["place"] if clause.place and not clause.negated else []
@@ -224,7 +224,10 @@ class Grammar(Drawing):
         )
 
     def with_relative(self, noun: Noun) -> Relative:
-        """The man who helped me; the book that the teacher is reading. At least one of the two must show its case."""
+        """The man who helped me; the book that the teacher is reading.
+
+        At least one of the two must show its case.
+        """
         head = self.noun_phrase(noun, plain=True)
         while True:
             if noun.kind == "person" and self.chance(0.6):
@@ -252,7 +255,7 @@ class Grammar(Drawing):
         )
 
     def relative(self) -> Pair:
-        """A relative clause at the subject, or at the object and then at the end."""
+        """Return a sentence with a relative clause after the subject or after the object."""
         if self.chance(0.5):  # at the subject, in the middle of the sentence
             head, german, english = self.with_relative(self.random.choice(self.nouns["person"]))
             clause = self.clause(subject=head, short=True)
@@ -309,12 +312,14 @@ class Grammar(Drawing):
 
 
 def written(words: str, mark: str = ".") -> str:
-    """Capitalised, with its mark."""
+    """Capitalise a sentence and add its punctuation mark."""
     return words[0].upper() + words[1:] + mark
 
 
 def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
-    """The splits in the order of ``sizes``; no sentence of either language stands in two splits, or twice in the German side.
+    """Return the splits in the order of ``sizes``.
+
+    No sentence of either language is in two splits, and no German sentence occurs twice.
 
     A German sentence with two English ones is an error of the grammar: raises AssertionError.
     """
@@ -340,14 +345,14 @@ def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
 
 
 def lines(found: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
-    """File names and what belongs in them."""
+    """Return file names and their lines."""
     for split, pairs_of in found.items():
         for side, language in enumerate(("de", "en")):
             yield f"{split}.{language}", "".join(f"{pair[side]}\n" for pair in pairs_of)
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description="write a German-English corpus made by a small grammar"
     )

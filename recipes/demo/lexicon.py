@@ -1,4 +1,4 @@
-"""The words of the demo's grammar, as plain tables that a reader can extend.
+"""The words of the demo's grammar, as tables that you can extend.
 
 Nouns: ``gender singular plural english [english plural]``; an ``*`` marks a weak masculine noun, whose oblique singular is
 its plural (den Jungen). Verbs: ``infinitive er-form participle english past frame objects``; ``|`` stands after a separable
@@ -21,14 +21,17 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb in both languages. ``frame`` says what it governs, ``objects`` the kinds of nouns that it takes there."""
+    """A verb in both languages.
+
+    ``frame`` is what it governs, ``objects`` are the kinds of nouns of its objects.
+    """
 
     prefix: str  # separable, or empty
     infinitive: str  # without the prefix
     er: str  # third person singular, present, without the prefix
     participle: str
     auxiliary: str  # haben or sein
-    english: str  # base form; what follows it (`pick up`) in `particle`
+    english: str  # base form; the rest (`pick up`) is in `particle`
     particle: str
     past: str
     frame: str  # intransitive, accusative, dative, both, motion, or a preposition with its case: auf+accusative
@@ -135,7 +138,7 @@ NOUNS = {
     """,
 }
 
-# First parts with their English, and the heads that they are joined to: Küchen + Tisch is the kitchen table.
+# First parts of compounds, their English, and their heads: Küchen + Tisch is the kitchen table.
 COMPOUNDS = [
     (
         "Küchen:kitchen, Garten:garden, Büro:office, Schul:school, Hotel:hotel, Keller:cellar",
@@ -223,7 +226,7 @@ ING = {
     "see": "seeing",
 }
 
-# German stem:English, by the kind of noun that they go with.
+# German stem:English, by kind of noun.
 ADJECTIVES = {
     "person": "alt:old, jung:young, freundlich:friendly, müd:tired, klug:clever, fleißig:hard-working, groß:tall, krank:ill, nett:kind",
     "animal": "alt:old, jung:young, klein:small, groß:big, schwarz:black, weiß:white, schnell:fast",
@@ -279,7 +282,7 @@ TIMES = {
     "future": "morgen:tomorrow, bald:soon, nächste Woche:next week, morgen Abend:tomorrow evening",
 }
 
-# Modal verbs: ich and er, du, plural; what English says, and whether that is an auxiliary of its own.
+# Modal verbs: ich and er, du, plural; the English verb, and whether that is an auxiliary.
 MODALS = """
     kann kannst können can
     muss musst müssen have_to
@@ -289,7 +292,8 @@ MODALS = """
     möchte möchtest möchten would_like_to
 """
 
-# Verbs before `dass` (or `ob`) and before an infinitive: er-form, infinitive, participle, English, its past.
+# Verbs before `dass` (or `ob`) and before an infinitive: er-form, infinitive, participle, English
+# verb and its past.
 REPORTS = """
     wissen weiß gewusst know knew dass:that
     glauben glaubt geglaubt believe believed dass:that
@@ -325,14 +329,14 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def rows(table: str) -> list[list[str]]:
-    """The lines of a table, cut at blanks, with ``_`` turned into a blank."""
+    """Split the lines of a table at spaces, and replace ``_`` by a space."""
     return [
         [cell.replace("_", " ") for cell in line.split()] for line in table.strip().splitlines()
     ]
 
 
 def nouns() -> dict[str, list[Noun]]:
-    """Every noun by its kind; the compounds stand with the kind of their heads."""
+    """Return all nouns by kind; a compound has the kind of its head."""
     found: dict[str, list[Noun]] = {}
     for kind, table in NOUNS.items():
         found[kind] = []
@@ -364,7 +368,7 @@ def nouns() -> dict[str, list[Noun]]:
 
 
 def verbs() -> list[Verb]:
-    """Every verb."""
+    """Return all verbs."""
     found = []
     for german, er, participle, english, past, frame, *objects in rows(VERBS):
         prefix, _, infinitive = german.rpartition("|")

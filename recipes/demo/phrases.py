@@ -1,4 +1,4 @@
-"""Noun phrases in both languages: articles, adjectives and nouns that agree in gender, number and case."""
+"""Noun phrases in both languages: articles, adjectives and nouns agree in gender, number and case."""
 
 from typing import NamedTuple
 
@@ -40,22 +40,20 @@ RELATIVE = {"nominative": ("der", "die", "das", "die"), "accusative": ("den", "d
 
 
 class Phrase(NamedTuple):
-    """Who or what: a noun with its determiner, a pronoun or a name. ``person`` is 1, 2 or 3."""
+    """A noun with its determiner, a pronoun or a name. ``person`` is 1, 2 or 3."""
 
     german: dict[str, str]  # by case
     english: dict[str, str]  # as a subject and as an object
     person: int = 3
     plural: bool = False
-    marked: bool = (
-        True  # whether nominative and accusative differ, so that the order of words need not tell
-    )
+    marked: bool = True  # whether nominative and accusative differ, so that the order may change
     noun: Noun | None = None
     definite: bool = True
-    light: bool = False  # a pronoun, which stands right after the finite verb
+    light: bool = False  # a pronoun, which follows the finite verb directly
 
     @property
     def column(self) -> int:
-        """Of the tables above."""
+        """The column in the tables above."""
         return 3 if self.plural else "mfn".index(self.noun.gender if self.noun else "m")
 
 
@@ -100,12 +98,15 @@ def number(n: int) -> tuple[str, str]:
 
 
 def article(english: str) -> str:
-    """``a`` or ``an`` before what follows; the grammar's words are spelled as they sound."""
+    """Return ``a`` or ``an`` for the next word, by its first letter."""
     return "an" if english[0] in "aeiou" else "a"
 
 
 def determiner(kind: str, case: str, column: int) -> str:
-    """The German determiner's form; ``kind`` is der, dieser, ein, kein, a possessive, a quantity or a number word."""
+    """Return the German determiner's form.
+
+    ``kind`` is der, dieser, ein, kein, a possessive, a quantity or a number word.
+    """
     if kind == "der":
         return "d" + DER[case][column]
     if kind == "dieser":

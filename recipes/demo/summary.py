@@ -1,4 +1,4 @@
-"""The demo's last words: what was trained and how well it translates, with ten samples beside their references."""
+"""Summary of the demo: the model, its scores, and ten translations with their references."""
 
 import argparse
 import json
@@ -14,12 +14,15 @@ from fusetk.data.text import read_lines
 
 
 def sentence_to_plot(folder: Path, words: int = 9) -> str:
-    """The first test sentence with a subordinate clause, a right translation and about so many words."""
-    sources, found, references = texts(folder)
+    """Return a test sentence of about ``words`` words to plot.
+
+    If possible, it has a subordinate clause and a translation that equals the reference.
+    """
+    sources, translations, references = texts(folder)
     right = [
         source
-        for source, one, reference in zip(sources, found, references, strict=True)
-        if one == reference
+        for source, translation, reference in zip(sources, translations, references, strict=True)
+        if translation == reference
     ]
     clauses = [
         source
@@ -30,15 +33,15 @@ def sentence_to_plot(folder: Path, words: int = 9) -> str:
 
 
 def texts(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """German test sentences, their translations, their references."""
-    german, found, english = (
+    """Return German test sentences, their translations and their references."""
+    sources, translations, references = (
         list(read_lines(folder / name)) for name in ("raw/test.de", "test.out.en", "raw/test.en")
     )
-    return german, found, english
+    return sources, translations, references
 
 
 def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
-    """What was trained, how it did, where things are."""
+    """Return names and values of the summary."""
     manifest = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))
     records = [json.loads(line) for line in read_lines(folder / "run" / "metrics.jsonl")]
     speeds = sorted(record["tokens_per_second"] for record in records if record["kind"] == "train")
@@ -47,10 +50,8 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
     pairs = " / ".join(
         f"{splits[split]['pairs_out']:,}" for split in ("train", "valid", "test.demo")
     )
-    bleu = {
-        score["metric"]: score
-        for score in json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]
-    }
+    scores = json.loads((folder / "score.json").read_text(encoding="utf-8"))["scores"]
+    [bleu] = [score for score in scores if score["metric"] == "sacrebleu"]
     return [
         ("model", model(folder)),
         ("text", f"German to English, {pairs} pairs for training, validation, test"),
@@ -60,7 +61,7 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
         ),
         (
             "BLEU on test",
-            f"[bold green]{bleu['sacrebleu']['value']:.1f}[/] (sacreBLEU, {bleu['sacrebleu']['signature']})",
+            f"[bold green]{bleu['value']:.1f}[/] (sacreBLEU, {bleu['signature']})",
         ),
         ("time of this call", f"{seconds // 60} min {seconds % 60} s"),
         ("run", f"{folder}/run"),
@@ -71,7 +72,7 @@ def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
 
 
 def model(folder: Path) -> str:
-    """The trained model in words, with the parameters that its checkpoint holds."""
+    """Describe the trained model, with the number of its parameters."""
     from fusetk import system
 
     loaded = system.load_model(max((folder / "run" / "checkpoints").glob("average-*")))
@@ -82,12 +83,12 @@ def model(folder: Path) -> str:
 
 
 def show(folder: Path, seconds: int, samples: int = 10) -> None:
-    """Print all of it."""
+    """Print the summary and the translations."""
     console = Console()
     if not console.is_terminal:
         console.width = 120
     console.print(rows("fusetk demo", facts(folder, seconds)))
-    sources, found, references = texts(folder)
+    sources, translations, references = texts(folder)
     chosen = random.Random(1).sample(range(len(sources)), samples)
     table = Table(
         "German",
@@ -99,14 +100,14 @@ def show(folder: Path, seconds: int, samples: int = 10) -> None:
         show_lines=True,
     )
     for i in chosen:
-        colour = "green" if found[i] == references[i] else "yellow"
-        table.add_row(sources[i], f"[{colour}]{found[i]}[/]", references[i])
+        colour = "green" if translations[i] == references[i] else "yellow"
+        table.add_row(sources[i], f"[{colour}]{translations[i]}[/]", references[i])
     console.print(table)
     console.print(f"attention heatmap: {folder}/attention.png", soft_wrap=True, highlight=False)
 
 
 def rows(title: str, facts_of: list[tuple[str, str]]) -> Table:
-    """Two columns."""
+    """Return a table of two columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -116,16 +117,16 @@ def rows(title: str, facts_of: list[tuple[str, str]]) -> Table:
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="print what the demo did")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="print a summary of the demo")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=int, default=0, help="what it took")
+    parser.add_argument("--seconds", type=int, default=0, help="duration of the demo")
     parser.add_argument("--sentence", action="store_true", help="only print the sentence to plot")
-    given = parser.parse_args()
-    if given.sentence:
-        print(sentence_to_plot(given.folder))
+    options = parser.parse_args()
+    if options.sentence:
+        print(sentence_to_plot(options.folder))
     else:
-        show(given.folder, given.seconds)
+        show(options.folder, options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# DTMT's Figure 3: BLEU of sentences longer than 0, 10, ..., 60 words, on MT02, MT03, MT04, MT05 and MT08 as one test set.
+# Draw DTMT's Figure 3: BLEU of sentences longer than 0, 10, ..., 60 words, on MT02, MT03, MT04, MT05
+# and MT08 as one test set.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -10,15 +11,16 @@ usage() {
     cat << END
 Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add NAME=RUN ...] [-o PICTURE]
 
-Merges ${sets[*]} of what \`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\` wrote into OUT ($ROOT/work/dtmt_nist_zhen) for each
-NAME: sources, all references, translations. Scores the sentences whose Chinese is longer than each bound (multi-bleu), prints the
-table and draws it.
+For each NAME, merges ${sets[*]} (sources, all references, translations) from OUT
+($ROOT/work/dtmt_nist_zhen), the output of \`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\`.
+Scores the sentences with more Chinese words than each bound (multi-bleu), prints the table and draws
+it.
 
   --systems "NAME ..."   rows (dtmt4 dtmt1 shallow)
-  --seed N               of their runs (1)
-  --checkpoint LABEL     what was decoded: best (the default), average-5, ...
-  --add NAME=RUN         a further system, such as the paper's Transformer: RUN holds its translations of the same words as
-                         MT02.LABEL.txt and so on; repeatable
+  --seed N               seed of their runs (1)
+  --checkpoint LABEL     the decoded checkpoint: best (the default), average-5, ...
+  --add NAME=RUN         a further system, such as the paper's Transformer: RUN contains its translations
+                         of the same text, MT02.LABEL.txt and so on; repeatable
   -o PICTURE             .png, .pdf or .svg (OUT/figure3.png)
 END
 }
@@ -43,12 +45,12 @@ done
 out=${out:-$ROOT/work/dtmt_nist_zhen}
 picture=${picture:-$out/figure3.png}
 prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
-[ -d "$prepared" ] || die "there is no $prepared: run recipes/run_recipe.sh with rows of recipes/dtmt/nist_zhen first"
+[ -d "$prepared" ] || die "$prepared does not exist: run recipes/run_recipe.sh with rows of recipes/dtmt/nist_zhen first"
 read -r -a systems <<< "$systems"
 [ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
 need_fusetk
 
-# The names of the figure, and the folders of their translations.
+# Names in the figure, and the folders of the translations.
 runs=()
 for system in ${systems[@]+"${systems[@]}"}; do
     case $system in
@@ -60,47 +62,47 @@ for system in ${systems[@]+"${systems[@]}"}; do
 done
 runs+=(${added[@]+"${added[@]}"})
 
-# merge OUTPUT FILE ...: the files as one.
+# merge OUTPUT FILE ...: concatenate the files.
 merge() {
     local output=$1 file
     shift
     for file in "$@"; do
-        [ -f "$file" ] || die "there is no $file: translate ${sets[*]} first, with recipes/run_recipe.sh"
+        [ -f "$file" ] || die "$file does not exist: translate ${sets[*]} first, with recipes/run_recipe.sh"
     done
     cat "$@" > "$output"
 }
 
-# files BEFORE AFTER: sets `found` to BEFORE, a set and AFTER, for each set.
+# files BEFORE AFTER: set `paths` to BEFORE, a set and AFTER, for each set.
 files() {
     local set
-    found=()
+    paths=()
     for set in "${sets[@]}"; do
-        found+=("$1$set$2")
+        paths+=("$1$set$2")
     done
 }
 
 mkdir -p "$merged"
 files "$prepared/test." .zh.txt
-merge "$merged/source.zh" "${found[@]}"
+merge "$merged/source.zh" "${paths[@]}"
 files "$prepared/test." .en.txt
-merge "$merged/reference.en" "${found[@]}"
+merge "$merged/reference.en" "${paths[@]}"
 references=(-r "$merged/reference.en")
 for number in 1 2 3; do
     files "$further/" "/$number.txt"
-    some=()
-    for file in "${found[@]}"; do
-        [ ! -f "$file" ] || some+=("$file")
+    existing=()
+    for file in "${paths[@]}"; do
+        [ ! -f "$file" ] || existing+=("$file")
     done
-    [ "${#some[@]}" -gt 0 ] || continue
-    [ "${#some[@]}" -eq "${#found[@]}" ] || die "reference $number is there for ${#some[@]} of ${#found[@]} sets: have it for all or for none"
-    merge "$merged/reference.en$number" "${found[@]}"
+    [ "${#existing[@]}" -gt 0 ] || continue
+    [ "${#existing[@]}" -eq "${#paths[@]}" ] || die "reference $number exists for ${#existing[@]} of ${#paths[@]} sets: give it for all sets or for none"
+    merge "$merged/reference.en$number" "${paths[@]}"
     references+=(-r "$merged/reference.en$number")
 done
 say "${sets[*]} as one, $((${#references[@]} / 2)) references"
 options=() translations=()
 for i in "${!runs[@]}"; do
     files "${runs[$i]#*=}/" ".$label.txt"
-    merge "$merged/system$i.en" "${found[@]}"
+    merge "$merged/system$i.en" "${paths[@]}"
     if [ "$i" -eq 0 ]; then
         translations=("$merged/system$i.en" --name "${runs[$i]%%=*}")
     else

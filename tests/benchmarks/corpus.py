@@ -1,8 +1,11 @@
-"""Start of training on a large corpus: python tests/benchmarks/corpus.py FOLDER [--pairs 40000000] [--tokens 25] [--weights].
+"""Measure the start of training on a large corpus.
 
-A prepared folder with so many pairs of random ids is made in FOLDER, which must not exist, and removed afterwards. Measured in a process of
-its own, from the start of `train` to the first batch: seconds, and memory beside the mapped files (anonymous, sampled); then the same for
-the order of one more epoch. With --weights the corpus is one of two that weigh 1.5 and 0.5.
+    python tests/benchmarks/corpus.py FOLDER [--pairs 40000000] [--tokens 25] [--weights]
+
+The script makes a prepared folder with random ids in FOLDER, which must not exist, and removes it
+at the end. A process of its own runs `train` up to the first batch, and prints the seconds and the
+anonymous memory (sampled, without mapped files). Then it does the same for the order of one more
+epoch. With --weights there are two corpora with weights of 1.5 and 0.5.
 """
 
 import argparse
@@ -29,12 +32,12 @@ from fusetk.data.prepare import prepare
 from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.recipe import load
 
-WORDS = 16_000  # of each vocabulary
-CHUNK = 1_000_000  # pairs that are written at once
+WORDS = 16_000  # in each vocabulary
+CHUNK = 1_000_000  # pairs in one write
 
 
 def make(folder: Path, pairs: int, tokens: int) -> Path:
-    """A config and its prepared folder, of which only the training ids are large."""
+    """Write a config and its prepared folder with many training ids; return the config."""
     folder.mkdir(parents=True)
     for language in ("de", "en"):
         lines = [
@@ -91,7 +94,7 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
 
 @contextmanager
 def anonymous() -> Iterator[dict[str, float]]:
-    """The process' anonymous memory in GB before, and at most inside."""
+    """Measure the process' anonymous memory in GB: before the context, and the most within it."""
 
     def now() -> float:
         line = next(
@@ -101,38 +104,38 @@ def anonymous() -> Iterator[dict[str, float]]:
         )
         return int(line.split()[1]) * 1024 / 1e9
 
-    found = {"before": now(), "most": 0.0}
+    memory = {"before": now(), "most": 0.0}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.01):
-            found["most"] = max(found["most"], now())
+            memory["most"] = max(memory["most"], now())
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield memory
     finally:
         done.set()
         thread.join()
-        found["most"] = max(found["most"], now())
+        memory["most"] = max(memory["most"], now())
 
 
 class Done(Exception):
-    """The first batch is there."""
+    """The first batch was read."""
 
 
 def measure(config: Path, weights: bool) -> None:
-    """Start a training up to its first batch, and print."""
+    """Train up to the first batch, and print time and memory."""
     from fusetk import train as train_module
     from fusetk.data.sampler import batches
     from fusetk.training.loop import Trainer
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def first(trainer: Trainer, stage: Any, indices: Any, updates_in_epoch: int) -> Any:
         collate(trainer.corpus, indices[0])
-        found.update(seconds=time.perf_counter() - begun, trainer=trainer)
+        result.update(seconds=time.perf_counter() - begun, trainer=trainer)
         raise Done
 
     Trainer._update = first  # type: ignore[method-assign]
@@ -142,10 +145,11 @@ def measure(config: Path, weights: bool) -> None:
     begun = time.perf_counter()
     with anonymous() as memory, suppress(Done):
         train_module.train(recipe, config.parent / "run", "cpu", quiet=True)
-    trainer = found["trainer"]
-    print(f"{len(trainer.corpus):,} pairs: first batch after {found['seconds']:.1f} s", end=", ")
+    trainer = result["trainer"]
+    print(f"{len(trainer.corpus):,} pairs: first batch after {result['seconds']:.1f} s", end=", ")
     print(
-        f"memory {memory['before']:.2f} GB before and {memory['most']:.2f} GB at most beside mapped files",
+        f"memory without mapped files {memory['before']:.2f} GB before "
+        f"and {memory['most']:.2f} GB at most",
         end=", ",
     )
     print(
@@ -159,7 +163,8 @@ def measure(config: Path, weights: bool) -> None:
         order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._shares[0])
         ordered = time.perf_counter() - begun
     print(
-        f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, {memory['most'] - memory['before']:.2f} GB at most"
+        f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, "
+        f"{memory['most'] - memory['before']:.2f} GB at most"
     )
 
 
@@ -172,28 +177,28 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=25, help="of a sentence, on average")
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        measure(given.folder / "config.yaml", given.weights)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options.folder / "config.yaml", options.weights)
         return
-    if given.folder.exists():
-        parser.error(f"{given.folder} exists; give the name of a new folder")
+    if options.folder.exists():
+        parser.error(f"{options.folder} exists; give the name of a new folder")
     try:
         begun = time.perf_counter()
-        make(given.folder, given.pairs, given.tokens)
+        make(options.folder, options.pairs, options.tokens)
         sizes = {
             path.name: path.stat().st_size
-            for path in (given.folder / "prepared").iterdir()
+            for path in (options.folder / "prepared").iterdir()
             if path.is_file()
         }
         print(f"made in {time.perf_counter() - begun:.0f} s: {json.dumps(sizes)}", flush=True)
-        options = ["--weights"] if given.weights else []
+        options = ["--weights"] if options.weights else []
         subprocess.run(
-            [sys.executable, os.path.abspath(__file__), str(given.folder), "--measure", *options],
+            [sys.executable, os.path.abspath(__file__), str(options.folder), "--measure", *options],
             check=True,
         )
     finally:
-        shutil.rmtree(given.folder, ignore_errors=True)
+        shutil.rmtree(options.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

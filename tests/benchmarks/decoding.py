@@ -1,8 +1,10 @@
-"""Decoding speed of configs side by side: python tests/benchmarks/decoding.py CONFIG [CONFIG ...] [--precision fp32 bf16].
+"""Measure the decoding speed of configs.
 
-Each config must be prepared; no model need be trained. Weights are random and every translation is made as long as
---length says, so that all systems take the same steps. The configs take turns; printed are the median over the turns in
-sentences a second, and the ratio to the first.
+    python tests/benchmarks/decoding.py CONFIG [CONFIG ...] [--precision fp32 bf16]
+
+The data of each config must be prepared; trained models are not needed. Weights are random, and
+every translation has --length tokens, so all systems take the same steps. The configs take turns.
+The script prints the median over the turns in sentences a second, and the ratio to the first config.
 """
 
 import argparse
@@ -24,20 +26,24 @@ from fusetk.training.step import autocast
 from turns import compare, options  # isort: skip
 
 
-def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
-    """Sentences a second, again and again; the first value is warm-up."""
-    recipe, device = load(path, given.overrides), device_of(given.device)
+def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
+    """Yield sentences a second; the first value is warm-up."""
+    recipe, device = load(path, arguments.overrides), device_of(arguments.device)
     corpus, pipeline = (
         Corpus.open(Path(recipe.data.folder), "valid"),
         Pipeline.load(Path(recipe.data.folder) / TEXT),
     )
-    sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    sizes = arguments.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = system.build(recipe, *sizes).to(device).eval()
-    length = {"min_length": given.length, "max_length_factor": 0, "max_length_extra": given.length}
+    length = {
+        "min_length": arguments.length,
+        "max_length_factor": 0,
+        "max_length_extra": arguments.length,
+    }
     translator = Translator(
-        [model], pipeline, recipe.decoding.model_copy(update={"beam": given.beam, **length})
+        [model], pipeline, recipe.decoding.model_copy(update={"beam": arguments.beam, **length})
     )
-    sources = [corpus.source[i] for i in range(min(given.sentences, len(corpus)))]
+    sources = [corpus.source[i] for i in range(min(arguments.sentences, len(corpus)))]
     while True:
         begun = time.perf_counter()
         with autocast(device, precision):
@@ -52,9 +58,9 @@ def main() -> None:
     parser.add_argument(
         "--sentences", type=int, default=200, help="sentences a turn, of the validation set"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with torch.inference_mode():
-        compare(given, turns, "sentences/s")
+        compare(arguments, turns, "sentences/s")
 
 
 if __name__ == "__main__":

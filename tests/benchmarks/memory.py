@@ -1,7 +1,10 @@
-"""Memory that a training batch of each config keeps for its gradients: python tests/benchmarks/memory.py CONFIG [CONFIG ...].
+"""Measure the memory that a training batch keeps for its gradients.
 
-Each config must be prepared. Counted is each storage once that is there after the forward pass and was not before, whether autograd saved
-it or a backward pass written by hand will read it, for the first batch of the first epoch; no part of it depends on the machine's speed.
+    python tests/benchmarks/memory.py CONFIG [CONFIG ...]
+
+The data of each config must be prepared. The script counts each storage that exists after the
+forward pass of the first batch and did not exist before, whether autograd or a backward pass of our
+own needs it. The result does not depend on the machine's speed.
 """
 
 import gc
@@ -29,7 +32,7 @@ def saved(
     vocabulary: list[int] | None,
     device: torch.device,
 ) -> tuple[int, int]:
-    """Target tokens of a batch, and bytes kept for its gradients."""
+    """Return the target tokens of a batch, and the bytes kept for its gradients."""
     recipe = load(path, overrides)
     data, stage = Path(recipe.data.folder), recipe.training.stages[0]
     corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
@@ -53,7 +56,7 @@ def saved(
         return tensor
 
     def alive() -> list[torch.Tensor]:
-        return [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+        return [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
 
     before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
     with (
@@ -70,13 +73,16 @@ def saved(
 
 
 def main() -> None:
-    given = options(__doc__).parse_args()
-    device = device_of(given.device)
-    for config in given.configs:
-        for precision in given.precision:
-            tokens, size = saved(config, precision, given.overrides, given.vocabulary, device)
+    arguments = options(__doc__).parse_args()
+    device = device_of(arguments.device)
+    for config in arguments.configs:
+        for precision in arguments.precision:
+            tokens, size = saved(
+                config, precision, arguments.overrides, arguments.vocabulary, device
+            )
             print(
-                f"{config} {precision}: {size / 2**20:,.0f} MB for {tokens:,} target tokens, {size / tokens / 1024:,.1f} KB each"
+                f"{config} {precision}: {size / 2**20:,.0f} MB for {tokens:,} target tokens, "
+                f"{size / tokens / 1024:,.1f} KB each"
             )
 
 

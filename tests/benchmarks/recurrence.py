@@ -1,9 +1,13 @@
-"""What the recurrent models' loop gains: python tests/benchmarks/recurrence.py CONFIG [CONFIG ...] [--precision fp32 bf16].
+"""Measure the speed of the recurrent models' loop.
 
-Training speed of each config, as in training.py, with the fused loop, with the same loop by autograd alone (``unfused``), and word
-by word, cell by cell, gate by gate (``plain``); ratios are to the plain one. With --gru, a bidirectional GRU without normalisation
-beside torch's own (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words, instead; configs are widths. With --profile,
-how long an update takes in each of the three and what share of it matrix products are, by torch's profiler.
+    python tests/benchmarks/recurrence.py CONFIG [CONFIG ...] [--precision fp32 bf16]
+
+The script prints the training speed of each config, as in training.py, with the fused loop, with the
+same loop by autograd (``unfused``), and with a loop over words, cells and gates (``plain``). Ratios
+are to the plain loop. With --gru, configs are widths: the script compares a bidirectional GRU without
+normalisation with torch's (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words.
+With --profile, it prints the time of an update with each loop and the share of matrix products, by
+torch's profiler.
 """
 
 import argparse
@@ -32,7 +36,7 @@ from turns import compare, options  # isort: skip
 
 
 def loop(how: str) -> AbstractContextManager[Any]:
-    """Run recurrent models this way."""
+    """Return a context in which recurrent models run with this loop."""
     if how == "plain":
         return mock.patch.object(Recurrent, "forward", features)
     return (
@@ -42,23 +46,23 @@ def loop(how: str) -> AbstractContextManager[Any]:
     )
 
 
-def turns(name: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
+def turns(name: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
     how, config = name.split(" ", 1)
-    system = training.turns(config, precision, given)
+    system = training.turns(config, precision, arguments)
     while True:
         with loop(how):
-            found = next(system)
-        yield found
+            speed = next(system)
+        yield speed
 
 
 def gru(
-    name: str, precision: str, given: argparse.Namespace, sentences: int = 240, words: int = 15
+    name: str, precision: str, arguments: argparse.Namespace, sentences: int = 240, words: int = 15
 ) -> Iterator[float]:
-    """Words a second, forward and backward."""
+    """Yield words a second, forward and backward."""
     who, width = name.split()
-    size, device = int(width), device_of(given.device)
+    size, device = int(width), device_of(arguments.device)
     x = torch.randn(words, sentences, size, device=device, requires_grad=True)
-    theirs = torch.nn.GRU(size, size, bidirectional=True).to(device)
+    torch_gru = torch.nn.GRU(size, size, bidirectional=True).to(device)
     ours = Transition("gru", 0, size, size, 2, norm=False).to(device)
     for parameter in ours.parameters():
         torch.nn.init.uniform_(parameter, -(size**-0.5), size**-0.5)
@@ -66,8 +70,8 @@ def gru(
 
     def run() -> torch.Tensor:
         if who == "torch":
-            found: torch.Tensor = theirs(x)[0]
-            return found
+            output: torch.Tensor = torch_gru(x)[0]
+            return output
         read = x.flatten(0, 1)
         both = torch.stack((read, read.index_select(0, back))) @ ours.input_weight
         [states] = recurrence.run_recurrence(
@@ -77,31 +81,32 @@ def gru(
 
     while True:
         begun = time.perf_counter()
-        for _ in range(given.updates):
+        for _ in range(arguments.updates):
             with autocast(device, precision):
-                found = run()
-            found.sum().backward()
+                output = run()
+            output.sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        yield given.updates * words * sentences / (time.perf_counter() - begun)
+        yield arguments.updates * words * sentences / (time.perf_counter() - begun)
 
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm")
 
 
-def profile(name: str, precision: str, given: argparse.Namespace) -> None:
-    """Print how long an update takes, and the share of products and of what else takes longest."""
-    system = turns(name, precision, given)
+def profile(name: str, precision: str, arguments: argparse.Namespace) -> None:
+    """Print the time of an update, and the shares of products and of the longest other operations."""
+    system = turns(name, precision, arguments)
     next(system)
     begun = time.perf_counter()
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile() as profiler:
         next(system)
     took = time.perf_counter() - begun
-    own = {event.key: event.self_cpu_time_total / 1e6 for event in found.key_averages()}
+    own = {event.key: event.self_cpu_time_total / 1e6 for event in profiler.key_averages()}
     products = sum(own.pop(key, 0.0) for key in PRODUCTS)
     others = sorted(own.items(), key=lambda item: -item[1])[:6]
     print(
-        f"{name} {precision}: {1000 * took / given.updates:.0f} ms an update, products {products / took:.0%}; ",
+        f"{name} {precision}: {1000 * took / arguments.updates:.0f} ms an update, "
+        f"products {products / took:.0%}; ",
         end="",
     )
     print(
@@ -113,20 +118,26 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
     parser.add_argument("--gru", action="store_true", help="configs are widths")
-    parser.add_argument("--profile", action="store_true", help="where the time goes, on CPU")
-    given = parser.parse_args()
-    if given.profile:
-        for config in given.configs:
-            for precision in given.precision:
+    parser.add_argument(
+        "--profile", action="store_true", help="print the shares of the operations, on CPU"
+    )
+    arguments = parser.parse_args()
+    if arguments.profile:
+        for config in arguments.configs:
+            for precision in arguments.precision:
                 for how in ("plain", "unfused", "fused"):
-                    profile(f"{how} {config}", precision, given)
+                    profile(f"{how} {config}", precision, arguments)
         return
-    for config in given.configs:
-        given.configs = [
+    for config in arguments.configs:
+        arguments.configs = [
             f"{who} {config}"
-            for who in (("torch", "fused") if given.gru else ("plain", "unfused", "fused"))
+            for who in (("torch", "fused") if arguments.gru else ("plain", "unfused", "fused"))
         ]
-        compare(given, gru if given.gru else turns, "words/s" if given.gru else "target tokens/s")
+        compare(
+            arguments,
+            gru if arguments.gru else turns,
+            "words/s" if arguments.gru else "target tokens/s",
+        )
 
 
 if __name__ == "__main__":

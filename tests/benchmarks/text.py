@@ -1,7 +1,9 @@
-"""Tokenisation and BPE against the two libraries' own commands: python tests/benchmarks/text.py FILE LANGUAGE [--times N].
+"""Compare tokenisation and BPE with the commands of sacremoses and subword-nmt.
 
-FILE is repeated N times. Each command runs as a process of its own and is timed by the processor time of its children; the
-outputs are compared. Printed are seconds and how many times faster `fusetk text` is.
+    python tests/benchmarks/text.py FILE LANGUAGE [--times N]
+
+FILE is repeated N times. Each command runs as a process, measured by its processor time. The script
+compares the outputs, and prints the seconds and the ratio.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from fusetk.data.text import read_lines
 
 
 def seconds(command: list[str], source: Path, output: Path) -> float:
-    """User seconds of a command from ``source`` to ``output``."""
+    """Return the user seconds of a command from ``source`` to ``output``."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with source.open("rb") as given, output.open("wb") as out:
         subprocess.run(command, stdin=given, stdout=out, stderr=subprocess.DEVNULL, check=True)

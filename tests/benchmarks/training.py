@@ -1,7 +1,10 @@
-"""Training speed of configs side by side: python tests/benchmarks/training.py CONFIG [CONFIG ...] [--precision fp32 bf16].
+"""Measure the training speed of configs.
 
-Each config must be prepared. The configs take turns, a few updates each; printed are the median over the turns in target
-tokens (end marks counted) a second, and the ratio to the first.
+    python tests/benchmarks/training.py CONFIG [CONFIG ...] [--precision fp32 bf16]
+
+The data of each config must be prepared. The configs take turns of a few updates each. The script
+prints the median over the turns in target tokens (EOS counted) a second, and the ratio to the first
+config.
 """
 
 import argparse
@@ -26,12 +29,12 @@ from fusetk.training.step import accumulate_gradients, length_multiple, optimize
 from turns import compare, options  # isort: skip
 
 
-def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[float]:
-    """Target tokens a second of a few updates, again and again; the first value is warm-up."""
-    recipe, device = load(path, given.overrides), device_of(given.device)
+def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
+    """Yield the target tokens a second of a few updates; the first value is warm-up."""
+    recipe, device = load(path, arguments.overrides), device_of(arguments.device)
     data, stage = Path(recipe.data.folder), recipe.training.stages[0]
     corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
-    sizes = given.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    sizes = arguments.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = system.build(recipe, *sizes).to(device).train()
     if recipe.training.compile:
         compile_layers(model)
@@ -41,12 +44,12 @@ def turns(path: str, precision: str, given: argparse.Namespace) -> Iterator[floa
         order = batches(
             corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, epoch
         )
-        for start in range(0, len(order) - given.updates + 1, given.updates):
+        for start in range(0, len(order) - arguments.updates + 1, arguments.updates):
             begun, tokens = time.perf_counter(), 0
-            for indices in order[start : start + given.updates]:
+            for indices in order[start : start + arguments.updates]:
                 batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
                 smoothing = recipe.training.label_smoothing
-                count = len(batch.real)
+                count = len(batch.target_index)
                 losses = accumulate_gradients(model, [batch], smoothing, precision, count)
                 optimizer_step(model, optimizer, losses, 1e-4, stage.clip, count)
                 tokens += count

@@ -1,4 +1,7 @@
-"""What the speed benchmarks share: systems take turns, so that a machine whose speed drifts is fair to all."""
+"""Options and turns of the speed benchmarks.
+
+Systems take turns, so that changes in the machine's speed affect all of them.
+"""
 
 import argparse
 import statistics
@@ -26,24 +29,29 @@ def options(text: str | None) -> argparse.ArgumentParser:
 
 
 def compare(
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     turns: Callable[[str, str, argparse.Namespace], Iterator[float]],
     unit: str,
 ) -> None:
-    """Run the turns of each config at each precision; print medians, and the ratios to the first config at the same precision."""
-    names = [(config, precision) for precision in given.precision for config in given.configs]
-    systems = {name: turns(*name, given) for name in names}
+    """Run the turns of each config at each precision and print the medians.
+
+    Ratios are to the first config at the same precision.
+    """
+    names = [
+        (config, precision) for precision in arguments.precision for config in arguments.configs
+    ]
+    systems = {name: turns(*name, arguments) for name in names}
     for system in systems.values():
         next(system)
-    found: dict[tuple[str, str], list[float]] = {name: [] for name in names}
-    for _ in range(given.turns):
+    speeds: dict[tuple[str, str], list[float]] = {name: [] for name in names}
+    for _ in range(arguments.turns):
         for name, system in systems.items():
-            found[name].append(next(system))
-    for (config, precision), speeds in found.items():
-        ratio = statistics.median(
-            a / b for a, b in zip(speeds, found[given.configs[0], precision], strict=True)
-        )
-        span = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+            speeds[name].append(next(system))
+    for (config, precision), values in speeds.items():
+        first = speeds[arguments.configs[0], precision]
+        ratio = statistics.median(a / b for a, b in zip(values, first, strict=True))
+        span = f"{min(values):,.0f} to {max(values):,.0f}"
         print(
-            f"{config} {precision}: median {statistics.median(speeds):,.0f} {unit} ({span}), {ratio:.3f} times the first"
+            f"{config} {precision}: median {statistics.median(values):,.0f} {unit} ({span}), "
+            f"{ratio:.3f} times the first"
         )

@@ -1,6 +1,10 @@
-"""Tiny models of everything that is registered, for the contract tests: register something and it is covered."""
+"""Tiny models of each registered backbone, connection, fusion and attention, for the contract tests.
+
+A new registered class is tested without a change here, unless it has options without a default.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +15,7 @@ from fusetk.models.stack import ATTENDS, CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
 
-# Options without which a kind cannot be built.
+# Options that a backbone needs to be built.
 SIZES: dict[str, dict[str, Any]] = {
     "transformer": {
         "width": 16,
@@ -38,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Options without which a fusion does not fit those sizes, and the variants whose computation differs.
+# Options that a fusion needs to fit these sizes, and the variants that compute something else.
 ATTENTION: dict[str, Any] = {"hops": 3, "attention_hidden": 12, "hidden": 12}
 FUSES: dict[str, list[dict[str, Any]]] = {
     "average": [{}],
@@ -62,7 +66,7 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-# Table 3 of layer-wise coordination, and what goes with it.
+# The rows of Table 3 of layer-wise coordination, and combinations of them.
 COORDINATED: dict[str, dict[str, Any]] = {
     "weights of their own": {"share_weights": False},
     "two sub-layers": {"mixed_attention": False},
@@ -82,7 +86,7 @@ COORDINATED: dict[str, dict[str, Any]] = {
 }
 
 
-# The rows of DTMT's tables, and what goes with them.
+# The rows of DTMT's tables, and combinations of them.
 RECURRENT: dict[str, dict[str, Any]] = {
     "shallow": {side: {"cell": "gru", "depth": 0} for side in ("encoder", "query", "decoder")},
     "LAU, deeper": {side: {"cell": "lau", "depth": 2} for side in ("encoder", "query", "decoder")},
@@ -105,6 +109,10 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
+# What a side has if its config does not name it: the same model as the backbone's default.
+DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
+
+
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The configs of a kind to test."""
     return [{"kind": kind, **options} for options in table.get(kind, [{}])]
@@ -116,125 +124,170 @@ def sides(kind: str) -> list[str]:
 
 
 def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2Seq:
-    """A model with weights scaled up, so that a wrong cache or a wrong row shows in the output; in evaluation mode."""
+    """Build a model in evaluation mode.
+
+    Large weights make an error in a cache or in the order of rows visible in the output.
+    """
     sizes = SIZES[kind]
     merged = {**sizes, **options, "kind": kind}
     for side in sides(kind):
         merged[side] = {**sizes[side], **options.get(side, {})}
-    model = MODELS[kind].Config.model_validate(merged)
+    config = MODELS[kind].Config.model_validate(merged)
     torch.manual_seed(seed)
-    built = MODELS[kind](model, SOURCE_SIZE, TARGET_SIZE)
+    model = MODELS[kind](config, SOURCE_SIZE, TARGET_SIZE)
     with torch.no_grad():
-        for parameter in built.parameters():
+        for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(scale)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    return built.eval()
+    return model.eval()
 
 
-def _system(kind: str, **options: Any) -> Callable[[], Seq2Seq]:
-    return lambda: build(kind, **options)
+Builder = Callable[[], Seq2Seq]
 
 
 def _name(option: dict[str, Any]) -> str:
-    named = [
+    values = [
         f"{key} {value}"
         for key, value in option.items()
         if isinstance(value, str | bool | list) and key != "kind"
     ]
-    return ", ".join([option["kind"], *named])
+    return ", ".join([option["kind"], *values])
 
 
-def _systems() -> dict[str, Callable[[], Seq2Seq]]:
-    """Each kind at each site of each backbone; variants of a kind on the Transformer's decoder."""
-    found = {}
-    for kind in MODELS:
-        found[kind] = _system(kind)
-        recurrent = kind == "recurrent"  # without connections, and with one attention
-        for site, kinds, table in (("connect", CONNECTIONS, CONNECTS), ("fuse", FUSIONS, FUSES)):
-            for name in kinds if site == "fuse" or not recurrent else ():
-                for n, option in enumerate(variants(name, table)):
-                    *source, target = sides(kind)
-                    if n == 0 or kind == "transformer":
-                        found[f"{kind}, {target} {site} {_name(option)}"] = _system(
-                            kind, **{target: {site: option}}
-                        )
-                    if (
-                        source
-                        and n == 0
-                        and (site == "connect" or kind in ("transformer", "recurrent"))
-                    ):
-                        found[f"{kind}, encoder {site} {_name(option)}"] = _system(
-                            kind, encoder={site: option}
-                        )
-        for attend in ATTENDS if "decoder" in sides(kind) else ():
-            dense = {
-                "connect": {
-                    "kind": "dense",
-                    "growth": 6,
-                    "summary_every": None if attend == "layerwise" else 1,
-                }
-            }
-            if recurrent and attend == "layerwise":
+def _sites(kind: str) -> dict[str, Builder]:
+    """Each connection and fusion at each side of a backbone.
+
+    Variants of a kind are tested in the decoder of the Transformer only.
+    """
+    systems: dict[str, Builder] = {}
+    *source_sides, target_side = sides(kind)
+    tables = {"connect": (CONNECTIONS, CONNECTS), "fuse": (FUSIONS, FUSES)}
+    if kind == "recurrent":  # it has no connections
+        del tables["connect"]
+    for site, (registered, options) in tables.items():
+        both_sides = site == "connect" or kind in ("transformer", "recurrent")
+        for name in registered:
+            if name == DEFAULTS[site]:
                 continue
-            found[f"{kind}, attend {attend}"] = _system(kind, decoder={"attend": attend})
-            if not recurrent:
-                found[f"{kind}, dense, attend {attend}"] = _system(
-                    kind, encoder=dense, decoder={**dense, "attend": attend}
-                )
-    both = {
-        side: {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}}
-        for side in ("encoder", "decoder")
-    }
-    found["transformer, linear connections and attention fusions, one layer embedding"] = _system(
-        "transformer", **both
+            first, *others = variants(name, options)
+            tested = [first, *others] if kind == "transformer" else [first]
+            for option in tested:
+                label = f"{kind}, {target_side} {site} {_name(option)}"
+                systems[label] = partial(build, kind, **{target_side: {site: option}})
+            if source_sides and both_sides:
+                label = f"{kind}, encoder {site} {_name(first)}"
+                systems[label] = partial(build, kind, encoder={site: first})
+    return systems
+
+
+def _attentions(kind: str) -> dict[str, Builder]:
+    """Each attention to encoder layers, between residual and between dense stacks."""
+    systems: dict[str, Builder] = {}
+    if "decoder" not in sides(kind):
+        return systems
+    for attend in ATTENDS:
+        if kind == "recurrent" and attend == "layerwise":  # its decoder is one layer
+            continue
+        if attend != DEFAULTS["attend"]:
+            systems[f"{kind}, attend {attend}"] = partial(build, kind, decoder={"attend": attend})
+        if kind == "recurrent":
+            continue
+        connect = {
+            "kind": "dense",
+            "growth": 6,
+            "summary_every": None if attend == "layerwise" else 1,
+        }
+        systems[f"{kind}, dense, attend {attend}"] = partial(
+            build,
+            kind,
+            encoder={"connect": connect},
+            decoder={"connect": connect, "attend": attend},
+        )
+    return systems
+
+
+def _combinations() -> dict[str, Builder]:
+    """Systems that combine several options."""
+    systems: dict[str, Builder] = {}
+    connected = {"connect": "linear", "fuse": {"kind": "attention", **ATTENTION}}
+    systems["transformer, linear connections and attention fusions, one layer embedding"] = partial(
+        build, "transformer", encoder=connected, decoder=connected
     )
-    four = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
+    tree = {"layers": 4, "fuse": {"kind": "tree", "hidden": 12}}
+    systems["transformer, trees of four leaves"] = partial(
+        build, "transformer", encoder=tree, decoder=tree
+    )
     summed = {
         "layers": 3,
         "connect": {"kind": "dense", "growth": 6, "summary_every": 1, "summary_layer": "added"},
     }
-    found["transformer, trees of four leaves"] = _system("transformer", encoder=four, decoder=four)
-    found["conv, summaries and fusions above them"] = _system(
+    systems["conv, summaries and fusions above them"] = partial(
+        build,
         "conv",
         encoder={**summed, "widths": 8, "fuse": "average"},
         decoder={**summed, "kernels": 2, "fuse": {"kind": "ffn", "hidden": 6}},
     )
-    found["transformer, pre-norm, dense attention to linear connections"] = _system(
+    systems["transformer, pre-norm, dense attention to linear connections"] = partial(
+        build,
         "transformer",
         norm="pre",
         encoder={"connect": "linear"},
         decoder={"connect": "linear", "attend": "dense-sum"},
     )
-    found["transformer, pre-norm, learned positions, tied"] = _system(
-        "transformer", norm="pre", positions="learned", tie="target"
+    systems["transformer, pre-norm, learned positions, tied"] = partial(
+        build, "transformer", norm="pre", positions="learned", tie="target"
     )
     for gate in ("scalar", "vector"):
-        found[f"transformer, context gate {gate}"] = _system(
-            "transformer", context_gate=gate, scale=1.5
-        )  # more would shut it
-    found["transformer, pre-norm, attend layerwise"] = _system(
-        "transformer", norm="pre", decoder={"attend": "layerwise"}
+        # A scale of 3 would saturate the gate.
+        systems[f"transformer, context gate {gate}"] = partial(
+            build, "transformer", context_gate=gate, scale=1.5
+        )
+    systems["transformer, pre-norm, attend layerwise"] = partial(
+        build, "transformer", norm="pre", decoder={"attend": "layerwise"}
     )
     for name, options in COORDINATED.items():
         for norm in ("post", "pre"):
-            found[f"coordinated, {norm}-norm, {name}"] = _system(
-                "coordinated", norm=norm, **options
+            systems[f"coordinated, {norm}-norm, {name}"] = partial(
+                build, "coordinated", norm=norm, **options
             )
     for name, options in RECURRENT.items():
-        found[f"recurrent, {name}"] = _system("recurrent", **options)
-    both = {
-        side: {"depth": 2, "fuse": {"kind": "attention", **ATTENTION, "layer_embedding": True}}
-        for side in ("encoder", "decoder")
-    }
-    found["recurrent, attention fusions over the depth"] = _system("recurrent", **both)
-    summed["fuse"] = {"kind": "ffn", "hidden": 6}
+        systems[f"recurrent, {name}"] = partial(build, "recurrent", **options)
+    fusion = {"kind": "attention", **ATTENTION, "layer_embedding": True}
+    deep = {"depth": 2, "fuse": fusion}
+    systems["recurrent, attention fusions over the depth"] = partial(
+        build, "recurrent", encoder=deep, decoder=deep
+    )
+    fused = {**summed, "fuse": {"kind": "ffn", "hidden": 6}}
     for share in (True, False):
-        found[f"coordinated, summaries, a fusion above them, weights shared: {share}"] = _system(
-            "coordinated", share_weights=share, stack=summed
+        systems[f"coordinated, summaries, a fusion above them, weights shared: {share}"] = partial(
+            build, "coordinated", share_weights=share, stack=fused
         )
-    return found
+    return systems
+
+
+def _systems() -> dict[str, Builder]:
+    systems: dict[str, Builder] = {}
+    for kind in MODELS:
+        systems[kind] = partial(build, kind)
+        systems.update(_sites(kind))
+        systems.update(_attentions(kind))
+    systems.update(_combinations())
+    return systems
 
 
 SYSTEMS = _systems()
+
+# Search knows a model by its interface only: the default of each backbone, and the system whose
+# state has the most parts.
+SEARCHED = [
+    "transformer",
+    "transformer, dense, attend layerwise",
+    "coordinated",
+    "coordinated, pre-norm, nothing shared",
+    "conv",
+    "conv, dense, attend dense-sum",
+    "recurrent",
+    "recurrent, three cells and depths",
+]

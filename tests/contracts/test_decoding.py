@@ -1,4 +1,8 @@
-"""What search may rely on, for every registered backbone, connection, fusion and attention."""
+"""Contracts of every registered backbone, connection, fusion and attention in decoding.
+
+Reading, reordering and selecting are tested with every system. A search knows a model by these
+methods only, so searches are tested with two systems of each backbone.
+"""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +23,7 @@ from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.nested import map_tensors, select
 from fusetk.system import to_bf16
-from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE
+from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
 SOURCES = [[4, 5, 6, 7, EOS], [8, EOS], [9, 4, EOS], [10, 10, 5, 5, 4, 9, EOS]]
@@ -33,13 +37,17 @@ def model(request) -> Seq2Seq:
     return SYSTEMS[request.param]()
 
 
+@pytest.fixture(scope="module", params=SEARCHED)
+def searched_model(request) -> Seq2Seq:
+    return SYSTEMS[request.param]()
+
+
 def prefixes(rows: int, seed: int = 0) -> Tensor:
-    """Random target input (rows, LENGTH), the begin mark first."""
-    drawn = torch.randint(
-        EOS + 1, TARGET_SIZE, (rows, LENGTH), generator=torch.Generator().manual_seed(seed)
-    )
-    drawn[:, 0] = BOS
-    return drawn
+    """Return random target input (rows, LENGTH) that starts with BOS."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(EOS + 1, TARGET_SIZE, (rows, LENGTH), generator=generator)
+    tokens[:, 0] = BOS
+    return tokens
 
 
 def begin(model: Seq2Seq, sources=SOURCES) -> State:
@@ -47,7 +55,7 @@ def begin(model: Seq2Seq, sources=SOURCES) -> State:
 
 
 def widen(state: State, width: int) -> State:
-    """From one hypothesis a sentence to ``width``, as the search does it."""
+    """Copy the one hypothesis of each sentence ``width`` times, as the search does."""
     rows = len(state_rows(state))
     return state._replace(
         per_hypothesis=select(state.per_hypothesis, torch.arange(rows).repeat_interleave(width))
@@ -55,21 +63,22 @@ def widen(state: State, width: int) -> State:
 
 
 def state_rows(state: State) -> Tensor:
-    found: list[Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, state.per_hypothesis)
-    return found[0]
+    tensors: list[Tensor] = []
+    map_tensors(lambda tensor: tensors.append(tensor) or tensor, state.per_hypothesis)
+    return tensors[0]
 
 
 def read(model: Seq2Seq, tokens: Tensor, state: State, sizes: list[int]) -> tuple[Tensor, State]:
-    """Logits of tokens that are read in pieces of the given sizes."""
-    found = []
+    """Read tokens in pieces of these sizes; return their logits and the last state."""
+    logits = []
     for piece in tokens.split(sizes, dim=1):
         features, state = model.decode(piece, state)
-        found.append(model.output(features))
-    return torch.cat(found, 1), state
+        logits.append(model.output(features))
+    return torch.cat(logits, 1), state
 
 
 def forced(model: Seq2Seq, tokens: Tensor, sources=SOURCES) -> Tensor:
+    """Return the logits of forced decoding."""
     return model.output(model(*batch(sources), tokens))
 
 
@@ -83,8 +92,8 @@ def _no_gradients():
         yield
 
 
-@pytest.mark.parametrize("sizes", [[1] * LENGTH, [2, 3, 1], [1, 4, 1]], ids=str)
-def test_reading_in_pieces_is_reading_at_once(model, sizes):
+@pytest.mark.parametrize("sizes", [[1] * LENGTH, [1, 4, 1]], ids=str)
+def test_reading_in_pieces_is_forced_decoding(model, sizes):
     tokens = prefixes(len(SOURCES))
     logits, state = read(model, tokens, begin(model), sizes)
     close(logits, forced(model, tokens))
@@ -92,7 +101,7 @@ def test_reading_in_pieces_is_reading_at_once(model, sizes):
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [2, 3, 1]], ids=str)
-def test_many_hypotheses_a_sentence(model, sizes):
+def test_hypotheses_of_a_sentence_are_independent(model, sizes):
     tokens = prefixes(3 * len(SOURCES))
     logits, _ = read(model, tokens, widen(begin(model), 3), sizes)
     for i, source in enumerate(SOURCES):
@@ -117,13 +126,14 @@ def test_reordering_hypotheses_is_reordering_their_prefixes(model, pieces):
         )
     last = prefixes(len(tokens), seed=1)[:, 1:2]
     features, _ = model.decode(last, state)
-    whole = torch.cat((history, last), 1)
+    prefix = torch.cat((history, last), 1)
     for i, source in enumerate(SOURCES):
-        mine = slice(width * i, width * (i + 1))
-        close(model.output(features[mine]), forced(model, whole[mine], [source] * width)[:, -1:])
+        rows = slice(width * i, width * (i + 1))
+        expected = forced(model, prefix[rows], [source] * width)[:, -1:]
+        close(model.output(features[rows]), expected)
 
 
-def test_sentences_leave_and_change_places(model):
+def test_sentences_may_be_selected_and_reordered(model):
     width, tokens = 2, prefixes(2 * len(SOURCES))
     _, state = read(model, tokens[:, :3], widen(begin(model), width), [1] * 3)
     stay = torch.tensor([3, 0])
@@ -135,22 +145,9 @@ def test_sentences_leave_and_change_places(model):
         [1] * 3,
     )
     for i, sentence in enumerate(stay.tolist()):
-        mine = slice(width * i, width * (i + 1))
-        close(logits[mine], forced(model, tokens[rows[mine]], [SOURCES[sentence]] * width)[:, 3:])
-
-
-def test_alone_is_as_in_a_padded_batch(model):
-    tokens = prefixes(len(SOURCES))
-    together = forced(model, tokens)
-    for i, source in enumerate(SOURCES):
-        close(together[i : i + 1], forced(model, tokens[i : i + 1], [source]))
-
-
-def test_the_source_matters(model):
-    tokens = prefixes(1)
-    assert (
-        forced(model, tokens, SOURCES[:1]) - forced(model, tokens, SOURCES[3:])
-    ).abs().max() > 0.1
+        selected = slice(width * i, width * (i + 1))
+        expected = forced(model, tokens[rows[selected]], [SOURCES[sentence]] * width)[:, 3:]
+        close(logits[selected], expected)
 
 
 def test_fixed_state_is_not_repeated(model):
@@ -168,30 +165,32 @@ def test_fixed_state_is_not_repeated(model):
 
 
 def test_a_state_is_a_value(model):
-    """Two continuations of one state, read in turns, do not see each other; nor does going back and reading again."""
-    one, other = prefixes(len(SOURCES), 1), prefixes(len(SOURCES), 2)
-    _, state = read(model, one[:, :2], begin(model), [1, 1])
-    other[:, :2] = one[:, :2]
-    states, found = [state, state], [[], []]
+    """Two continuations of one state do not change each other, nor the state itself."""
+    first = prefixes(len(SOURCES), 1)
+    second = prefixes(len(SOURCES), 2)
+    _, state = read(model, first[:, :2], begin(model), [1, 1])
+    second[:, :2] = first[:, :2]
+    states = [state, state]
+    outputs = [[], []]
     for step in range(2, LENGTH):
-        for i, tokens in enumerate((one, other)):
+        for i, tokens in enumerate((first, second)):
             features, states[i] = model.decode(tokens[:, step : step + 1], states[i])
-            found[i].append(model.output(features))
-    for tokens, logits in zip((one, other), found, strict=True):
+            outputs[i].append(model.output(features))
+    for tokens, logits in zip((first, second), outputs, strict=True):
         close(torch.cat(logits, 1), forced(model, tokens)[:, 2:])
-    again, _ = read(model, one[:, 2:], state, [1] * (LENGTH - 2))
-    close(again, forced(model, one)[:, 2:])
+    again, _ = read(model, first[:, 2:], state, [1] * (LENGTH - 2))
+    close(again, forced(model, first)[:, 2:])
 
 
-def test_attention_of_a_step_is_that_of_a_forced_pass(model):
-    """Of each hypothesis, whatever stands beside it; nothing goes to padding."""
+def test_attention_of_a_step_is_that_of_forced_decoding(model):
+    """It does not depend on the other hypotheses, and padding gets none."""
     width, tokens = 2, prefixes(2 * len(SOURCES))
     state, steps = widen(begin(model), width), []
     for token in tokens.split(1, dim=1):
-        with trace.listen(alignment.PATTERN) as found:
+        with trace.listen(alignment.PATTERN) as records:
             _, state = model.decode(token, state)
         steps.append(
-            alignment.attention(found, AttentionHeads(), len(tokens), max(map(len, SOURCES)))
+            alignment.attention(records, AttentionHeads(), len(tokens), max(map(len, SOURCES)))
         )
     pairs = [
         (source, row[1:])
@@ -199,59 +198,69 @@ def test_attention_of_a_step_is_that_of_a_forced_pass(model):
             sorted(SOURCES * width, key=SOURCES.index), tokens.tolist(), strict=True
         )
     ]
-    for row, (source, _), one in zip(
-        torch.cat(steps, 1),
-        pairs,
-        score_targets([model], pairs, attention=AttentionHeads()),
-        strict=True,
-    ):
-        assert one.attention.shape == (LENGTH, len(source))
-        close(row[:, : len(source)], torch.from_numpy(one.attention))
+    scored = score_targets([model], pairs, attention=AttentionHeads())
+    for row, (source, _), expected in zip(torch.cat(steps, 1), pairs, scored, strict=True):
+        assert expected.attention.shape == (LENGTH, len(source))
+        close(row[:, : len(source)], torch.from_numpy(expected.attention))
         close(row.sum(1), torch.ones(LENGTH))
         assert (row[:, len(source) :] == 0).all()
 
 
-# Search --------------------------------------------------------------------------------------------------------------
+def test_logits_of_a_bf16_model_are_computed_in_fp32(model):
+    tokens = prefixes(len(SOURCES))
+    lower = to_bf16(copy.deepcopy(model))
+    features = lower(*batch(SOURCES), tokens)
+    logits = lower.output(features)
+    expected = forced(model, tokens)
+    assert features.dtype == torch.bfloat16
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, model.output(features.float()))
+    assert (logits - expected).abs().mean() < 0.2 * expected.std()
 
 
-def same(found, wanted):
-    assert [h.ids for h in found] == [h.ids for h in wanted]
-    for a, b in zip(found, wanted, strict=True):
+# Search
+
+
+def assert_same(hypotheses, expected):
+    assert [h.ids for h in hypotheses] == [h.ids for h in expected]
+    for a, b in zip(hypotheses, expected, strict=True):
         assert a.score == pytest.approx(b.score, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize(("penalty", "alpha"), [("power", 1.0), ("gnmt", 0.7)])
-def test_a_beam_wide_enough_is_exhaustive_search(model, penalty, alpha):
+def test_a_wide_beam_finds_what_exhaustive_search_finds(searched_model, penalty, alpha):
     limits = {"max_length_factor": 0, "max_length_extra": 3, "min_length": 0}
     config = SearchConfig(
         beam=260, n_best=3, stop="exact", penalty=penalty, normalize=alpha, **limits
     )
-    for source, found in zip(SOURCES, search([model], *batch(SOURCES), config), strict=True):
-        same(found, exhaustive(model, source, WORDS, 4, config)[:3])
+    results = search([searched_model], *batch(SOURCES), config)
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        assert_same(hypotheses, exhaustive(searched_model, source, WORDS, 4, config)[:3])
 
 
-def test_beam_1_is_greedy(model):
+def test_beam_1_is_greedy_search(searched_model):
     config = SearchConfig(beam=1, max_length_factor=0, max_length_extra=8)
-    for source, [found] in zip(SOURCES, search([model], *batch(SOURCES), config), strict=True):
+    results = search([searched_model], *batch(SOURCES), config)
+    for source, [hypothesis] in zip(SOURCES, results, strict=True):
         ids: list[int] = []
         while len(ids) < 8:
-            logits = forced(model, torch.tensor([[BOS, *ids]]), [source])[0, -1]
+            logits = forced(searched_model, torch.tensor([[BOS, *ids]]), [source])[0, -1]
             logits[[PAD, BOS] if ids else [PAD, BOS, EOS]] = -torch.inf
             if logits.argmax() == EOS:
                 break
             ids.append(int(logits.argmax()))
-        assert found.ids == ids
+        assert hypothesis.ids == ids
 
 
-def test_neither_order_nor_company_matter(model):
+def test_translations_do_not_depend_on_the_batch(searched_model):
+    models = [searched_model]
     config = SearchConfig(beam=3, n_best=2, max_length_factor=1.5, max_length_extra=3)
-    together = search([model], *batch(SOURCES), config)
-    for found, wanted in zip(
-        search([model], *batch(SOURCES[::-1]), config), together[::-1], strict=True
-    ):
-        same(found, wanted)
-    for source, wanted in zip(SOURCES, together, strict=True):
-        same(search([model], *batch([source]), config)[0], wanted)
+    together = search(models, *batch(SOURCES), config)
+    reverse = search(models, *batch(SOURCES[::-1]), config)
+    for hypotheses, expected in zip(reverse, together[::-1], strict=True):
+        assert_same(hypotheses, expected)
+    for source, expected in zip(SOURCES, together, strict=True):
+        assert_same(search(models, *batch([source]), config)[0], expected)
 
 
 REQUESTS = [
@@ -260,7 +269,7 @@ REQUESTS = [
     EncodedRequest(line=2),
     EncodedRequest([4, 4], [[7]], 3),
 ]
-SEARCHED = {
+BEAM_OPTIONS = {
     "beam": 4,
     "n_best": 2,
     "groups": 2,
@@ -269,47 +278,44 @@ SEARCHED = {
     "word_penalty": -0.2,
     "min_length_factor": 0.5,
 }
-SAMPLED = {"sample": True, "n_best": 3, "top_k": 6, "top_p": 0.9}
+SAMPLE_OPTIONS = {"sample": True, "n_best": 3, "top_k": 6, "top_p": 0.9}
 
 
-@pytest.mark.parametrize("options", [SEARCHED, SAMPLED], ids=["searched", "sampled"])
-def test_all_that_may_be_asked_of_an_ensemble(model, options):
-    """Scores are those of a forced pass, prefixes and phrases are there, and company does not matter."""
-    models, config = (
-        [model, SYSTEMS["transformer"]()],
-        SearchConfig(max_length_factor=0.5, max_length_extra=2, **options),
-    )
-    requests = (
-        [request._replace(constraints=()) for request in REQUESTS] if config.sample else REQUESTS
-    )
-    find = sample if config.sample else search
-    together = find(models, *batch(SOURCES), config, requests)
-    same(find(models, *batch(SOURCES[:1]), config, requests[:1])[0], together[0])
+@pytest.mark.parametrize("options", [BEAM_OPTIONS, SAMPLE_OPTIONS], ids=["beam", "sample"])
+def test_options_and_demands_with_an_ensemble(searched_model, options):
+    """Scores are those of forced decoding, and demands are met, whatever else is in the batch."""
+    models = [searched_model, SYSTEMS["transformer"]()]
+    config = SearchConfig(max_length_factor=0.5, max_length_extra=2, **options)
+    demands = REQUESTS
+    find = search
+    if config.sample:
+        demands = [demand._replace(constraints=()) for demand in REQUESTS]
+        find = sample
+    together = find(models, *batch(SOURCES), config, demands)
+    assert_same(find(models, *batch(SOURCES[:1]), config, demands[:1])[0], together[0])
     pairs = [
-        (source, one.ids) for source, found in zip(SOURCES, together, strict=True) for one in found
+        (source, hypothesis.ids)
+        for source, hypotheses in zip(SOURCES, together, strict=True)
+        for hypothesis in hypotheses
     ]
     scores = iter(score_targets(models, pairs))
-    for request, found in zip(requests, together, strict=True):
-        assert 0 < len(found) <= config.n_best
-        for one in found:
-            assert one.score == pytest.approx(sum(next(scores).scores), abs=1e-3)
-            assert one.ids[: len(request.prefix)] == list(request.prefix)
-            for phrase in request.constraints:
-                assert phrase in [one.ids[i : i + len(phrase)] for i in range(len(one.ids))]
+    for demand, hypotheses in zip(demands, together, strict=True):
+        assert 0 < len(hypotheses) <= config.n_best
+        for hypothesis in hypotheses:
+            ids = hypothesis.ids
+            assert hypothesis.score == pytest.approx(sum(next(scores).scores), abs=1e-3)
+            assert ids[: len(demand.prefix)] == list(demand.prefix)
+            for phrase in demand.constraints:
+                assert phrase in [ids[i : i + len(phrase)] for i in range(len(ids))]
 
 
-def test_in_bf16_the_map_to_the_vocabulary_stays_exact(model):
-    tokens, lower = prefixes(len(SOURCES)), to_bf16(copy.deepcopy(model))
-    features = lower(*batch(SOURCES), tokens)
-    logits = lower.output(features)
-    assert features.dtype == torch.bfloat16 and logits.dtype == torch.float32
-    assert torch.equal(logits, model.output(features.float()))
-    assert (logits - forced(model, tokens)).abs().mean() < 0.2 * forced(model, tokens).std()
-
-
-def test_two_searches_at_once(model):
+def test_searches_in_threads_do_not_disturb_each_other(searched_model):
     config = SearchConfig(beam=3, max_length_extra=12)
     orders = [SOURCES, SOURCES[::-1]] * 2
-    alone = [search([model], *batch(order), config) for order in orders]
+
+    def translate(order):
+        return search([searched_model], *batch(order), config)
+
+    alone = [translate(order) for order in orders]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda order: search([model], *batch(order), config), orders)) == alone
+        assert list(pool.map(translate, orders)) == alone

@@ -14,7 +14,7 @@ from fusetk.nn import recurrence
 from fusetk.nn.fused import build as build_kernels
 from fusetk.nn.nested import select
 from tests.contracts.systems import SOURCE_SIZE, SYSTEMS, TARGET_SIZE, build
-from tests.contracts.test_models import batch
+from tests.helpers.batches import random_batch
 from tests.models import plain_recurrent as plain
 
 NAMES = [name for name in SYSTEMS if name.startswith("recurrent")]
@@ -29,7 +29,7 @@ def make(**options) -> Recurrent:
 @pytest.mark.parametrize("name", NAMES)
 def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
     """The reference computes word by word and gate by gate in double precision."""
-    model, data = SYSTEMS[name](), batch()
+    model, data = SYSTEMS[name](), random_batch()
     in_double = copy.deepcopy(model).double()
     real = torch.zeros(data.tgt_in.shape, dtype=torch.bool)
     real.view(-1)[data.target_index] = True
@@ -55,7 +55,7 @@ def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
 
 
 def test_padding_changes_no_feature_before_it() -> None:
-    model, data = make(), batch()
+    model, data = make(), random_batch()
     lengths = torch.tensor([3, 6, 1, 4, 2])
     padded = data.tgt_in.masked_fill(torch.arange(6) >= lengths[:, None], PAD)
     short, full = (model(data.src, data.src_mask, ids) for ids in (padded, data.tgt_in))
@@ -70,7 +70,7 @@ def test_fused_kernels_run_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         recurrence, "_run_step_by_step", lambda *arguments: pytest.fail("the plain loop runs")
     )
-    model, data = SYSTEMS[name](), batch()
+    model, data = SYSTEMS[name](), random_batch()
     with torch.autocast("cpu", torch.bfloat16):
         model(data.src, data.src_mask, data.tgt_in).float().sum().backward()
 
@@ -78,7 +78,7 @@ def test_fused_kernels_run_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_several_hypotheses_in_one_call_are_those_decoded_alone(dtype: torch.dtype) -> None:
     """Hypotheses of several tokens, one of them padded, one all padding; also their gradients."""
-    model, data = make(init=0.15), batch()
+    model, data = make(init=0.15), random_batch()
     twice = torch.cat((data.tgt_in, data.tgt_in.flip(1)), 1).view(10, 6)
     twice[3, 2:], twice[6] = PAD, PAD
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -105,7 +105,7 @@ def test_several_hypotheses_in_one_call_are_those_decoded_alone(dtype: torch.dty
 
 
 def test_the_first_target_token_is_read_as_zeros() -> None:
-    model, data = make(), batch()
+    model, data = make(), random_batch()
     with torch.no_grad():
         other = data.tgt_in.clone()
         other[:, 0] = (other[:, 0] - 3) % 4 + 4
@@ -123,7 +123,7 @@ def test_positions_are_scaled_and_optional() -> None:
 
 def test_a_bf16_model_keeps_its_state_in_float32() -> None:
     """``fusetk decode --precision bf16`` uses such a model."""
-    model, data = make(init=0.15), batch()
+    model, data = make(init=0.15), random_batch()
     with torch.inference_mode():
         expected = model(data.src, data.src_mask, data.tgt_in)
         model = model.to(torch.bfloat16)
@@ -137,7 +137,7 @@ def test_a_bf16_model_keeps_its_state_in_float32() -> None:
 
 
 def test_each_dropout_rate_has_an_effect() -> None:
-    data = batch()
+    data = random_batch()
     none = {"embedding_dropout": 0.0, "candidate_dropout": 0.0, "output_dropout": 0.0}
     for name in none:
         model = make(**{**none, name: 0.5}).train()
@@ -150,7 +150,7 @@ def test_each_dropout_rate_has_an_effect() -> None:
 
 
 def test_the_state_of_a_hypothesis_is_one_vector() -> None:
-    model, data = make(), batch()
+    model, data = make(), random_batch()
     state = model.start(model.encode(data.src, data.src_mask))
     assert [tensor.shape for tensor in state.per_hypothesis] == [(5, 16)]
     _, state = model.decode(data.tgt_in[:, :1], state)
@@ -159,7 +159,7 @@ def test_the_state_of_a_hypothesis_is_one_vector() -> None:
 
 def test_attention_weights_are_recorded() -> None:
     """They are those of the layer that makes the query; each row is a distribution over tokens."""
-    model, data = make(query={"depth": 2}, decoder={"attend": "dense-sum"}), batch()
+    model, data = make(query={"depth": 2}, decoder={"attend": "dense-sum"}), random_batch()
     with trace.listen() as recorded, torch.no_grad():
         model(data.src, data.src_mask, data.tgt_in)
     [weights] = recorded["decoder.layer3.cross"]

@@ -1,4 +1,4 @@
-"""Recipes that stand for rows of papers' tables, for the tests of each paper's."""
+"""Recipes of rows in the papers' tables."""
 
 from collections.abc import Callable
 from functools import cache
@@ -9,8 +9,8 @@ from fusetk.data.config import DataConfig
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.recipe import Recipe
 
-GROUNDS = {"base", "big"}  # what rows extend, and not always whole
-RECIPES = Path(__file__).parent.parent / "recipes"
+GROUNDS = {"base", "big"}  # configs that rows extend; they may be incomplete
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @cache
@@ -19,28 +19,31 @@ def load(path: Path) -> Recipe:
 
 
 def rows(folder: str) -> dict[str, Recipe]:
-    """Configs of a folder that stand for a row, by the file's name."""
+    """Return the recipes of a folder that describe a row, by file name."""
     paths = [path for path in sorted((RECIPES / folder).glob("*.yaml")) if path.stem not in GROUNDS]
-    found = {path.stem: load(path) for path in paths}
-    return {name: one for name, one in found.items() if one.paper and one.paper.row}
+    recipes = {path.stem: load(path) for path in paths}
+    return {name: row for name, row in recipes.items() if row.paper and row.paper.row}
 
 
 def check_tables(folder: str, sizes: dict[str, int]) -> None:
-    """The rows of a folder make tables of these sizes; lines are 1, 2, ..., and no row stands twice."""
-    found: dict[str, list[tuple[int | None, str | None]]] = {}
-    for one in rows(folder).values():
-        assert one.paper
-        found.setdefault(one.paper.table, []).append((one.paper.line, one.paper.row))
-    assert {table: sorted(line for line, _ in lines) for table, lines in found.items()} == {
+    """Check that the rows of a folder make tables of these sizes.
+
+    The lines of a table are 1, 2, ..., and each row is in it once.
+    """
+    tables: dict[str, list[tuple[int | None, str | None]]] = {}
+    for row in rows(folder).values():
+        assert row.paper
+        tables.setdefault(row.paper.table, []).append((row.paper.line, row.paper.row))
+    assert {table: sorted(line for line, _ in lines) for table, lines in tables.items()} == {
         table: list(range(1, number + 1)) for table, number in sizes.items()
     }
-    assert all(len({row for _, row in lines}) == len(lines) for lines in found.values())
+    assert all(len({row for _, row in lines}) == len(lines) for lines in tables.values())
 
 
 def prepared(
     tmp_path: Path, data: DataConfig, write: Callable[[Path, str, int, tuple[str, str]], None]
 ) -> Manifest:
-    """What ``write(folder, name, lines, languages)`` makes up for each file that ``data`` names, prepared as that says."""
+    """Prepare generated text as in ``data``; ``write(folder, name, lines, languages)`` writes a file of it."""
     assert data.bpe and isinstance(data.valid, list)
     for prefix in {
         *data.train,

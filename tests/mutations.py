@@ -1,0 +1,576 @@
+"""Check that the tests notice errors: python tests/mutations.py [NUMBER ...] [--list].
+
+Each mutation replaces a piece of code with a wrong one. The script copies the package and the tests to
+a temporary folder, applies one mutation at a time there, and runs the tests that should fail. It prints
+"killed" if they fail and "survived" if they pass, and a summary at the end. Without numbers it runs all
+mutations. The exit status is 1 if a mutation survived, and 2 if a mutation does not fit the code.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("fusetk", "tests", "recipes", "man", "pyproject.toml", "setup.cfg", "README.md")
+TIME_LIMIT = 900  # seconds for the tests of one mutation; a mutation that never ends is killed
+TESTS_PASSED = 0  # exit statuses of pytest
+TESTS_FAILED = 1
+
+
+class Mutation(NamedTuple):
+    """A piece of code, a wrong replacement, and the tests that should fail with it."""
+
+    name: str
+    file: str  # below fusetk/
+    old: str  # must occur exactly once in the file
+    new: str
+    tests: tuple[str, ...]  # files below tests/
+    select: str = ""  # expression for pytest -k, to save time
+
+
+MUTATIONS = [
+    # Loss and update
+    Mutation(
+        "label smoothing divides by V instead of V - 1",
+        "training/loss.py",
+        "smoothing / (vocabulary - 1)",
+        "smoothing / vocabulary",
+        ("training/test_loss.py",),
+    ),
+    Mutation(
+        "the loss has the wrong sign",
+        "training/loss.py",
+        "smoothed = -(gap",
+        "smoothed = (gap",
+        ("training/test_loss.py",),
+    ),
+    Mutation(
+        "the gradient of the output bias lacks the smoothing term",
+        "training/loss.py",
+        ".sub_(other * len(targets))",
+        "",
+        ("training/test_loss.py",),
+    ),
+    Mutation(
+        "the gradient of the features lacks the smoothing term",
+        "training/loss.py",
+        "other * column_sum.to(dtype)",
+        "0 * column_sum.to(dtype)",
+        ("training/test_loss.py",),
+    ),
+    Mutation(
+        "the loss scale is not removed from the gradients",
+        "training/step.py",
+        "1 / scale",
+        "1.0",
+        ("training/test_scale.py",),
+    ),
+    Mutation(
+        "the loss scale doubles one update too early",
+        "training/step.py",
+        "good + 1 == 2000",
+        "good + 2 == 2000",
+        ("training/test_scale.py",),
+    ),
+    Mutation(
+        "gradients are divided by the number of batches too",
+        "training/step.py",
+        ".smoothed / tokens * scale",
+        ".smoothed / len(batches) / tokens * scale",
+        ("contracts/test_models.py",),
+        "accumulation and transformer",
+    ),
+    Mutation(
+        "the moving average uses the decay as the new weight",
+        "training/ema.py",
+        "1 - decay)",
+        "decay)",
+        ("training/test_ema.py",),
+    ),
+    Mutation(
+        "the moving average starts with a wrong decay",
+        "training/ema.py",
+        "(1 + updates) / (10 + updates)",
+        "(1 + updates) / (11 + updates)",
+        ("training/test_ema.py",),
+    ),
+    Mutation(
+        "checkpoint averaging divides by one too many",
+        "training/average.py",
+        "/ len(folders))",
+        "/ (len(folders) + 1))",
+        ("training/test_loop.py",),
+        "average",
+    ),
+    # Learning rates
+    Mutation(
+        "the Vaswani schedule multiplies by the width's root",
+        "training/schedule.py",
+        "width**-0.5",
+        "width**0.5",
+        ("training/test_formulas.py",),
+    ),
+    Mutation(
+        "the inverse square root starts one update late",
+        "training/schedule.py",
+        "(self.warmup / update) ** 0.5",
+        "(self.warmup / (update - 1)) ** 0.5",
+        ("training/test_formulas.py",),
+    ),
+    Mutation(
+        "a plateau is a value that is better",
+        "training/schedule.py",
+        "return value < best - margin if",
+        "return value > best - margin if",
+        ("training/test_plateau.py",),
+    ),
+    Mutation(
+        "Adafactor clips to the inverse",
+        "training/adafactor.py",
+        "(rms(update) / self.clip)",
+        "(rms(update) * self.clip)",
+        ("training/test_formulas.py", "training/test_optim.py"),
+    ),
+    # Loop and checkpoints
+    Mutation(
+        "an interrupted epoch resumes one update late",
+        "training/loop.py",
+        "updates[progress.position :]",
+        "updates[progress.position + bool(progress.position) :]",
+        ("training/test_loop.py",),
+    ),
+    Mutation(
+        "the best checkpoint has the highest loss",
+        "training/validation.py",
+        "sign = 1 if",
+        "sign = -1 if",
+        ("training/test_loop.py",),
+    ),
+    Mutation(
+        "BLEU counts as a metric that should be low",
+        "training/validation.py",
+        '{"loss", "ppl"}',
+        '{"loss", "ppl", "bleu"}',
+        ("training/test_loop.py", "training/test_checkpoint.py", "plotting/test_curves.py"),
+    ),
+    Mutation(
+        "the link to the last checkpoint is called best",
+        "training/loop.py",
+        '"last", folder',
+        '"best", folder',
+        ("training/test_loop.py",),
+    ),
+    Mutation(
+        "dropout draws the same numbers at each update",
+        "training/loop.py",
+        "1_000_003 + self.progress.update",
+        "1_000_003",
+        ("training/test_loop.py", "training/test_distributed.py"),
+    ),
+    Mutation(
+        "all processes take the same batches",
+        "training/parallel.py",
+        "batches[world.rank :: world.size]",
+        "batches[:: world.size]",
+        ("training/test_distributed.py",),
+    ),
+    # Data
+    Mutation(
+        "the order of an epoch ignores the seed",
+        "data/sampler.py",
+        "np.array([seed, epoch]",
+        "np.array([0, epoch]",
+        ("data/test_batches.py",),
+    ),
+    Mutation(
+        "the order of all epochs is the same",
+        "data/sampler.py",
+        "np.array([seed, epoch]",
+        "np.array([seed, 0]",
+        ("data/test_batches.py",),
+    ),
+    Mutation(
+        "a batch may exceed its size by one sentence",
+        "data/sampler.py",
+        'side="right")))',
+        'side="right")) + 1)',
+        ("data/test_batches.py",),
+    ),
+    Mutation(
+        "the target input starts with EOS",
+        "data/batch.py",
+        "torch.full_like(tgt_out[:, :1], BOS)",
+        "torch.full_like(tgt_out[:, :1], 3)",
+        ("data/test_batches.py",),
+    ),
+    Mutation(
+        "the padding mask covers one token too many",
+        "data/batch.py",
+        "mask = columns < lengths[:, None]",
+        "mask = columns < lengths[:, None] - (lengths[:, None] > 1)",
+        ("data/test_batches.py",),
+    ),
+    Mutation(
+        "sentences of a corpus have no EOS",
+        "data/corpus.py",
+        "ids.append(EOS)",
+        "ids.append(1)",
+        ("data/test_prepare.py",),
+    ),
+    Mutation(
+        "the vocabulary threshold of BPE is exclusive",
+        "data/bpe.py",
+        "int(count) >= threshold",
+        "int(count) > threshold",
+        ("data/test_bpe.py",),
+    ),
+    Mutation(
+        "a word that ends a line keeps the joiner",
+        "data/bpe.py",
+        'r"(@@ )|(@@ ?$)"',
+        'r"(@@ )"',
+        ("data/test_bpe.py",),
+    ),
+    Mutation(
+        "the filter's ratio is exclusive",
+        "data/filter.py",
+        "long > step.max_ratio * short",
+        "long >= step.max_ratio * short",
+        ("data/test_filter.py",),
+    ),
+    Mutation(
+        "the filter's greatest length is exclusive",
+        "data/filter.py",
+        "long > step.max_length",
+        "long >= step.max_length",
+        ("data/test_filter.py",),
+    ),
+    Mutation(
+        "the vocabulary's threshold is exclusive",
+        "data/vocab.py",
+        "if n >= threshold",
+        "if n > threshold",
+        ("data/test_vocab.py",),
+    ),
+    Mutation(
+        "the vocabulary's size does not count the special tokens",
+        "data/vocab.py",
+        "entries[: size - len(SPECIAL)]",
+        "entries[:size]",
+        ("data/test_vocab.py",),
+    ),
+    # Modules
+    Mutation(
+        "the scale of dropout is left out",
+        "nn/dropout.py",
+        "return 65536 / (65536 - self.steps)",
+        "return 1.0",
+        ("nn/test_dropout.py",),
+    ),
+    Mutation(
+        "the causal mask shows the next position",
+        "nn/attention.py",
+        ".tril(past)",
+        ".tril(past + 1)",
+        ("contracts/test_models.py",),
+        "later and transformer",
+    ),
+    Mutation(
+        "attention divides by d instead of its root",
+        "nn/attention.py",
+        "1 / math.sqrt(q.shape[-1])",
+        "1 / q.shape[-1]",
+        ("models/test_transformer.py",),
+    ),
+    Mutation(
+        "attention to several layers is not scaled",
+        "nn/attention.py",
+        "mixed * sources**-0.5",
+        "mixed",
+        ("nn/test_cross_attention.py",),
+    ),
+    Mutation(
+        "sinusoids swap sine and cosine",
+        "nn/positions.py",
+        "(angles.sin(), angles.cos())",
+        "(angles.cos(), angles.sin())",
+        ("models/test_transformer.py",),
+    ),
+    Mutation(
+        "a cache overwrites the last slot",
+        "nn/cache.py",
+        "buffer[:, self.length : end] = new",
+        "buffer[:, self.length - 1 : end - 1] = new",
+        ("contracts/test_decoding.py",),
+        "pieces and transformer",
+    ),
+    Mutation(
+        "a cache is not copied where two hypotheses share it",
+        "nn/cache.py",
+        "filled[0] != self.length or end",
+        "end",
+        ("contracts/test_decoding.py",),
+        "value and transformer",
+    ),
+    Mutation(
+        "the GRU swaps its state and the candidate",
+        "nn/cells.py",
+        "h = (1 - z) * h + z * c",
+        "h = z * h + (1 - z) * c",
+        ("nn/test_cells.py",),
+    ),
+    # Models and fusions
+    Mutation(
+        "embeddings are not scaled",
+        "models/transformer.py",
+        "config.width**0.5",
+        "1.0",
+        ("models/test_transformer.py",),
+    ),
+    Mutation(
+        "the residual sum of the convolutions is not scaled",
+        "models/conv.py",
+        "HALF = 0.5**0.5",
+        "HALF = 0.5",
+        ("models/test_conv.py",),
+    ),
+    Mutation(
+        "attention of the convolutions lacks the scale of the source length",
+        "models/conv.py",
+        "(mask.sum(1).to(target) / sources).sqrt()",
+        "(mask.sum(1).to(target) / sources)",
+        ("models/test_conv.py",),
+    ),
+    Mutation(
+        "the context gate swaps its inputs",
+        "models/transformer.py",
+        "torch.lerp(target, source,",
+        "torch.lerp(source, target,",
+        ("models/test_transformer.py",),
+    ),
+    Mutation(
+        "the tree adds no residual",
+        "fusion/tree.py",
+        "return n if root or preceding is None else n + preceding",
+        "return n",
+        ("fusion/test_equations.py",),
+        "tree",
+    ),
+    Mutation(
+        "the mean of two layers is their sum",
+        "fusion/aggregate.py",
+        "0.5 * (a + b)",
+        "(a + b)",
+        ("fusion/test_equations.py",),
+        "tree or iterative or mean",
+    ),
+    Mutation(
+        "attention over the layers normalises over the hops",
+        "fusion/attention.py",
+        "e.softmax(-3)",
+        "e.softmax(-2)",
+        ("fusion/test_equations.py",),
+        "attention",
+    ),
+    Mutation(
+        "linear weights start at 1",
+        "fusion/linear.py",
+        "1 / layers",
+        "1.0",
+        ("fusion/test_initial_weights.py",),
+    ),
+    # Search
+    Mutation(
+        "the length penalty is dropped",
+        "decoding/scores.py",
+        "return length**alpha",
+        "return length**0.0",
+        ("decoding/test_scores.py", "decoding/test_beam.py"),
+    ),
+    Mutation(
+        "the GNMT penalty adds 6",
+        "decoding/scores.py",
+        "((5 + length) / 6)",
+        "((6 + length) / 6)",
+        ("decoding/test_scores.py",),
+    ),
+    Mutation(
+        "the least length is one too low",
+        "decoding/token_mask.py",
+        ">= length)",
+        "> length)",
+        ("decoding/test_search_options.py",),
+    ),
+    Mutation(
+        "no repeated n-gram: one token is forgotten",
+        "decoding/token_mask.py",
+        "tokens.shape[1] - size + 1 :",
+        "tokens.shape[1] - size + 2 :",
+        ("decoding/test_search_options.py",),
+    ),
+    Mutation(
+        "an ensemble adds probabilities without dividing",
+        "decoding/scorer.py",
+        "- math.log(len(values))",
+        "",
+        ("decoding/test_beam.py", "decoding/test_forced.py"),
+    ),
+    Mutation(
+        "a group pays for the tokens of other groups twice",
+        "decoding/beam.py",
+        "going * config.diversity",
+        "2 * going * config.diversity",
+        ("decoding/test_search_options.py",),
+    ),
+    Mutation(
+        "forced decoding drops EOS",
+        "decoding/target_scores.py",
+        "[*target, EOS]",
+        "[*target, 1]",
+        ("decoding/test_forced.py",),
+    ),
+    Mutation(
+        "hard alignment counts the EOS of the source",
+        "decoding/alignment.py",
+        "weights[:-1, :-1]",
+        "weights[:-1]",
+        ("decoding/test_alignment.py",),
+    ),
+    Mutation(
+        "top-p keeps one token too few",
+        "decoding/sample.py",
+        "before >= config.top_p",
+        "before > 0.5 * config.top_p",
+        ("decoding/test_sample.py",),
+    ),
+    # Evaluation
+    Mutation(
+        "the brevity penalty compares the wrong way",
+        "evaluation/metrics.py",
+        "1 - self.reference_length / self.hypothesis_length",
+        "1 - self.hypothesis_length / self.reference_length",
+        ("evaluation/test_metrics.py",),
+    ),
+    Mutation(
+        "n-gram counts are not clipped",
+        "evaluation/metrics.py",
+        "min(times, allowed[ngram])",
+        "times * bool(allowed[ngram])",
+        ("evaluation/test_metrics.py",),
+    ),
+    Mutation(
+        "a sentence on the upper bound of a length bin is in none",
+        "evaluation/length.py",
+        "length <= self.most",
+        "length < self.most",
+        ("evaluation/test_length.py",),
+    ),
+    Mutation(
+        "equal systems get a small p",
+        "evaluation/significance.py",
+        "1.0 if lines == 0",
+        "0.0 if lines == 0",
+        ("evaluation/test_significance.py",),
+    ),
+    Mutation(
+        "rescoring ignores the exponent of the length penalty",
+        "evaluation/rescore.py",
+        "max(1, len(self.counted(scores))), self.normalize",
+        "max(1, len(self.counted(scores))), 0.0",
+        ("cli/test_rescore.py",),
+    ),
+]
+
+
+def misfit(mutation: Mutation) -> str:
+    """Return why a mutation cannot be applied, or an empty string."""
+    path = ROOT / "fusetk" / mutation.file
+    if not path.is_file():
+        return f"fusetk/{mutation.file} is missing"
+    count = path.read_text(encoding="utf-8").count(mutation.old)
+    if count != 1:
+        return f"{mutation.old!r} occurs {count} times in fusetk/{mutation.file}, not once"
+    missing = [name for name in mutation.tests if not (ROOT / "tests" / name).is_file()]
+    return f"tests/{missing[0]} is missing" if missing else ""
+
+
+def run_mutation(mutation: Mutation, copy: Path) -> str:
+    """Apply a mutation in the copy, run its tests, undo it; return "killed", "survived" or an error."""
+    path = copy / "fusetk" / mutation.file
+    original = path.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += [f"tests/{name}" for name in mutation.tests]
+    if mutation.select:
+        command += ["-k", mutation.select]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        completed = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return "killed"
+    finally:
+        path.write_text(original, encoding="utf-8")
+    if completed.returncode == TESTS_FAILED:
+        return "killed"
+    if completed.returncode == TESTS_PASSED:
+        return "survived"
+    return "error: pytest did not run the tests\n" + completed.stdout + completed.stderr
+
+
+def copy_project(folder: Path) -> None:
+    """Copy the package, the tests and what they read."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.is_file():
+            shutil.copy2(source, folder / name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="1 is the first")
+    parser.add_argument("--list", action="store_true", help="print the mutations, run nothing")
+    options = parser.parse_args()
+    numbers = options.numbers or range(1, len(MUTATIONS) + 1)
+    if any(not 1 <= number <= len(MUTATIONS) for number in numbers):
+        parser.error(f"the mutations have the numbers 1 to {len(MUTATIONS)}")
+    misfits = {number: misfit(MUTATIONS[number - 1]) for number in numbers}
+    for number, reason in misfits.items():
+        if reason:
+            print(f"{number:3} {MUTATIONS[number - 1].name}: error: {reason}", file=sys.stderr)
+    if any(misfits.values()):
+        return 2
+    if options.list:
+        for number in numbers:
+            print(f"{number:3} {MUTATIONS[number - 1].name}")
+        return 0
+    outcomes: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy_project(Path(folder))
+        for number in numbers:
+            mutation = MUTATIONS[number - 1]
+            start = time.monotonic()
+            outcome = run_mutation(mutation, Path(folder))
+            seconds = time.monotonic() - start
+            print(f"{number:3} {mutation.name}: {outcome} ({seconds:.0f} s)", flush=True)
+            outcomes[outcome.partition(":")[0]] += 1
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
+    if outcomes["error"]:
+        return 2
+    return 1 if outcomes["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
