@@ -1,8 +1,8 @@
 """A lock for shell scripts, for systems without `flock`.
 
 `python lock.py FD` locks the file that the calling script has open as descriptor FD. The lock lasts
-until the script and its child processes end or close FD. The exit status is 1 if another process has
-the lock. Then `python lock.py FD MESSAGE` prints MESSAGE and waits.
+until the script and its child processes end or close FD. The exit status is 1 if another process
+has the lock. Then `python lock.py FD MESSAGE` prints MESSAGE and waits.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 `python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a name, a tab and a value for each
 fact. `... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of
-test sets, tokenised and raw. `... detokenize PREPARED WORDS RAW` writes tokenised translations as raw
-text.
+test sets, tokenised and raw. `... detokenize PREPARED WORDS RAW` writes tokenised translations as
+raw text.
 """
 
 import json
@@ -21,7 +21,7 @@ from fusetk.recipe import Recipe
 
 
 def facts(config: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and values. A value named `set` changes a key, so that text is read from ``raw``."""
+    """Yield names and values. A value named `set` changes a key, to read text from ``raw``."""
     data = config.data
 
     def in_raw(prefixes: list[str]) -> list[str]:

@@ -1,9 +1,10 @@
 """Check that the tests notice errors: python tests/mutations.py [NUMBER ...] [--list].
 
-Each mutation replaces a piece of code with a wrong one. The script copies the package and the tests to
-a temporary folder, applies one mutation at a time there, and runs the tests that should fail. It prints
-"killed" if they fail and "survived" if they pass, and a summary at the end. Without numbers it runs all
-mutations. The exit status is 1 if a mutation survived, and 2 if a mutation does not fit the code.
+Each mutation replaces a piece of code with a wrong one. The script copies the package and the tests
+to a temporary folder, applies one mutation at a time there, and runs the tests that should fail. It
+prints "killed" if they fail and "survived" if they pass, and a summary at the end. Without numbers
+it runs all mutations. The exit status is 1 if a mutation survived, and 2 if a mutation does not fit
+the code.
 """
 
 import argparse
@@ -502,7 +503,10 @@ def misfit(mutation: Mutation) -> str:
 
 
 def run_mutation(mutation: Mutation, copy: Path) -> str:
-    """Apply a mutation in the copy, run its tests, undo it; return "killed", "survived" or an error."""
+    """Apply a mutation in the copy, run its tests and undo it.
+
+    Return "killed", "survived" or an error.
+    """
     path = copy / "fusetk" / mutation.file
     original = path.read_text(encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]

@@ -1,4 +1,6 @@
-"""A German-English corpus from a small grammar: `python grammar.py FOLDER` writes {train,valid,test}.{de,en}, raw text.
+"""A German-English corpus from a small grammar.
+
+`python grammar.py FOLDER` writes {train,valid,test}.{de,en}, raw text.
 
 The two languages differ where the real ones do: the verb comes second in a main clause and last in a subordinate one,
 participles and infinitives close the clause, prefixes come off, articles and adjectives agree in gender, number and case,
@@ -45,7 +47,7 @@ VAGUE = {
     "vergessen",
     "lernen",
     "kommen",
-}  # actions without the adverb "carefully"
+}  # verbs that do not take the adverb "carefully"
 
 
 class Relative(NamedTuple):
@@ -110,7 +112,7 @@ class Grammar(Drawing):
         )
 
     def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
-        """Draw a clause with adverbials of manner, place and time; ``short`` has at most one of them."""
+        """Draw a clause with adverbials of manner, place and time; ``short``: at most one."""
         subject = subject or self.who()
         tense = tense or self.tense()
         if self.chance(0.06) and tense in ("present", "past"):
@@ -274,7 +276,7 @@ class Grammar(Drawing):
         )
 
     def purpose(self) -> Pair:
-        """Er geht in die Küche, um das Fenster aufzumachen; sie versucht, einen Brief zu schreiben."""
+        """Er geht in die Küche, um das Fenster aufzumachen."""
         subject = self.who()
         inner = self.clause("present", subject, short=True)
         while inner.verb is None or inner.negated:
@@ -319,9 +321,8 @@ def written(words: str, mark: str = ".") -> str:
 def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
     """Return the splits in the order of ``sizes``.
 
-    No sentence of either language is in two splits, and no German sentence occurs twice.
-
-    A German sentence with two English ones is an error of the grammar: raises AssertionError.
+    No sentence of either language is in two splits, and no German sentence occurs twice. A German sentence
+    with two English ones is an error of the grammar: raises AssertionError.
     """
     grammar = Grammar(seed)
     found: dict[str, list[Pair]] = {}

@@ -1,4 +1,4 @@
-"""Noun phrases in both languages: articles, adjectives and nouns agree in gender, number and case."""
+"""Noun phrases in both languages, with agreement in gender, number and case."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Tiny models of each registered backbone, connection, fusion and attention, for the contract tests.
+"""Tiny models of each registered backbone, connection, fusion and attention.
 
 A new registered class is tested without a change here, unless it has options without a default.
 """
@@ -109,7 +109,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
-# What a side has if its config does not name it: the same model as the backbone's default.
+# The kinds of a config that names none. They make the model of the backbone's default.
 DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
 
 
@@ -188,7 +188,7 @@ def _attentions(kind: str) -> dict[str, Builder]:
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
-        if kind == "recurrent" and attend == "layerwise":  # its decoder is one layer
+        if kind == "recurrent" and attend == "layerwise":  # it has one attention only
             continue
         if attend != DEFAULTS["attend"]:
             systems[f"{kind}, attend {attend}"] = partial(build, kind, decoder={"attend": attend})
