@@ -1,4 +1,4 @@
-"""Compiled layers compute what layers compute, for every length, and leave no trace in checkpoints."""
+"""Compiled layers give the results of layers, for every length, and the same checkpoints."""
 
 import os
 import subprocess

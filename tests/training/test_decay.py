@@ -1,4 +1,4 @@
-"""A rate that falls to a floor, in training: held after the last update, resumed to the bit; what it never reaches ends no stage."""
+"""Training with a rate that decays to a floor: it stays there, and resuming is exact."""
 
 import json
 from pathlib import Path

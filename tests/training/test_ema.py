@@ -1,4 +1,4 @@
-"""The exponential mean of the weights: its formula, what is judged and translated with, exact resume."""
+"""The moving average of the weights (EMA): formula, use in validation and decoding, resume."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Disks that are full, files that are damaged, configs that changed, signals: nothing is lost, and it is said in a sentence."""
+"""Full disks, damaged files, changed configs, signals: nothing is lost, and the error says it."""
 
 import errno
 import json
@@ -807,7 +807,7 @@ def test_a_signal_before_the_first_update_saves_too(
 def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a batch system that sends USR1 and soon TERM: only of Ctrl-C is a second one an order to hurry."""
+    """Batch systems send USR1 and soon TERM. Only a second Ctrl-C ends training at once."""
     losses, save = Validator._loss_sums, checkpoint.save
 
     def first(*arguments: Any) -> Any:

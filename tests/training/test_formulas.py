@@ -1,4 +1,4 @@
-"""Every registered optimiser and schedule against its formula, written down again in NumPy's float64 or plain Python."""
+"""Every registered optimiser and schedule against its formula in NumPy float64 or Python."""
 
 import math
 from collections.abc import Callable

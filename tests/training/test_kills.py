@@ -1,4 +1,4 @@
-"""Kills at random moments: `fusetk train`, killed and started again and again, ends as if it had been left alone."""
+"""`fusetk train`, killed at random moments and restarted, gives the uninterrupted result."""
 
 import json
 import os

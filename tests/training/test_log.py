@@ -1,4 +1,4 @@
-"""What a run tells: JSON lines, a log that outlives its reader, TensorBoard where it is."""
+"""Output of a run: JSON lines, a log that outlives its reader, TensorBoard files."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A batch that does not fit into memory is done in halves; nothing is lost by it."""
+"""A batch that does not fit into memory is split into halves, with the same result."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +23,7 @@ GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0
 def small_memory(
     monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
 ) -> list[int]:
-    """Let gradients of more target tokens at once fail in the backward pass, after some of them were made; returns how many did."""
+    """Let batches with more target tokens fail after their backward pass; return their sizes."""
     plain, failed = oversize.accumulate_gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:

@@ -1,4 +1,4 @@
-"""A rate that validation cuts, in training: resuming is exact, the floor ends a stage."""
+"""Training with schedule plateau: resuming is exact, and end.rate ends a stage."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The rate that goes by the number of replicas against DTMT's Equation 17."""
+"""Schedule rnmt-plus against DTMT's Equation 17."""
 
 import math
 

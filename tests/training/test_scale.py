@@ -1,4 +1,4 @@
-"""Training in fp16: losses are scaled by as much as they bear, and nothing else changes."""
+"""Training in fp16: the loss scale adapts, and nothing else changes."""
 
 import math
 from pathlib import Path
