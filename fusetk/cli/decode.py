@@ -24,6 +24,7 @@ from fusetk.errors import ConfigError
 
 if TYPE_CHECKING:
     from fusetk.decoding.distributed import ChunkOutput
+    from fusetk.processes import World
 
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
 
@@ -70,7 +71,7 @@ def command(
     """
     import torch
 
-    from fusetk.decoding.distributed import TIMEOUT, all_succeed, translate_chunks
+    from fusetk.decoding.distributed import TIMEOUT, all_succeed
     from fusetk.decoding.translate import Translator
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
@@ -102,31 +103,50 @@ def command(
             return LineTranslator(translator, output_format, tokenized), lines, output
 
         line_translator, lines, output = all_succeed(world, prepare)
-
-        def translate(*chunk: Any) -> "ChunkOutput":
-            with memory_advice("lower --batch-tokens or the beam (-b)"):
-                return line_translator(*chunk)
-
-        if output is None:
-            translate_chunks(world, iter(()), translate, lambda translated: None)
-            return world.close()
-        translator = line_translator.translator
-        if slow := translator.config.wide_beam_warning(len(translator.pipeline.target_vocab)):
-            click.echo(f"warning: {slow}", err=True)
-        speed = Speed()
-
-        def report(message: str) -> None:
-            if not quiet:
-                click.echo(message, err=True)
-
-        def write(translated: "ChunkOutput") -> None:
-            speed.add(translated)
-            output.write("".join(translated.text))
-
-        stream = read_chunks(inputs, lines, target, chunk * world.size, report)
-        translate_chunks(world, speed.timed(stream), translate, write)
+        speed = _translate(world, inputs, line_translator, lines, output, chunk, quiet)
     world.close()
-    report(str(speed))
+    if speed and not quiet:
+        click.echo(speed, err=True)
+
+
+def _translate(
+    world: "World",
+    inputs: DecodeInputs,
+    line_translator: LineTranslator,
+    lines: InputRange,
+    output: OutputFile | None,
+    chunk_size: int,
+    quiet: bool,
+) -> Speed | None:
+    """Translate the lines in all processes; rank 0, which has ``output``, reads and writes.
+
+    Return the speed in rank 0, and None in the other processes.
+    """
+    from fusetk.decoding.distributed import translate_chunks
+
+    def translate(*chunk: Any) -> "ChunkOutput":
+        with memory_advice("lower --batch-tokens or the beam (-b)"):
+            return line_translator(*chunk)
+
+    def report(message: str) -> None:
+        if not quiet:
+            click.echo(message, err=True)
+
+    if output is None:
+        translate_chunks(world, iter(()), translate, lambda translated: None)
+        return None
+    translator = line_translator.translator
+    if slow := translator.config.wide_beam_warning(len(translator.pipeline.target_vocab)):
+        click.echo(f"warning: {slow}", err=True)
+    speed = Speed()
+
+    def write(translated: "ChunkOutput") -> None:
+        speed.add(translated)
+        output.write("".join(translated.text))
+
+    stream = read_chunks(inputs, lines, output.name, chunk_size * world.size, report)
+    translate_chunks(world, speed.timed(stream), translate, write)
+    return speed
 
 
 def _input_range(
