@@ -141,10 +141,10 @@ MUTATIONS = [
     ),
     # Loop and checkpoints
     Mutation(
-        "an interrupted epoch resumes one update late",
+        "an interrupted epoch repeats its last batch",
         "training/loop.py",
         "updates[progress.position :]",
-        "updates[progress.position + bool(progress.position) :]",
+        "updates[max(progress.position - 1, 0) :]",
         ("training/test_loop.py",),
     ),
     Mutation(
