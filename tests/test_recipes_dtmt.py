@@ -648,7 +648,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["/nowhere"], "/nowhere/data.nist_zhen does not exist: run recipes/run_recipe.sh"),
         (
             ["--systems", "dtmt2"],
-            "run.nist_zhen.dtmt2.seed1/MT02.best.txt: translate MT02 MT03 MT04 MT05 MT08 first",
+            "run.nist_zhen.dtmt2.seed1/MT02.best.txt does not exist: translate MT02 MT03 MT04 MT05 MT08 first",
         ),
     ],
 )
