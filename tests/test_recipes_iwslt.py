@@ -343,7 +343,7 @@ def test_from_archive_to_bleu(prepared, tmp_path, config):
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    assert f"{len(stages)} of {len(stages)} begins" in ran.stderr or len(stages) == 1
+    assert f"{len(stages)} of {len(stages)} starts" in ran.stderr or len(stages) == 1
     scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu-lc:")]
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
 

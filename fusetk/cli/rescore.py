@@ -69,7 +69,7 @@ def command(**options: Any) -> None:
         config = config.model_copy(update={"ensemble": options["ensemble"]})
     translator = Translator(loaded.models, loaded.pipeline, config)
     rescorer = Rescorer(translator, options["batch_tokens"])
-    with open_output(options["output"]) as output:
+    with open_output(options["output"], keep=0) as output:
         _rescore(inputs, rescorer, output, options)
 
 
