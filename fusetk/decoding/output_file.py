@@ -41,8 +41,11 @@ def open_output(target: str, keep: int | None = None) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
     The first ``keep`` bytes of the file stay; with None the file is emptied. If ``keep`` is given
-    and an error occurs before the first write, the file does not change.
+    and an error occurs before the first write, the file does not change. Standard output and
+    compressed files are never shortened.
     """
+    if target == "-" or Path(target).suffix == ".gz":
+        keep = None
     try:
         file = _open(target, keep)
     except OSError as error:
