@@ -29,7 +29,8 @@ from fusetk.nn.fused.build import cache_folders
 def device_of(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:1``, ...; ``auto`` is CUDA if it is available.
 
-    Raises ConfigError if the device does not exist.
+    For ``cpu``, also configure the memory allocator and apply ``choices``. Raises ConfigError if
+    the device does not exist or is not supported.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,7 +52,7 @@ def device_of(name: str) -> torch.device:
 
 @cache
 def revision() -> str | None:
-    """Return the git revision of this code, with a + if its files were changed.
+    """Return the git revision of this code, with a + if its files have uncommitted changes.
 
     Returns None if the code is not in a git checkout.
     """
@@ -83,18 +84,17 @@ class Choices:
     processor: str
     threads: int
     products: str
-    """Library of float32 products: MKL, torch's default, or oneDNN."""
+    """Library of float32 products: ``MKL`` (torch's default) or ``oneDNN``."""
     attention: dict[str, int]
-    """Greatest number of keys for which plain products replace the fused kernel.
-
-    The keys of the dict are those of ``ATTENTION_KINDS``.
-    """
+    """Greatest number of attention keys for which plain products replace the fused kernel, for each
+    of ``ATTENTION_KINDS``."""
 
     def __str__(self) -> str:
         keys = ", ".join(f"{kind} {limit}" for kind, limit in self.attention.items())
         return f"by {self.products}, attention by plain products up to this many keys: {keys}"
 
 
+# The keys of ``attention.plain_up_to``, by name.
 ATTENTION_KINDS = {
     "fp32 training": (torch.float32, True),
     "fp32 inference": (torch.float32, False),
@@ -103,7 +103,8 @@ ATTENTION_KINDS = {
     # fused kernel does not.
 }
 ATTENTION_LENGTHS = (16, 64, 256, 1024)
-CLEARLY = 1.15  # PyTorch's default is replaced only by a way that is this many times as fast.
+# PyTorch's default is replaced only if the alternative is this many times as fast.
+MIN_SPEEDUP = 1.15
 
 
 def choices(matmul: str = "highest") -> Choices:
@@ -150,9 +151,9 @@ def read_choices(path: Path) -> Choices | None:
 
 
 def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
-    """Write choices as JSON. The file is complete or missing.
+    """Write choices as JSON. The write is atomic: it never leaves an incomplete file.
 
-    Without ``replace``, a valid file stays as it is. Raises OSError if it cannot be written.
+    Without ``replace``, a valid file is not changed. Raises OSError if the file cannot be written.
     """
     if replace or not read_choices(path):
         replace_file(path, json.dumps(asdict(values), indent=1) + "\n")
@@ -160,10 +161,10 @@ def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
 
 @contextmanager
 def computing(device: torch.device, matmul: str, recorded: Choices | None = None) -> Iterator[str]:
-    """Apply ``recorded`` (or else ``choices``) to products and attention on ``device``.
+    """Apply settings for products and attention on ``device``; restore the old ones at the end.
 
-    ``matmul`` is ``training.matmul``. Yields a description for the log. The earlier settings are
-    restored at the end.
+    ``matmul`` is ``training.matmul``. On CPU the settings are ``recorded``, by default ``choices``.
+    Yields a description for the log.
     """
     old_precision = torch.get_float32_matmul_precision()
     old_limits = dict(attention.plain_up_to)
@@ -211,11 +212,11 @@ def _measure(matmul: str) -> Choices:
 
 
 def _fastest_float32() -> str:
-    """Return the fastest library whose float32 products are true float32.
+    """Return the faster library, "MKL" or "oneDNN", for exact float32 products.
 
     With the precision "medium", PyTorch uses oneDNN for products. It is faster on processors for
-    which MKL does not use the full vector width. On a processor with bf16 tiles, oneDNN rounds the
-    factors to bf16; therefore its error is compared first.
+    which MKL does not use the full vector width. But on a processor with bf16 tiles, oneDNN rounds
+    the factors to bf16. Therefore the errors are compared first.
     """
     cpu = torch.device("cpu")
     torch.set_float32_matmul_precision("highest")
@@ -233,13 +234,14 @@ def _fastest_float32() -> str:
         return run
 
     mkl, onednn = _seconds(product("highest"), product("medium"))
-    return "oneDNN" if mkl > CLEARLY * onednn else "MKL"
+    return "oneDNN" if mkl > MIN_SPEEDUP * onednn else "MKL"
 
 
 def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
-    """Return the greatest of ``ATTENTION_LENGTHS`` up to which plain products are clearly faster.
+    """Return the greatest of ``ATTENTION_LENGTHS`` up to which plain products are faster.
 
-    They are compared with the fused kernel. Returns 0 if they are not faster at any length.
+    They must be ``MIN_SPEEDUP`` times as fast as the fused kernel at this length and at all smaller
+    ones. Returns 0 if they are not at the smallest length.
     """
     limit = 0
     for length in ATTENTION_LENGTHS:
@@ -253,14 +255,14 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
         fused, plain = _seconds(
             partial(_attend, q, k, v, mask, 0), partial(_attend, q, k, v, mask, length)
         )
-        if fused < CLEARLY * plain:
+        if fused < MIN_SPEEDUP * plain:
             break
         limit = length
     return limit
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: int) -> None:
-    """Run attention, and its backward pass if ``q`` needs gradients, with a limit of plain keys."""
+    """Run attention with ``limit`` in ``plain_up_to``, and the backward pass if ``q`` needs it."""
     attention.plain_up_to[q.dtype, q.requires_grad] = limit
     with torch.inference_mode(False), torch.set_grad_enabled(q.requires_grad):
         result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
@@ -268,16 +270,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: int) -> None:
             torch.autograd.grad(result.sum(), (q, k, v))
 
 
-def _seconds(*ways: Callable[[], object]) -> list[float]:
-    """Return the shortest time of each way over five rounds, after one round of warm-up."""
-    least = [math.inf] * len(ways)
+def _seconds(*functions: Callable[[], object]) -> list[float]:
+    """Return the shortest time of each function over five rounds, after one round of warm-up."""
+    shortest = [math.inf] * len(functions)
     for round_number in range(6):
-        for j, way in enumerate(ways):
+        for j, function in enumerate(functions):
             start = time.perf_counter()
-            way()
+            function()
             if round_number:
-                least[j] = min(least[j], time.perf_counter() - start)
-    return least
+                shortest[j] = min(shortest[j], time.perf_counter() - start)
+    return shortest
 
 
 @cache
@@ -299,9 +301,9 @@ def processor() -> str:
 
 
 def _product_error(device: torch.device) -> float:
-    """Return |AB - exact| / |exact| of a float32 product.
+    """Return the relative error |AB - exact| / |exact| of a float32 product.
 
-    It is about 3e-7; with factors in tf32 it is 3e-4, with factors in bf16 2e-3.
+    It is about 3e-7 for exact factors, 3e-4 for factors in tf32, and 2e-3 for factors in bf16.
     """
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(512, 512, generator=generator).to(device) for _ in range(2))
@@ -313,9 +315,9 @@ def _product_error(device: torch.device) -> float:
 def configure_allocator() -> None:
     """Set memory options, once per process.
 
-    Make glibc keep freed memory. By default it returns each large tensor to the kernel, and the
-    next allocation pays for zeroed pages. Make oneDNN keep the compiled products of the last 256
-    shapes instead of 1,024: each holds its own buffers, up to a megabyte.
+    Make glibc keep freed memory. By default it returns each large tensor to the operating system,
+    which must zero the pages of the next one. Make oneDNN keep the compiled products of the last
+    256 shapes instead of 1,024, because each has its own buffers of up to a megabyte.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     try:

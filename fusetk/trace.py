@@ -35,7 +35,7 @@ def listen(pattern: str = "*") -> Iterator[dict[str, list[Any]]]:
 def wanted(name: str) -> bool:
     """Return whether a listener matches ``name``.
 
-    Ask this before computing a tensor that only a listener needs.
+    Call this function before the computation of a tensor that only a listener needs.
     """
     listener = _listener.get()
     return listener is not None and fnmatchcase(name, listener.pattern)

@@ -293,8 +293,8 @@ MUTATIONS = [
     Mutation(
         "attention to several layers is not scaled",
         "nn/attention.py",
-        "mixed * sources**-0.5",
-        "mixed",
+        "contexts * sources**-0.5",
+        "contexts",
         ("nn/test_cross_attention.py",),
     ),
     Mutation(
@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "attention over the layers normalises over the hops",
         "fusion/attention.py",
-        "e.softmax(-3)",
-        "e.softmax(-2)",
+        ".softmax(LAYER_AXIS)",
+        ".softmax(-2)",
         ("fusion/test_equations.py",),
         "attention",
     ),

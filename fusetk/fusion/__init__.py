@@ -34,5 +34,8 @@ def fusion_class(config: FusionConfig) -> type[Fusion]:
 
 
 def build_fusion(config: FusionConfig, widths: Sequence[int], width: int, name: str) -> Fusion:
-    """Build a fusion of layers of ``widths``; for the arguments see ``Fusion``."""
+    """Build the fusion that ``config.kind`` names; for the arguments see ``Fusion``.
+
+    Raises ValueError if there is none.
+    """
     return fusion_class(config)(config, widths, width, name)

@@ -69,9 +69,9 @@ class ResidualFFN(nn.Module):
 
 
 class EWPAggregation(nn.Module):
-    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s; beta is a learned number.
+    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s, with a learned number beta.
 
-    RTAL Equations 9 and 10, under the name EWP.
+    These are RTAL Equations 9 and 10. The paper's name is EWP.
     """
 
     def __init__(self, width: int, hidden: int | None, dropout: float):
@@ -93,7 +93,7 @@ def build_aggregation(config: AggregateConfig, width: int) -> nn.Module:
 
 
 def record_betas(nodes: nn.ModuleList, name: str) -> None:
-    """Record the betas of all ``EWPAggregation`` nodes as ``name``: (nodes,), in order."""
+    """Record the betas of all ``EWPAggregation`` nodes as ``name``: (nodes,), in their order."""
     betas: list[Tensor] = [node.beta for node in nodes if isinstance(node, EWPAggregation)]
     if betas and trace.wanted(name):
         trace.record(name, torch.stack(betas))

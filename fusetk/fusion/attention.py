@@ -6,8 +6,8 @@ At one position, let z^1, ..., z^L be the outputs of the layers. Hop p = 1, ...,
     a^l_p = softmax over l of e^l_p    the weight of layer l in hop p           (Equation 6)
     s_p   = sum over l of a^l_p z^l    the weighted sum of the layers in hop p  (Equation 7)
 
-and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of z^l has an energy and a
-weight of its own.
+and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of z^l has its own energy
+and its own weight.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.feedforward import ACTIVATIONS, Activation, FeedForward
 
-LAYER_AXIS = -3  # of energies and weights (..., L, hops, 1 or D)
+LAYER_AXIS = -3  # axis L of the energies and weights (..., L, hops, 1 or D)
 
 
 class AttentionFusionConfig(LayerFusionConfig):
@@ -40,8 +40,8 @@ class AttentionFusionConfig(LayerFusionConfig):
     feature_wise: bool = False
     """Give every feature its own weight a^l_{p;k} (MLRF section 3.2, "feature-wise fusion")."""
     activation: Activation = "relu"
-    """sigma of Equation 5, and the activation of the last network. MLRF does not name it; ReLU is
-    that of the Transformer."""
+    """sigma of Equation 5, and the activation of the last network. MLRF does not name it; the
+    Transformer uses ReLU."""
     hidden: int = Field(512, ge=1)
     """d_f: hidden units of the last network."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -49,7 +49,7 @@ class AttentionFusionConfig(LayerFusionConfig):
 
 
 class AttentionFusion(LayerFusion):
-    """Multi-hop self-attention over the layers; see the equations at the head of this file."""
+    """Multi-hop self-attention over the layers; its equations are at the beginning of this file."""
 
     Config = AttentionFusionConfig
 

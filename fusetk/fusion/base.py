@@ -1,4 +1,4 @@
-"""The interface of every fusion phi: many layers in, one representation out, at each position."""
+"""The interface of every fusion phi: it maps many layers to one tensor at each position."""
 
 from collections.abc import Sequence
 
@@ -16,24 +16,25 @@ class FusionConfig(ComponentConfig):
 
 
 class Fusion(nn.Module):
-    """phi of MLRF Equation 3: makes the output of a stack from the outputs of its layers.
+    """phi of MLRF Equation 3: the map from the outputs of a stack's layers to its output.
 
-    A fusion combines layers, never positions: position t of its output depends on position t of the
-    layers only. Therefore it needs no state in decoding and works in every backbone. To write a
-    fusion, subclass ``LayerFusion``; subclass this class if the options of ``LayerFusion`` make no
-    sense for it.
+    A fusion combines layers, never positions: position t of its output depends only on position t
+    of the layers. Therefore it needs no state in decoding and works in every backbone. A new fusion
+    is a subclass of ``LayerFusion``. If the options of ``LayerFusion`` do not apply to it, it is a
+    direct subclass of this class.
     """
 
     Config: type[FusionConfig] = FusionConfig
     reads_next_input = False
-    """Whether the history is replaced by one tensor, the input that a further layer would get."""
+    """Whether the fusion reads the input that one more layer would receive, not the history."""
     out_width: int
     layer_embedding: "LayerEmbedding | None"
 
     def __init__(self, config: FusionConfig, widths: Sequence[int], width: int, name: str):
-        """``widths`` of the history, the embedding first; ``width`` of the result.
+        """``widths`` are the widths of the history, the embedding first.
 
-        ``name`` is the prefix of what the fusion records with ``fusetk.trace``.
+        ``width`` is the width of the result. ``name`` is the prefix of the tensors that the fusion
+        records with ``fusetk.trace``.
         """
         super().__init__()
         self.name = name
@@ -59,10 +60,10 @@ class LayerFusionConfig(FusionConfig):
 
 
 class LayerEmbedding(nn.Module):
-    """E of MLRF Equation 4: a learned vector for each layer index; the word embedding is 0."""
+    """E of MLRF Equation 4: a learned vector for each layer. The word embedding is layer 0."""
 
     def __init__(self, first: int, layers: int, width: int):
-        """``layers`` vectors, the first of them for layer ``first``."""
+        """Make vectors for ``layers`` layers. ``first`` is the lowest of them."""
         super().__init__()
         self.first = first
         self.weight = nn.Parameter(torch.empty(layers, width).uniform_(-0.1, 0.1))
@@ -74,9 +75,9 @@ class LayerEmbedding(nn.Module):
 
 
 class LayerFusion(Fusion):
-    """Base of the fusions of several layers: it applies their common options.
+    """Base class of the fusions of several layers, which applies their common options.
 
-    Subclasses write ``fuse``.
+    Subclasses implement ``fuse``.
     """
 
     Config: type[FusionConfig] = LayerFusionConfig
@@ -94,7 +95,7 @@ class LayerFusion(Fusion):
         self.first = int(not config.embedding) if first is None else first
         fused_widths = widths[self.first :]
         self.depth = len(fused_widths)
-        # Layers of another width are projected to the width of the result.
+        # A layer of another width is projected to the width of the result.
         self.project = nn.ModuleList(
             nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
             for layer_width in fused_widths
@@ -121,21 +122,24 @@ class LayerFusion(Fusion):
         return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        """Fuse L layers (..., D), the lowest first -> (..., D)."""
+        """Fuse L layers, the lowest first: L tensors (..., D) -> (..., D)."""
         raise NotImplementedError
 
 
 def share_layer_embedding(a: Fusion, b: Fusion) -> None:
-    """Give two fusions one layer embedding, if both have one and their widths are the same.
+    """Make two fusions share one new layer embedding, if both have one of the same width.
 
     MLRF section 3.2: "a shared layer embedding".
     """
-    ours = a.layer_embedding
-    other = b.layer_embedding
-    if ours is None or other is None or ours.weight.shape[1] != other.weight.shape[1]:
+    vectors_a = a.layer_embedding
+    vectors_b = b.layer_embedding
+    if vectors_a is None or vectors_b is None:
         return
-    first = min(ours.first, other.first)
-    end = max(ours.first + len(ours.weight), other.first + len(other.weight))
-    shared = LayerEmbedding(first, end - first, ours.weight.shape[1])
+    width = vectors_a.weight.shape[1]
+    if vectors_b.weight.shape[1] != width:
+        return
+    first = min(vectors_a.first, vectors_b.first)
+    end = max(vectors_a.first + len(vectors_a.weight), vectors_b.first + len(vectors_b.weight))
+    shared = LayerEmbedding(first, end - first, width)
     a.layer_embedding = shared
     b.layer_embedding = shared

@@ -21,7 +21,7 @@ class FFNFusionConfig(LayerFusionConfig):
     hidden: int = Field(512, ge=1)
     """d_f: units of the hidden layer."""
     activation: Activation = "relu"
-    """Activation of the hidden layer. MLRF does not name it; ReLU is that of the Transformer."""
+    """Activation of the hidden layer. MLRF does not name it; the Transformer uses ReLU."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the result, before its normalisation. MLRF does not mention dropout here."""
 

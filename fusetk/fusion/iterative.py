@@ -25,7 +25,7 @@ class IterativeFusionConfig(AggregateConfig):
 
 
 class IterativeFusion(LayerFusion):
-    """n_1 = h_1, n_l = AGG(h_l, n_{l-1}), phi(Z) = n_L; every AGG has its own parameters."""
+    """n_1 = h_1, n_l = AGG(h_l, n_{l-1}), phi(Z) = n_L. Every AGG has its own parameters."""
 
     Config = IterativeFusionConfig
 

@@ -10,9 +10,9 @@ from fusetk.fusion.base import Fusion, FusionConfig
 class LastFusion(Fusion):
     """phi(Z) = z^L (MLRF Table 1, "Baseline"), without parameters.
 
-    z^L is the input that a further layer would receive: the output of the highest layer with
-    ``connect: last``, the concatenation with ``dense`` (DenseNMT), one more combination with
-    ``linear`` (Wang et al. 2019).
+    z^L is the input that one more layer would receive. It is the output of the highest layer with
+    ``connect: last``, the concatenation of all layers with ``dense`` (DenseNMT), and one more
+    combination of them with ``linear`` (Wang et al. 2019).
     """
 
     reads_next_input = True

@@ -28,9 +28,9 @@ class LinearFusionConfig(LayerFusionConfig):
     """With `ewp-ffn`, refine the combination s to FFN(LN(s)) + s (RTAL Equation 10). This is our
     reading of RTAL Table 5."""
     hidden: int | None = Field(None, ge=1)
-    """Hidden units of that feed-forward network; by default 4 times the width."""
+    """Hidden units of the feed-forward network of `ewp-ffn`; by default 4 times the width."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the output of that feed-forward network."""
+    """Dropout on the output of the feed-forward network of `ewp-ffn`."""
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> "LinearFusionConfig":
@@ -72,7 +72,7 @@ class ScalarMix(nn.Module):
 class MatrixMix(nn.Module):
     """sum_l W_l h_l with learned matrices W (Dou et al. 2018, "linear combination").
 
-    One product with the concatenation of the layers computes it.
+    The sum is computed as one product with the concatenation of the layers.
     """
 
     def __init__(self, layers: int, width: int):

@@ -18,15 +18,16 @@ class TreeFusionConfig(AggregateConfig):
 
     kind: str = "tree"
     embedding: bool = False
-    """Let the word embedding be a leaf if the stack has fewer layers than the tree has leaves. As
-    the input of the lowest leaf, the embedding is read in any case."""
+    """Allow the word embedding as the lowest leaf, for a stack that has one layer less than the
+    tree has leaves. This key does not affect the residual connections, which read the embedding if
+    it is the input of the lowest leaf."""
     leaves: int = Field(4, ge=2)
     """Number of the highest layers that are aggregated, a power of two. RTAL uses 4, with stacks of
     4 and of 6 layers."""
     residual: Literal["preceding", "none"] = "preceding"
-    """Residual connection of every node except the root. `preceding`: add the node before its
-    leftmost leaf in post-order, or the input of the lowest leaf if there is no such node (RTAL
-    shows this in a figure only). `none`: add nothing."""
+    """Residual connection of every node except the root. `preceding`: add the node that precedes
+    its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf
+    (RTAL shows this in a figure only). `none`: add nothing."""
 
     @field_validator("leaves")
     @classmethod
@@ -49,7 +50,7 @@ class TreeFusion(LayerFusion):
     """phi(Z) is the root of a binary tree whose leaves are the highest layers.
 
     For leaves h_1 to h_4: n_1 = AGG(h_1, h_2) + h_0, n_2 = AGG(h_3, h_4) + n_1,
-    phi(Z) = AGG(n_1, n_2). Deeper trees follow by recursion.
+    phi(Z) = AGG(n_1, n_2). Larger trees are built by recursion.
     """
 
     Config = TreeFusionConfig
@@ -62,7 +63,7 @@ class TreeFusion(LayerFusion):
         super().__init__(config, widths, width, name, first=first)
         self.leaves = config.leaves
         self.residual = residual
-        # In post-order.
+        # The nodes are in post-order.
         self.nodes = nn.ModuleList(
             build_aggregation(config, width) for _ in range(config.leaves - 1)
         )

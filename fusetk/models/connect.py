@@ -18,13 +18,16 @@ class PlannedModule(NamedTuple):
     """One module of a stack, as its connection plans it: a layer or an added summary layer."""
 
     layer: int
-    """Index of the layer, 0 the lowest; for an added summary layer, of the layer below it."""
+    """Index of the layer (0 is the lowest). For an added summary layer: index of the layer below
+    it."""
     width: int
-    """Width that the layer is built with; some layers of ``conv`` have an output twice as wide."""
+    """Width with which the module is built; some layers of ``conv`` have an output twice as
+    wide."""
     is_summary: bool
-    """Whether this is an added summary layer. A layer that is itself a summary is a layer."""
+    """Whether this is an added summary layer; False for an in-place summary."""
     starts_block: bool
-    """Whether the modules above cannot read anything below the output of this module."""
+    """Whether this module is a summary of either kind: the modules above it cannot read the outputs
+    below its own."""
     residual: bool
     """Whether a layer adds its input to its output."""
 
@@ -33,7 +36,7 @@ class ConnectConfig(ComponentConfig):
     """Options of a connection; each connection has its own subclass."""
 
     def check(self, layers: int) -> None:
-        """Raise ValueError, with a message for the user, if ``layers`` layers do not suit."""
+        """Raise ValueError, with a message for the user, if ``layers`` layers are not allowed."""
 
     def width(self, layer: int, layers: int, usual: int) -> int:
         """Return the width of layer ``layer`` (0 is the lowest) in a stack of ``layers`` layers.
@@ -57,9 +60,9 @@ class ConnectConfig(ComponentConfig):
     def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
         """Plan the modules of a stack, the lowest first.
 
-        ``widths`` are those that the backbone gives to the embedding and to each layer. An added
-        summary layer is as wide as the embedding. ``residual``: whether the layers of this
-        connection are residual; summary layers always are.
+        ``widths`` are the widths that the backbone gives to the embedding and to each layer. An
+        added summary layer is as wide as the embedding. ``residual``: whether the layers of this
+        connection are residual; summary layers are always residual.
         """
         modules = []
         layers = len(widths) - 1
@@ -82,13 +85,13 @@ class ConnectConfig(ComponentConfig):
 
 
 class Connection(nn.Module):
-    """Makes the input of each layer of a stack from the outputs below it.
+    """Module that makes the input of each layer of a stack from the outputs below the layer.
 
-    While the stack is built, it calls the connection in the order in which data will flow:
-    ``register_output`` for each output that will be read, the embedding first, and
+    While a stack is built, it calls the connection in the order in which the data will flow:
+    ``register_output`` for each output that a layer will read, the embedding first, and
     ``register_input`` for each layer that will read. While the stack runs, ``append`` adds each
-    output to a stream, and ``forward`` makes the input of the next layer from the stream. The
-    stream belongs to one pass: the module keeps nothing of it.
+    output to a stream, and ``forward`` makes the input of the next layer from the stream. A stream
+    belongs to one pass; the module does not store it.
     """
 
     Config: type[ConnectConfig] = ConnectConfig
@@ -96,19 +99,19 @@ class Connection(nn.Module):
     """Whether layers add their input to their output."""
 
     def __init__(self, config: ConnectConfig, name: str):
-        """``name`` is the prefix of what the connection records with ``fusetk.trace``."""
+        """``name`` is the prefix of the tensors that are recorded with ``fusetk.trace``."""
         super().__init__()
         self.name = name
 
     def register_output(self, width: int, first: bool) -> None:
         """Announce an output of ``width`` features.
 
-        ``first``: readers from now on cannot read earlier outputs.
+        ``first``: the layers that are registered after it cannot read earlier outputs.
         """
         raise NotImplementedError
 
     def register_input(self) -> int:
-        """Announce one more reader of the outputs registered so far; return the width it reads."""
+        """Announce a layer that reads the outputs registered so far; return its input width."""
         raise NotImplementedError
 
     def append(self, stream: Any, output: Tensor) -> Any:
@@ -124,7 +127,7 @@ class Connection(nn.Module):
 
 
 class LastConnection(Connection):
-    """The usual stack: a layer reads the output of the layer below it."""
+    """The usual connection: a layer reads the output of the layer below it."""
 
     def register_output(self, width: int, first: bool) -> None:
         self.width = width
@@ -157,9 +160,9 @@ class LinearConnectionConfig(ConnectConfig):
 class LinearConnection(Connection):
     """Dynamic linear combination of layers (Wang et al. 2019).
 
-    Layer l reads sum_k w_lk LN(y_k) over the embedding and the layers below. If nothing fuses the
-    layers, the output of the stack is one more combination. Outputs of another width than the
-    embedding are projected to its width.
+    Layer l reads sum_k w_lk LN(y_k), where y_k are the embedding and the outputs of the layers
+    below. With ``fuse: last`` the output of the stack is one more combination. An output that is
+    not as wide as the embedding is projected to the width of the embedding.
     """
 
     Config = LinearConnectionConfig
@@ -213,16 +216,18 @@ class DenseConnectionConfig(ConnectConfig):
 
     kind: str = "dense"
     growth: PositiveInt | list[PositiveInt] = 128
-    """Features of a layer's output: one number, or one for each layer (the number of a layer that
-    is a summary is not used). A decoder layer of the `conv` backbone adds twice as many features,
-    those of its convolution and those of its attention."""
+    """Features of a layer's output: one number, or one for each layer (the number of an in-place
+    summary is not used). A decoder layer of the `conv` backbone adds twice as many features: those
+    of its convolution and those of its attention."""
     summary_every: int | None = Field(None, ge=1)
-    """Number of layers after which a summary layer of full width reads all features; layers above
-    it cannot read below it. There is none at the end of the stack. (DenseNMT: none in stacks of 4
-    layers, 6 in stacks of 8.)"""
+    """Number of layers after which a summary layer of full width reads all features. Layers above a
+    summary layer cannot read the layers below it. A stack does not end with a summary layer.
+    (DenseNMT has no summary layers in stacks of 4 layers; in stacks of 8 layers the number is
+    6.)"""
     summary_layer: Literal["in-place", "added"] = "in-place"
-    """`in-place`: every such layer is itself the summary, as in the authors' code. `added`: a
-    simpler layer after it is the summary, another reading of the paper's text."""
+    """`in-place`: the last layer of each such number of layers is itself the summary, as in the
+    authors' code. `added`: a simpler layer above it is the summary. This is another reading of the
+    paper's text."""
 
     def check(self, layers: int) -> None:
         if self.summary_layer == "added" and not self.summarised_layers(layers):
@@ -251,9 +256,9 @@ class DenseConnectionConfig(ConnectConfig):
 class DenseConnection(Connection):
     """h_{l+1} = H([h_l, ..., h_0]) (DenseNMT, section 3.1).
 
-    Our order in the concatenation is from the embedding to the highest layer. All features between
-    two summaries are in one buffer. Each is written once, and a layer reads the first columns of
-    the buffer, so no concatenation copies earlier features.
+    Our concatenation is in the order from the embedding to the highest layer. All features between
+    two summaries are in one buffer. Each feature is written once, and a layer reads the first
+    columns of the buffer. Therefore no concatenation copies earlier features.
     """
 
     Config = DenseConnectionConfig
@@ -261,7 +266,7 @@ class DenseConnection(Connection):
 
     def __init__(self, config: DenseConnectionConfig, name: str):
         super().__init__(config, name)
-        self.features = 0  # since the last summary
+        self.features = 0  # number of features since the last summary
         self.max_features = 0
 
     def register_output(self, width: int, first: bool) -> None:
@@ -291,12 +296,12 @@ class DenseStream(NamedTuple):
 
 
 class _Append(torch.autograd.Function):
-    """Write ``new`` into the buffer after the columns ``features``; return both as one view.
+    """Operation that writes ``new`` into the buffer after the columns ``features``.
 
-    The write does not change the earlier columns, so tensors that autograd saved of them stay
-    valid. Writing through ``data`` hides it from autograd, which would otherwise take any write to
-    the buffer for a change of all its columns. The buffer is in a list so that autograd does not
-    treat it as an input.
+    It returns ``features`` and ``new`` as one view of the buffer. The write does not change the
+    earlier columns, so the views of them that autograd saved stay valid. The write goes through
+    ``data``, which hides it from autograd: otherwise autograd would treat it as a change of all
+    columns. The buffer is in a list so that autograd does not treat it as an input.
     """
 
     @staticmethod

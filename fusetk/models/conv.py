@@ -20,7 +20,8 @@ from fusetk.nn.dropout import Dropout
 from fusetk.nn.positions import Learned
 from fusetk.nn.weightnorm import NormedLinear
 
-HALF = 0.5**0.5  # keeps the variance of a sum of two (Gehring et al. 2017, section 3.4)
+# A sum of two values times this number has their variance (Gehring et al. 2017, section 3.4).
+SQRT_HALF = 0.5**0.5
 
 
 class ConvEncoderConfig(StackConfig):
@@ -28,9 +29,9 @@ class ConvEncoderConfig(StackConfig):
 
     widths: PositiveInt | list[PositiveInt] | None = None
     """Features of the layers: one number, or one for each layer; by default the model's `width`.
-    With `connect: dense` its `growth` is the width of the layers instead, and three numbers remain
-    in use: the first for the embedding and for added summary layers, those of layers that are
-    summaries, and the last for a fusion."""
+    With `connect: dense` the width of the layers is `growth` instead. The first number is then used
+    for the embedding and for added summary layers, the last number for a fusion, and the number of
+    an in-place summary for that layer; the others are not used."""
     kernels: PositiveInt | list[PositiveInt] = 3
     """Positions that a layer reads: one number, or one for each layer."""
 
@@ -67,10 +68,10 @@ class ConvConfig(ModelConfig):
 
     kind: str = "conv"
     width: int = Field(512, ge=1)
-    """Features of embeddings as the layers read them, and of attention."""
+    """Features of the projected embeddings, which the layers read, and of attention."""
     embedding: int | None = Field(None, ge=1)
-    """Features of token and position embeddings, projected to `width` if they differ from it; by
-    default `width`."""
+    """Features of token and position embeddings; by default `width`. Embeddings of another width
+    are projected to `width`."""
     output_embedding: int | None = Field(None, ge=1)
     """Features of the input of the output projection; by default `embedding`."""
     encoder: ConvEncoderConfig = ConvEncoderConfig(layers=4)
@@ -78,14 +79,14 @@ class ConvConfig(ModelConfig):
     decoder: ConvDecoderConfig = ConvDecoderConfig(layers=4)
     """Depth, connection, fusion and attention of the decoder."""
     max_positions: int = Field(1024, ge=1)
-    """Longest sentence, in tokens with EOS."""
+    """Length of the longest sentence, in tokens with EOS."""
     dropout: float = Field(0.2, ge=0, lt=1)
     """Dropout on embeddings, on the inputs of convolutions, and on the input of the output
     projection."""
     scale_encoder_gradient: bool | None = None
     """Scale gradients that reach the encoder by 1 / (2 * attention layers) (Gehring et al. 2017,
-    section 3.4). DenseNMT's paper does not say which of its models do so. By default as in the code
-    of DenseNMT's authors: yes if all decoder layers attend to one source (`attend: top` and
+    section 3.4). DenseNMT's paper does not say which of its models use this scale. The default is
+    that of the authors' code: true if all decoder layers attend to one source (`attend: top` and
     `dense-concat`)."""
 
     @model_validator(mode="after")
@@ -113,7 +114,10 @@ class ConvEmbedding(nn.Module):
 
 
 def normed_linear(width: int, out_width: int, dropout: float = 0.0) -> NormedLinear:
-    """Build a linear map; ``dropout`` is the rate on its input, which sets the initial weights."""
+    """Build a linear map with weight normalisation.
+
+    ``dropout`` is the dropout rate of its input; the scale of the initial weights depends on it.
+    """
     return NormedLinear(width, out_width, std=((1 - dropout) / width) ** 0.5)
 
 
@@ -132,7 +136,7 @@ class ConvLayer(Layer):
         residual: bool,
         always_project: bool = False,
     ):
-        """The residual sum projects x if its width differs, or if ``always_project``."""
+        """The residual sum projects x if it has another width, or if ``always_project``."""
         super().__init__()
         self.width = width
         self.residual = residual
@@ -141,15 +145,15 @@ class ConvLayer(Layer):
         self.through = normed_linear(input_width, width) if projects else nn.Identity()
 
     def residual_sum(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the input x, if the layer is residual, to its result y."""
-        return (self.through(x) + y) * HALF if self.residual else y
+        """Return the layer's output, given its input x and its result y."""
+        return (self.through(x) + y) * SQRT_HALF if self.residual else y
 
 
 class ConvEncoderLayer(ConvLayer):
     """A convolution over the positions on both sides of its own.
 
-    With an even kernel it reads one position fewer before than after its own. Added summary layers
-    of the encoder are such layers too. The context is the source mask (B, S).
+    With an even kernel it reads one position fewer before than after its own. The added summary
+    layers of the encoder are also of this class. The context is the source mask (B, S).
     """
 
     def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
@@ -163,7 +167,7 @@ class ConvDecoderContext(NamedTuple):
     """The context of a decoder layer with kernel k."""
 
     window: Tensor
-    """The inputs of the layer at the k - 1 positions before (B * K, k - 1, input width)."""
+    """The inputs of the layer at the k - 1 previous positions (B * K, k - 1, input width)."""
     target: Tensor
     """The target embeddings (B * K, T, E)."""
     keys: Tensor
@@ -186,8 +190,8 @@ class ConvDecoderSummary(ConvLayer):
 class ConvDecoderLayer(ConvLayer):
     """A causal convolution, then attention to the source.
 
-    With ``connect: dense`` the results of convolution and attention are concatenated, each as wide
-    as the growth.
+    With ``connect: dense`` the output is the concatenation of the results of convolution and
+    attention. The width of each is the growth.
     """
 
     def __init__(
@@ -215,13 +219,13 @@ class ConvDecoderLayer(ConvLayer):
         inputs = torch.cat((context.window, x), 1)
         z = self.conv(inputs)
         a = self.out(self._attend(z, context))
-        y = (z + a) * HALF if self.residual else torch.cat((z, a), -1)
+        y = (z + a) * SQRT_HALF if self.residual else torch.cat((z, a), -1)
         return self.residual_sum(x, y), inputs[:, x.shape[1] :]
 
     def _attend(self, z: Tensor, context: ConvDecoderContext) -> Tensor:
         _, target, keys, values, mask = context
         sources = keys.shape[1]
-        q = ((self.query(z) + target) * HALF).reshape(len(mask), 1, -1, target.shape[-1])
+        q = ((self.query(z) + target) * SQRT_HALF).reshape(len(mask), 1, -1, target.shape[-1])
         k, v = (t.flatten(1, 2)[:, None] for t in (keys, values))
         attended = scaled_dot_product(
             q, k, v, mask[:, None, None, :], 0.0, f"{self.name}.cross", scale=1.0, sources=sources
@@ -318,7 +322,7 @@ class Conv(Seq2Seq):
         )
         if keys.requires_grad and self.encoder_gradient_scale != 1:
             keys.register_hook(lambda grad: grad * self.encoder_gradient_scale)
-        values = (keys + memory.embedding[:, None]) * HALF  # (B, n, S, E)
+        values = (keys + memory.embedding[:, None]) * SQRT_HALF  # (B, n, S, E)
         windows = tuple(
             keys.new_zeros(len(keys), layer.conv.kernel - 1, layer.conv.width)
             for layer in self.decoder.layers

@@ -35,12 +35,13 @@ class CoordinatedConfig(BlockConfig):
     stack: StackConfig = StackConfig(layers=14)
     """Depth and connection for both languages; the fusion is that of the target side."""
     share_weights: bool = True
-    """Use the same layers for source and target, or give each side its own layers."""
+    """Use the same layers for source and target. With `false` each side has its own layers."""
     mixed_attention: bool = True
-    """The target attends to the source and to itself in one softmax, or in two sub-layers."""
+    """Let the target attend to the source and to itself in one softmax. With `false` it does so in
+    two sub-layers."""
     cross_weights: Literal["shared", "own"] = "shared"
-    """With two sub-layers: attention to the source uses the projections of self-attention, as the
-    parameter counts in the paper imply (Table 3), or its own."""
+    """Projections of attention to the source, if it is a sub-layer: those of self-attention
+    (`shared`), as the parameter counts in the paper imply (Table 3), or its own."""
     language_embedding: bool = True
     """Add to each position a learned vector for its language."""
 
@@ -61,19 +62,20 @@ class SourceContext(NamedTuple):
     mask: Tensor
     """(B, S)."""
     is_top: bool
-    """Whether this is the highest layer. Then only what the target attends to is computed."""
+    """Whether this is the highest layer, which computes only the tensor that the target attends
+    to."""
 
 
 class TargetContext(NamedTuple):
     """The context of a layer that runs over the target."""
 
     cache: Cache
-    """Self-attention keys and values of the earlier target tokens (B, slots, 2D); with mixed
-    attention (Equation 3) those of the source come first."""
+    """Self-attention keys and values of the earlier target tokens (B, slots, 2D). With mixed
+    attention (Equation 3) the keys and values of the source precede them."""
     visible: Tensor | None
     """Which cache slots each new position attends to; see ``cache_mask``."""
     keys_values: Tensor | None
-    """Without mixed attention, the source keys and values (B, S, 2D)."""
+    """The source keys and values (B, S, 2D); None with mixed attention."""
     source_mask: Tensor
     """(B, S)."""
 
@@ -82,7 +84,7 @@ class CoordinatedLayer(TransformerLayer):
     """A layer for both languages, or for one of them.
 
     The target attends to the source keys and values of the same layer. With ``cross_weights: own``
-    the target computes them from the normalised inputs of the source layer.
+    it computes them from the inputs of the source layer, which are normalised with ``norm: pre``.
     """
 
     def __init__(
@@ -118,9 +120,10 @@ class CoordinatedLayer(TransformerLayer):
     ) -> tuple[Tensor | None, Tensor | Cache]:
         """Run over the source or the target, as ``context`` says.
 
-        Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and what the
-        target attends to (B, S, 2D or D). Target: x (B * K, T, input width) -> (B * K, T, D), and
-        the extended cache.
+        Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
+        that the target attends to: keys and values (B, S, 2D), or with ``cross_weights: own`` the
+        tensor from which the target computes them (B, S, D). Target: x (B * K, T, input width) ->
+        (B * K, T, D), and the extended cache.
         """
         x = self.read(x)
         if isinstance(context, SourceContext):
@@ -159,7 +162,7 @@ class CoordinatedLayer(TransformerLayer):
 class TopSourceLayer(Layer):
     """The highest source layer if the sides have separate layers.
 
-    Nothing reads its output, so it computes only what the target attends to.
+    No other layer reads its output, so it computes only the tensor that the target attends to.
     """
 
     def __init__(self, config: CoordinatedConfig, input_width: int, width: int):
@@ -172,7 +175,10 @@ class TopSourceLayer(Layer):
             self.project = KeysValues(width, 2 * width, config.attention_bias)
 
     def forward(self, x: Tensor, context: SourceContext) -> tuple[None, Tensor]:
-        """(B, S, input width) -> None, and what the target attends to (B, S, 2D or D)."""
+        """(B, S, input width) -> None, and the tensor that the target attends to.
+
+        The tensor is that of ``CoordinatedLayer.forward`` (B, S, 2D or D).
+        """
         return None, self.project(self.norm(self.read(x)))
 
 
@@ -196,11 +202,12 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
 
 
 class Coordinated(Seq2Seq):
-    """Source and target side by side.
+    """Model with one stack for source and target, or with two stacks of the same depth.
 
-    In layer i, source positions attend to the source below layer i. Target positions attend to the
-    source and to the earlier target below layer i. The source does not depend on the target, so it
-    is encoded once; only the keys and values of each layer are kept of it.
+    In layer i, source positions attend to the source positions of the layer below. Target positions
+    attend to the source positions and to the earlier target positions of the layer below. The
+    source does not depend on the target, so it is encoded once; decoding needs only the keys and
+    values of each source layer.
     """
 
     Config = CoordinatedConfig
@@ -230,7 +237,7 @@ class Coordinated(Seq2Seq):
         self.source_stack = None if config.share_weights else build_source_stack(config)
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
-        # Layers of a pre-norm model do not normalise their output; it is normalised here.
+        # Layers of a pre-norm model do not normalise their output, so it is normalised here.
         self.norm = nn.LayerNorm(out_width) if config.norm == "pre" else nn.Identity()
         self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
@@ -299,8 +306,8 @@ class Coordinated(Seq2Seq):
 def with_source(visible: Tensor | None, mask: Tensor, past: int, new: int) -> Tensor:
     """Return the mask of Equation 3 (B, 1, new, S + past + new).
 
-    It joins the source mask (B, S) and ``visible``, the target slots that each of ``new`` positions
-    attends to; None means all ``past`` + ``new`` slots.
+    It joins the source mask (B, S) and ``visible``, the mask of the target slots that each of the
+    ``new`` positions attends to. None means all ``past`` + ``new`` slots.
     """
     if visible is None:
         visible = mask.new_ones(new, past + new)

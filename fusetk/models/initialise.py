@@ -10,12 +10,13 @@ from fusetk.nn.positions import Learned
 
 
 def xavier(model: nn.Module) -> None:
-    """Initialise as fairseq's Transformer.
+    """Initialise the weights like fairseq's Transformer.
 
-    Linear maps are uniform (Glorot and Bengio 2010), biases are zero, embeddings and the output
-    projection are N(0, D^-0.5). Queries, keys and values count as one matrix (3D, D), in
-    self-attention and, if the widths agree, in attention to the source. This is the gain of
-    1 / sqrt(2) that fairseq gives to each of the three.
+    Matrices are uniform (Glorot and Bengio 2010) and biases are zero. Embeddings and the output
+    projection are normal with standard deviation D^-0.5. The projections to queries, keys and
+    values are initialised as one matrix (3D, D), in self-attention and, if the widths are equal, in
+    attention to the source. This is equal to the gain of 1 / sqrt(2) that fairseq gives to each of
+    the three.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -37,10 +38,10 @@ def xavier(model: nn.Module) -> None:
 
 
 def mlrf(model: nn.Module) -> None:
-    """Initialise as MLRF section 4.2.
+    """Initialise the weights as in MLRF section 4.2.
 
-    Embeddings, and matrices tied to them, are N(0, D^-0.5). All other matrices and biases are
-    U(+-1 / sqrt(fan_in)).
+    Embeddings, and matrices tied to them, are normal with standard deviation D^-0.5. All other
+    matrices and biases are uniform in +-1 / sqrt(fan_in).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | OutputProjection):

@@ -1,4 +1,4 @@
-"""Which encoder layers each decoder layer attends to."""
+"""Selection of the encoder layers that each decoder layer attends to."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from fusetk.models.seq2seq import Memory
 
 
 class MemoryAttention(nn.Module):
-    """Selects from the encoder's layers the sources that the decoder attends to.
+    """Selection of the sources that the decoder attends to.
 
-    The sources are computed once for each sentence. Every decoder layer attends to one or more of
-    them.
+    A source is a tensor made from the encoder's layers, once for each sentence. Every decoder layer
+    attends to one or more sources.
     """
 
     Config: type[ComponentConfig] = ComponentConfig
@@ -23,7 +23,10 @@ class MemoryAttention(nn.Module):
     """Whether decoder layer i attends to encoder layer i only."""
 
     def __init__(self, config: ComponentConfig, history_widths: Sequence[int], output_width: int):
-        """Widths of the encoder's history, the embedding first, and of the encoder's output."""
+        """``history_widths`` are the widths of the encoder's history, the embedding first.
+
+        ``output_width`` is the width of the encoder's output.
+        """
         super().__init__()
         self.history_widths = tuple(history_widths)
         self.output_width = output_width
@@ -38,15 +41,15 @@ class MemoryAttention(nn.Module):
         raise NotImplementedError
 
     def sources_of(self, layer: int) -> slice:
-        """Return which sources decoder layer ``layer`` attends to; 0 is the lowest layer.
+        """Return the slice of sources that decoder layer ``layer`` (0 is the lowest) attends to.
 
-        The layer attends to each source separately and adds up the results.
+        The layer attends to each of them separately and sums the results.
         """
         return slice(None)
 
 
 class OutputAttention(MemoryAttention):
-    """Every decoder layer attends to the output of the encoder's stack."""
+    """Attention of every decoder layer to the output of the encoder's stack."""
 
     reads_output = True
 
@@ -59,7 +62,7 @@ class OutputAttention(MemoryAttention):
 
 
 class DenseConcatAttention(MemoryAttention):
-    """Every decoder layer attends to the concatenated encoder layers (DenseNMT, DenseAtt-1)."""
+    """Attention of every decoder layer to the concatenated history (DenseNMT, DenseAtt-1)."""
 
     @property
     def widths(self) -> Sequence[int]:
@@ -70,7 +73,7 @@ class DenseConcatAttention(MemoryAttention):
 
 
 class DenseSumAttention(MemoryAttention):
-    """Every decoder layer attends to each of the encoder layers (DenseNMT, DenseAtt-2)."""
+    """Attention of every decoder layer to each item of the history (DenseNMT, DenseAtt-2)."""
 
     @property
     def widths(self) -> Sequence[int]:
@@ -81,9 +84,10 @@ class DenseSumAttention(MemoryAttention):
 
 
 class LayerwiseAttention(MemoryAttention):
-    """Decoder layer i attends to encoder layer i (He et al. 2018, section 3).
+    """Attention of decoder layer i to encoder layer i (He et al. 2018, section 3).
 
-    Here the decoder has a separate attention to the source.
+    The attention to the source is separate from self-attention. The mixed attention of the paper is
+    in the backbone ``coordinated``.
     """
 
     layer_by_layer = True
@@ -116,5 +120,8 @@ def memory_attention_class(config: ComponentConfig) -> type[MemoryAttention]:
 def build_memory_attention(
     config: ComponentConfig, history_widths: Sequence[int], output_width: int
 ) -> MemoryAttention:
-    """Build what selects the decoder's sources; for the arguments see ``MemoryAttention``."""
+    """Build the class that ``config.kind`` names; for the arguments see ``MemoryAttention``.
+
+    Raises ValueError if there is none.
+    """
     return memory_attention_class(config)(config, history_widths, output_width)

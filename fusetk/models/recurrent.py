@@ -40,8 +40,8 @@ class TransitionConfig(Config):
     cell: InputCell = "l-gru"
     """The lowest cell, which reads the input."""
     depth: int = Field(1, ge=0)
-    """Number of T-GRU cells above it, which read the state only; 0 is the shallow part of Table
-    4."""
+    """Number of T-GRU cells above the lowest cell, which read the state only. With 0, this part of
+    the model is shallow (Table 4)."""
 
 
 class RecurrentEncoderConfig(TransitionConfig):
@@ -60,8 +60,9 @@ class RecurrentDecoderConfig(TransitionConfig):
     fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)] = FusionConfig(
         kind="last"
     )
-    """How the input of the prediction is made from the embedding and the states of a time step,
-    those of `query` first. The recurrence itself continues with the highest state."""
+    """How the representation that predicts the next word is made from the embedding and the states
+    of a time step, the states of `query` first. The recurrence continues with the highest state in
+    any case."""
     attend: Annotated[
         ComponentConfig, component(ATTENDS, "an attention to encoder layers", MemoryAttention)
     ] = ComponentConfig(kind="top")
@@ -78,8 +79,8 @@ class RecurrentConfig(ModelConfig):
     embedding: int | None = Field(None, ge=1)
     """Features of embeddings and of the input of the output projection; by default `width`."""
     heads: int = Field(16, ge=1)
-    """Heads of the additive attention. On a GPU, the fused kernels need a power of two, and a power
-    of two of features in each head."""
+    """Number of heads of the additive attention. On a GPU, the fused kernels need a power of two
+    for this number and for `width` / `heads`."""
     encoder: RecurrentEncoderConfig = RecurrentEncoderConfig()
     """The encoder's transition."""
     query: TransitionConfig = TransitionConfig()
@@ -88,12 +89,12 @@ class RecurrentConfig(ModelConfig):
     """The decoder's transition from the result of attention to the state that predicts the
     word."""
     layer_norm: bool = True
-    """Normalise each gate before its sigmoid."""
+    """Apply layer normalisation to each gate before its sigmoid."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     project_context: bool = False
     """Project the result of attention to `width` before the decoder reads it, as the authors' code
-    does. The paper's parameter counts imply that its systems did not."""
+    does. The paper's parameter counts imply that its systems do not."""
     embedding_dropout: float = Field(0.3, ge=0, lt=1)
     """Dropout on embeddings."""
     candidate_dropout: float = Field(0.1, ge=0, lt=1)
@@ -104,7 +105,7 @@ class RecurrentConfig(ModelConfig):
     """Share the output matrix with the target embedding, or with both embeddings (`all` needs one
     joint vocabulary)."""
     output_bias: bool = True
-    """A bias for each entry of the target vocabulary."""
+    """Add a bias for each entry of the target vocabulary."""
     init: float = Field(0.08, gt=0)
     """Initial matrices and embeddings are uniform between -init and init."""
 
@@ -116,7 +117,7 @@ class RecurrentConfig(ModelConfig):
         attend = memory_attention_class(decoder.attend)
         if attend.layer_by_layer:
             raise ValueError(
-                f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, and a "
+                f"decoder.attend: {decoder.attend.kind} needs an attention in each layer, but a "
                 "recurrent decoder has only one: choose another kind"
             )
         if not attend.reads_output and encoder.fuse.kind != "last":
@@ -261,7 +262,7 @@ class Recurrent(Seq2Seq):
                 keys, values, mask = (
                     tensor.index_select(0, packed.order) for tensor in (keys, values, mask)
                 )
-        across = DecoderAttention(
+        decoder_attention = DecoderAttention(
             self.attention, self.decoder, self._decoder_input(), keys, values, mask
         )
         traced = trace.wanted(self.name)
@@ -271,7 +272,7 @@ class Recurrent(Seq2Seq):
             hidden[None],
             sizes,
             self.candidate_dropout,
-            across,
+            decoder_attention,
             traced,
         )
         assert contexts is not None
@@ -283,14 +284,14 @@ class Recurrent(Seq2Seq):
         history = [x, *(layer[0].to(embedding.dtype) for layer in states)]
         if self.training:
             features = _unpack(self._features(history, contexts), packed)
-        else:  # a trace of the fusion shows sentences, not packed rows
+        else:  # a trace of the fusion needs sentences, not packed rows
             unpacked = [_unpack(layer, packed) for layer in history]
             features = self._features(unpacked, _unpack(contexts, packed))
         step = state.step + tgt_in.shape[1]
         return features, State(state.per_sentence, (hidden,), step)
 
     def _features(self, history: Sequence[Tensor], context: Tensor) -> Tensor:
-        """Return the input of the output projection; the embedding is first in the history."""
+        """Return the input of the output projection; ``history`` begins with the embedding."""
         if self.project is not None:
             context = self.project(context)
         fused = self.decoder_fuse(history)
@@ -298,7 +299,7 @@ class Recurrent(Seq2Seq):
         return self.output_dropout(features)
 
     def _decoder_input(self) -> Tensor:
-        """Return the matrix from the result of attention to the input columns of the decoder.
+        """Return the matrix that projects the result of attention for the decoder's lowest cell.
 
         With ``project_context`` it is the product of two matrices, which is computed only once if
         no gradients are needed.
@@ -336,21 +337,24 @@ class Recurrent(Seq2Seq):
 
 
 def _unpack(x: Tensor, packed: Packing | None) -> Tensor:
-    """Return rows of steps (B * K, T, ...); without a packing there is one step."""
+    """Return the values of slots as (B * K, T, ...); without a packing T is 1."""
     return x[:, None] if packed is None else packed.unpack(x)
 
 
 def _row_multiple(embedding: Tensor) -> int:
-    """Return the number to whose multiples the packing rounds numbers of rows up.
+    """Return the multiple to which the packing rounds up the number of rows.
 
-    For bf16 on CPU, torch compiles each new shape of a product first; rounding avoids new shapes.
+    For bf16 on CPU, torch compiles a product for each new shape, and rounding avoids new shapes.
     """
     on_cpu = embedding.device.type == "cpu"
     return 16 if on_cpu and product_dtype(embedding) == torch.bfloat16 else 1
 
 
 def _state_dtype(embedding: Tensor) -> torch.dtype:
-    """Return at least float32: lower precision would lose what each step adds to a state."""
+    """Return the type of the states, at least float32.
+
+    A lower precision would round away the small changes of a state in each step.
+    """
     return torch.promote_types(embedding.dtype, torch.float32)
 
 
@@ -360,9 +364,10 @@ def _fusion_of_states(config: FusionConfig, widths: Sequence[int], name: str) ->
 
 
 def initialise_uniform(model: nn.Module, bound: float) -> None:
-    """Initialise as Meng and Zhang 2019.
+    """Initialise the weights like Meng and Zhang 2019.
 
-    Matrices, embeddings and the vector of attention are U(-bound, bound), biases 0, gains 1.
+    Matrices, embeddings and the vector of attention are uniform between -bound and bound. Biases
+    are 0 and gains are 1.
     """
     for module in model.modules():
         if isinstance(module, Cell):

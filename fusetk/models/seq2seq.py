@@ -1,6 +1,6 @@
 """The interface of every translation model: ``Seq2Seq``, ``Memory`` and ``State``.
 
-Training and search know models through this file only. They use a model like this:
+Training and search use a model only through the interface in this file:
 
     memory = model.encode(src, src_mask)             # encode a batch of sentences, once
     state = model.start(memory)                      # the state before the first target token
@@ -10,9 +10,10 @@ Training and search know models through this file only. They use a model like th
 Training calls ``decode`` once with complete targets. Search calls it once for each target position,
 with the state that the previous call returned.
 
-Shapes, here and in all other files: B sentences, K hypotheses of each sentence, S source positions,
-T target positions, D features (width), V vocabulary entries. The batch is axis 0. Masks are True at
-real tokens and False at padding. Models do not deal with devices, processes, precision or files.
+Symbols in shapes, here and in all other files: B sentences, K hypotheses of each sentence, S source
+positions, T target positions, D features (width), V vocabulary entries. The batch is axis 0. Masks
+are True at real tokens and False at padding. Models do not deal with devices, processes, precision
+or files.
 """
 
 from typing import NamedTuple
@@ -30,8 +31,8 @@ class Memory(NamedTuple):
     """The encoder's result, which the decoder reads."""
 
     history: tuple[Tensor, ...]
-    """The embedding, or the output of the last summary layer, then the outputs of the layers above
-    it: each (B, S, D_i). Layers that nothing reads may be missing."""
+    """The embedding (or the output of the last summary layer, if there is one), and the outputs of
+    the layers above it, each (B, S, D_i). Layers that the decoder does not read may be missing."""
     output: Tensor
     """The output of the encoder (B, S, D): the fused layers, or the highest layer."""
     mask: Tensor
@@ -39,15 +40,17 @@ class Memory(NamedTuple):
     embedding: Tensor | None = None
     """The source embeddings (B, S, E), for decoders that attend to them too (``conv``)."""
     layer_keys_values: tuple[Tensor, ...] = ()
-    """For each decoder layer, the source keys and values that it attends to, each (B, S, D_i), for
-    models whose encoder layers compute them (``coordinated``)."""
+    """For each decoder layer, the source keys and values that it attends to, or the tensor from
+    which it computes them, each (B, S, D_i). Only ``coordinated`` sets them: its encoder layers
+    compute them."""
 
 
 class State(NamedTuple):
-    """Everything that the decoder remembers between two calls of ``decode``.
+    """All data that ``decode`` needs besides the next target tokens.
 
-    A state is a value: ``decode`` returns a new one, and no module keeps any part of it. Axis 0 of
-    every tensor is the batch. Search selects rows of the two fields separately.
+    A state is immutable: ``decode`` returns a new one, and no module stores a part of it. Axis 0 of
+    every tensor is the batch. Search selects rows of ``per_sentence`` and of ``per_hypothesis``
+    separately.
     """
 
     per_sentence: NestedTensors
@@ -72,12 +75,13 @@ class ModelConfig(ComponentConfig):
 class Seq2Seq(nn.Module):
     """A translation model.
 
-    Subclasses set ``output`` and write ``encode``, ``start``, ``decode`` and ``layers``.
+    Subclasses set ``output`` and implement ``encode``, ``start``, ``decode`` and ``layers``.
     """
 
     Config: type[ModelConfig]
     max_positions: int | None = None
-    """The longest sentence that the model can read, in tokens with EOS; None: no limit."""
+    """Length of the longest sentence that the model can read, in tokens with EOS; None: no
+    limit."""
     output: OutputProjection | NormedLinear
     """The output projection (..., D) -> (..., V). It returns logits."""
 
@@ -89,7 +93,7 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError
 
     def start(self, memory: Memory) -> State:
-        """Return the state before the first target token, with K = 1 hypothesis a sentence."""
+        """Return the state before the first target token, with K = 1 hypothesis per sentence."""
         raise NotImplementedError
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
@@ -103,14 +107,14 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Return the features (B, T, D) of complete targets (B, T); training calls this."""
+        """Return the features (B, T, D) of complete targets (B, T). Training calls this method."""
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features
 
     def layers(self) -> list[nn.Module]:
-        """Return the layers, which may be compiled or sharded one by one; by default none.
+        """Return the layers, which may be compiled or sharded one by one; by default an empty list.
 
-        Each layer runs by its ``forward`` only, except for ``CrossAttention.project``, which
-        ``start`` may call.
+        The model calls only ``forward`` of a layer. The exception is ``CrossAttention.project``:
+        ``start`` may call it before the layer runs.
         """
         return []

@@ -38,7 +38,7 @@ class StackConfig(Config):
     that one more layer would receive."""
     checkpoint: bool = False
     """Save only the input of each layer and compute the layer again in the backward pass (gradient
-    checkpointing): less memory, more time."""
+    checkpointing). This needs less memory and more time."""
 
     @model_validator(mode="after")
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
@@ -63,12 +63,12 @@ class Layer(nn.Module):
     """Features of its output."""
 
     def forward(self, x: Tensor, context: Any) -> tuple[Tensor | None, Any]:
-        """Return the layer's output for its input x (B, T, D), and its state.
+        """Return the layer's output (B, T, width) for its input x (B, T, D), and a state.
 
-        ``context`` is all that the layer reads besides x, such as masks, caches and the source.
-        The state is what the next call or the other side needs of this layer, such as the extended
-        cache. Both have the types that the backbone chooses, or are None. A highest layer of
-        which only the state is used returns None for its output.
+        ``context`` has the other inputs of the layer, such as masks, caches and the source. The
+        state is read by the next call or by the other side of the model, for example the extended
+        cache. The backbone chooses the types of the context and of the state; both may be None. A
+        highest layer returns None for its output if the model uses only its state.
         """
         raise NotImplementedError
 
@@ -77,15 +77,17 @@ class StackOutput(NamedTuple):
     """The result of one pass through a stack."""
 
     history: tuple[Tensor, ...]
-    """The embedding, or the output of the last summary, then the outputs of the layers above it."""
+    """The embedding (or the output of the last summary layer, if there is one), and the outputs of
+    the layers above it."""
     output: Tensor
-    """The fused layers; or the last item of the history if the highest layer has no output."""
+    """The fused layers. If the highest layer has no output: the last item of the history."""
     states: tuple[Any, ...]
     """The state of each module of ``layers``."""
 
 
 LayerFactory = Callable[[PlannedModule, str, int], Layer]
-"""``factory(planned, name, input_width)`` builds one module; ``name`` is for ``fusetk.trace``."""
+"""Function ``(planned, name, input_width)`` that builds one module; ``name`` is the prefix of the
+tensors that the module records with ``fusetk.trace``."""
 
 
 class Stack(nn.Module):
@@ -100,14 +102,14 @@ class Stack(nn.Module):
         summary: LayerFactory,
         uses_output: bool = True,
     ):
-        """``widths`` are those that the backbone gives to the embedding and to each layer.
+        """``widths`` are the widths that the backbone gives to the embedding and to each layer.
 
-        ``name`` is the side. ``layer`` builds a layer, ``summary`` a summary layer that the
-        connection adds. ``uses_output``: whether the model uses the output of the stack and not
-        only its history and states.
+        ``name`` is the side, "encoder" or "decoder". ``layer`` builds a layer. ``summary`` builds a
+        summary layer that the connection adds. ``uses_output``: whether the model uses the output
+        of the stack and not only its history and states.
         """
         super().__init__()
-        self.layers = nn.ModuleList()  # with the added summary layers
+        self.layers = nn.ModuleList()  # the layers and the added summary layers
         self.connect = build_connection(config.connect, f"{name}.connect")
         self.plan = config.connect.plan(widths, self.connect.residual)
         self.checkpoint = config.checkpoint
@@ -134,9 +136,9 @@ class Stack(nn.Module):
         self.fuse = build_fusion(config.fuse, fused_widths, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
 
-    def _feeds_connection(self, module: int) -> bool:
-        """Whether the connection passes on the output of this module."""
-        return self.fuses_next_input or module + 1 < len(self.plan)
+    def _feeds_connection(self, i: int) -> bool:
+        """Whether the connection reads the output of module ``i`` of ``layers``."""
+        return self.fuses_next_input or i + 1 < len(self.plan)
 
     @property
     def depth(self) -> int:
@@ -149,7 +151,10 @@ class Stack(nn.Module):
         return self.checkpoint and self.training
 
     def per_module(self, values: Iterable[T]) -> list[T | None]:
-        """Align one value for each layer with ``layers``: None for added summary layers."""
+        """Return one item for each module of ``layers``: None for an added summary layer.
+
+        The items of the other modules are ``values``, which has one value for each layer.
+        """
         remaining = iter(values)
         return [None if planned.is_summary else next(remaining) for planned in self.plan]
 
@@ -192,8 +197,8 @@ def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:
     if attend.layer_by_layer:
         if encoder.layers != decoder.layers:
             raise ValueError(
-                f"decoder.attend: {kind} needs as many encoder layers as decoder layers, here are "
-                f"{encoder.layers} and {decoder.layers}: give both the same number"
+                f"decoder.attend: {kind} needs as many encoder layers as decoder layers, but there "
+                f"are {encoder.layers} and {decoder.layers}: give both the same number"
             )
         if encoder.connect.summarised_layers(encoder.layers):
             raise ValueError(

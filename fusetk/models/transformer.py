@@ -26,19 +26,19 @@ class BlockConfig(ModelConfig):
     """Sizes and options of Transformer layers."""
 
     heads: int = Field(8, ge=1)
-    """Attention heads; `width` must be a multiple of them."""
+    """Number of attention heads; `width` must be a multiple of it."""
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
     norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (`post`, the original), or before each sub-layer
-    and once at the end (`pre`)."""
+    """Layer normalisation after each residual sum (`post`, as in the original paper), or before
+    each sub-layer and once at the end (`pre`)."""
     activation: Activation = "relu"
     """Activation of the feed-forward layers."""
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    """Position embeddings: sines and cosines, for sentences of any length (Vaswani et al. 2017), or
-    a learned vector for each position (Gehring et al. 2017)."""
+    """Position embeddings: sines and cosines, for sentences of any length (Vaswani et al. 2017), a
+    learned vector for each position (Gehring et al. 2017), or none."""
     max_positions: int = Field(1024, ge=1)
-    """Longest sentence with learned positions, in tokens with EOS."""
+    """Length of the longest sentence with learned positions, in tokens with EOS."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on the output of each sub-layer, before the residual sum."""
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
@@ -46,14 +46,14 @@ class BlockConfig(ModelConfig):
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on attention weights."""
     attention_bias: bool = True
-    """Biases in the projections of attention; tensor2tensor has none."""
+    """Add biases in the projections of attention; tensor2tensor has no such biases."""
     activation_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout in the feed-forward layers, after the activation."""
     tie: Literal["none", "target", "all"] = "none"
     """Share the output matrix with the target embedding, or with both embeddings (`all` needs one
     joint vocabulary)."""
     output_bias: bool = True
-    """A bias for each entry of the target vocabulary."""
+    """Add a bias for each entry of the target vocabulary."""
     init: Literal["xavier", "mlrf"] = "xavier"
     """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
     4.2."""
@@ -76,8 +76,8 @@ class TransformerConfig(BlockConfig):
     decoder: DecoderConfig = DecoderConfig(layers=6)
     """Depth, connection, fusion and attention of the decoder."""
     context_gate: Literal["none", "scalar", "vector"] = "none"
-    """Combine the results of self-attention and of attention to the source by a gate: one number
-    for each position, or one for each feature (Tu et al. 2017)."""
+    """Combine the results of self-attention and of attention to the source by a gate with one
+    number for each position (`scalar`) or for each feature (`vector`) (Tu et al. 2017)."""
 
     @model_validator(mode="after")
     def _sides_fit_together(self) -> "TransformerConfig":
@@ -110,7 +110,7 @@ class Residual(nn.Module):
 
 
 class TransformerLayer(Layer):
-    """Self-attention and feed-forward, common to the layers of both sides.
+    """Self-attention and a feed-forward network, common to the layers of both sides.
 
     A layer may be narrower than the model (``connect: dense``). Its input is projected to its own
     width, and its feed-forward layer is narrower in proportion.
@@ -119,7 +119,7 @@ class TransformerLayer(Layer):
     def __init__(self, config: BlockConfig, name: str, input_width: int, width: int):
         super().__init__()
         self.width = width
-        # The projection of the input; checkpoints know it by this name.
+        # The projection of the input; it has this name in checkpoints.
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
         self.attention = SelfAttention(
             width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
@@ -138,8 +138,9 @@ class TransformerLayer(Layer):
 class ContextGate(nn.Module):
     """(1 - g) t + g s with the gate g = sigmoid(W_t t + W_s s + b) (Tu et al. 2017).
 
-    t is the result of self-attention, s that of attention to the source. He et al. 2018, section
-    5.4, use the gate in the Transformer. Taking t and s before the residual sum is our choice.
+    t is the result of self-attention, and s is the result of attention to the source. He et al.
+    2018, section 5.4, use the gate in the Transformer. Our choice is that the gate precedes the
+    residual sum.
     """
 
     def __init__(self, width: int, gates: int):
@@ -153,7 +154,7 @@ class ContextGate(nn.Module):
 
 
 class TransformerEncoderLayer(TransformerLayer):
-    """Self-attention and feed-forward. The context is the source mask (B, S)."""
+    """Self-attention and a feed-forward network. The context is the source mask (B, S)."""
 
     def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
         """(B, S, input width) -> (B, S, D)."""
@@ -171,13 +172,13 @@ class DecoderContext(NamedTuple):
     visible: Tensor | None
     """Which cache slots each new position attends to; see ``cache_mask``."""
     keys_values: Tensor
-    """Keys and values of n sources (B, n * S, 2D)."""
+    """Keys and values of the layer's n sources (B, n * S, 2D)."""
     source_mask: Tensor
     """(B, S)."""
 
 
 class TransformerDecoderLayer(TransformerLayer):
-    """Causal self-attention, attention to the source, and feed-forward."""
+    """Causal self-attention, attention to the source, and a feed-forward network."""
 
     def __init__(
         self,
@@ -214,7 +215,10 @@ class TransformerDecoderLayer(TransformerLayer):
 
 
 class SummaryLayer(Layer):
-    """Projects all features below it to the usual width and normalises them. Needs no context."""
+    """Projection of all features below to the usual width, with layer normalisation.
+
+    The layer ignores its context.
+    """
 
     def __init__(self, input_width: int, width: int):
         super().__init__()
@@ -241,7 +245,10 @@ class TransformerEmbedding(nn.Module):
         tied: nn.Embedding | None = None,
         language: bool = False,
     ):
-        """``tied``: share these token embeddings. ``language``: add a learned vector everywhere."""
+        """``tied``: token embeddings to share.
+
+        ``language``: whether to add one learned vector to all positions.
+        """
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, config.width) if tied is None else tied
         self.positions: Sinusoidal | Learned | None = None
@@ -265,7 +272,7 @@ class TransformerEmbedding(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sentence in tokens with EOS; None: no limit."""
+        """Length of the longest sentence, in tokens with EOS; None: no limit."""
         return None if self.positions is None else self.positions.max_positions
 
 
@@ -318,7 +325,7 @@ class Transformer(Seq2Seq):
             summary=build_summary_layer,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
-        # Layers of a pre-norm model do not normalise their output; it is normalised here.
+        # Layers of a pre-norm model do not normalise their output, so it is normalised here.
         pre = config.norm == "pre"
         self.source_norms = nn.ModuleList(
             nn.LayerNorm(source_width) if pre else nn.Identity()

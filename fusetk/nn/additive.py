@@ -9,9 +9,9 @@ from torch import Tensor, nn
 class AdditiveAttention(nn.Module):
     """Attention in which a head scores a source position by v . tanh(W s + U h).
 
-    All heads share v. The values are the annotations themselves; each head reads its own part of
-    their features. With n > 1 sources, the softmax is taken per source and the n contexts are
-    summed.
+    s is the query and h is the source state of the position. All heads share v. Each head reads its
+    own part of the features of the values. With n > 1 sources, the softmax is computed for each
+    source, and the n contexts are summed.
     """
 
     def __init__(self, width: int, heads: int, sources: int = 1):

@@ -13,9 +13,9 @@ from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.precision import product_dtype
 
-# On CPU, plain matrix products replace PyTorch's fused kernel up to this number of keys. A key of
-# the table is the type of the products and whether they need gradients. The results differ in
-# rounding only. ``fusetk.machine`` measures the numbers on the current machine.
+# Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each
+# type of the products, with and without gradients. The results differ in rounding only.
+# ``fusetk.machine`` measures the lengths on the current machine.
 plain_up_to: dict[tuple[torch.dtype, bool], int] = {(torch.bfloat16, True): sys.maxsize}
 
 
@@ -32,14 +32,15 @@ def scaled_dot_product(
     """Return softmax(q k^T scale) v: (B, H, T, d), (B, H, S, d), (B, H, S, d) -> (B, H, T, d).
 
     ``scale`` is 1 / sqrt(d) by default. ``mask`` broadcasts to (B, H, T, S) and is True at the
-    keys that a query can see. With an active trace listener, the attention weights are
-    materialised and recorded under ``name``. Otherwise PyTorch's fused kernel computes the result;
-    on CPU, plain products replace it up to ``plain_up_to`` keys, where they are faster.
+    keys that a query can see. If a trace listener matches ``name``, the attention weights are
+    computed explicitly and recorded. Otherwise PyTorch's fused kernel computes the result. On CPU,
+    plain products replace the kernel up to ``plain_up_to`` keys, where they are faster.
 
-    With n > 1 ``sources``, keys and values are concatenated along positions, (B, H, n * S, d). The
-    softmax is taken per source, and the n contexts are summed. On CPU one product with all keys
-    and one with all values is faster than the fused kernel; on other devices each source is a head
-    of the kernel. The recorded weights are (B, n * H, T, S).
+    With n > 1 ``sources``, the keys and values of the sources are concatenated along positions,
+    (B, H, n * S, d). The softmax is computed for each source, and the n contexts are summed. On
+    CPU, one product with all keys and one with all values are faster than the fused kernel. On
+    other devices the kernel treats each source as a head. The recorded weights have the shape
+    (B, n * H, T, S).
     """
     traced = trace.wanted(name)
     plain = traced
@@ -75,7 +76,8 @@ def scaled_dot_product_as_heads(
 ) -> Tensor:
     """Compute ``scaled_dot_product`` of several sources with the fused kernel.
 
-    Each source of a head is passed to the kernel as a head of its own.
+    Each pair of a head and a source is a separate head of the kernel. The shapes are those of
+    ``scaled_dot_product``.
     """
     k, v = (t.unflatten(2, (sources, -1)).flatten(1, 2) for t in (k, v))  # (B, H * n, S, d)
     contexts = F.scaled_dot_product_attention(
@@ -97,28 +99,30 @@ def join_heads(x: Tensor) -> Tensor:
 def cache_mask(
     token_slots: Tensor, sentences: int, past: int, length: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Assign cache slots to the next ``length`` tokens of each hypothesis; mask what they can see.
+    """Assign cache slots to the next T = ``length`` tokens of each hypothesis, and mask the slots.
 
     All hypotheses of a sentence share one cache, whose first ``past`` slots are filled.
-    ``token_slots`` (B * K, t) are the slots of each hypothesis' tokens. Returns them with the new
-    tokens' slots (B * K, t + T), and a mask (B, 1, K * T, past + K * T); the mask is None if every
+    ``token_slots`` (B * K, t) are the slots of each hypothesis' earlier tokens. Returns the slots
+    of the earlier and the new tokens (B * K, t + T), and a mask that broadcasts to
+    (B, 1, K * T, past + K * T). It is True at the slots that a new token can see, and None if every
     slot is visible.
     """
     rows, steps = token_slots.shape
-    width = rows // sentences
+    hypotheses = rows // sentences
+    new = hypotheses * length
     device = token_slots.device
-    new_slots = torch.arange(past, past + width * length, device=device).view(width, length)
+    new_slots = torch.arange(past, past + new, device=device).view(hypotheses, length)
     all_slots = torch.cat((token_slots, new_slots.repeat(sentences, 1)), dim=1)
-    if width == 1 and past == steps:  # each sentence has had one hypothesis in all steps
+    if hypotheses == 1 and past == steps:  # each sentence has had one hypothesis in all steps
         return all_slots, causal_mask(length, past, device)
-    visible = torch.zeros(rows, length, past + width * length, dtype=torch.bool, device=device)
+    visible = torch.zeros(rows, length, past + new, dtype=torch.bool, device=device)
     for i in range(length):
         visible[:, i].scatter_(1, all_slots[:, : steps + i + 1], True)
-    return all_slots, visible.view(sentences, 1, width * length, -1)
+    return all_slots, visible.view(sentences, 1, new, -1)
 
 
 def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
-    """Return a mask (length, past + length), True at a query's own position and earlier ones.
+    """Return a mask (length, past + length), True at a query's own and at earlier positions.
 
     Returns None for a single query, which can see all positions.
     """
@@ -128,7 +132,7 @@ def causal_mask(length: int, past: int, device: torch.device) -> Tensor | None:
 
 
 class KeysValues(nn.Linear):
-    """The key and value part of a ``SelfAttention``'s projection, for layers without queries."""
+    """The part of a ``SelfAttention``'s projection that computes keys and values only."""
 
 
 class SelfAttention(nn.Module):
@@ -146,7 +150,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width, bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, D), mask broadcast to (B, H, T, T) -> (B, T, D)."""
+        """x (B, T, D), mask that broadcasts to (B, H, T, T) -> (B, T, D)."""
         return self.source(x, mask, self.name)[0]
 
     def source(self, x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
@@ -163,8 +167,8 @@ class SelfAttention(nn.Module):
         """Return the result (B * K, T, D) and the cache with the new keys and values.
 
         ``x`` is (B * K, T, D). ``cache`` holds the keys and values of earlier tokens in n slots,
-        (B, n, 2D). ``mask`` (B, 1, K * T, n + K * T) says which of the n old and K * T new slots
-        each position can see; None means all.
+        (B, n, 2D). ``mask`` broadcasts to (B, 1, K * T, n + K * T) and is True at the old and new
+        slots that a position can see. None means all slots.
         """
         sentences = len(cache.buffer)
         width = x.shape[-1]
@@ -179,7 +183,10 @@ class SelfAttention(nn.Module):
         return F.linear(x, self.project.weight[width:], None if bias is None else bias[width:])
 
     def across(self, x: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
-        """Attend from x (B * K, T, D) to other positions, (B, S, 2D), with the same projections."""
+        """Attend from x (B * K, T, D) to ``keys_values`` (B, S, 2D) of other positions.
+
+        The projections are the same as in self-attention. Returns (B * K, T, D).
+        """
         width, bias = x.shape[-1], self.project.bias
         q = F.linear(x, self.project.weight[:width], None if bias is None else bias[:width])
         q = q.reshape(len(keys_values), -1, width)
@@ -194,9 +201,9 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention of target positions to source positions.
 
-    Keys and values are projected once per sentence. With n > 1 sources, each source has its own
-    keys and values and its own softmax; the queries are the same. The n contexts are summed and
-    scaled by sqrt(1/n) (DenseNMT's DenseAtt-2, with many heads).
+    Keys and values are computed once per sentence. With n > 1 sources, each source has its own keys
+    and values and its own softmax; the queries are the same. The n contexts are summed and scaled
+    by sqrt(1/n), as in DenseAtt-2 of DenseNMT, but with several heads.
     """
 
     def __init__(

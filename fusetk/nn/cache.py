@@ -10,18 +10,18 @@ class Cache:
     """Slots (B, n, D) that grow at their end.
 
     ``append`` returns a new cache; the old cache keeps its contents. Both share one buffer with
-    spare room. Only the first ``append`` to a cache writes into that room; a second one copies.
-    A search always continues from the newest state, so it copies each slot about once.
+    free slots. Only the first ``append`` to a cache writes into the free slots; a second one copies
+    the buffer. A search always continues from the newest state, so it copies each slot about once.
     """
 
     def __init__(self, buffer: Tensor, length: int, filled: list[int] | None = None):
-        self.buffer = buffer  # (B, room, D)
+        self.buffer = buffer  # (B, n + free slots, D)
         self.length = length
-        # Used slots of the buffer, in a list that all caches on this buffer share.
+        # The number of used slots of the buffer, in a list that all caches on this buffer share.
         self.filled = [length] if filled is None else filled
 
     def read(self) -> Tensor:
-        """(B, n, D), a view."""
+        """Return the slots (B, n, D), a view of the buffer."""
         return self.buffer[:, : self.length]
 
     def append(self, new: Tensor) -> "Cache":
@@ -35,8 +35,8 @@ class Cache:
         filled = self.filled
         if filled[0] != self.length or end > buffer.shape[1]:
             # After a short step more steps follow; after a complete sentence no step follows.
-            room = 2 * end if new.shape[1] < self.length else end
-            buffer = new.new_empty(len(new), room, new.shape[2])
+            size = 2 * end if new.shape[1] < self.length else end
+            buffer = new.new_empty(len(new), size, new.shape[2])
             filled = [end]
             buffer[:, : self.length] = self.read()
         buffer[:, self.length : end] = new

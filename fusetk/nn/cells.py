@@ -12,21 +12,22 @@ from torch.nn import functional as F
 
 InputCell = Literal["gru", "lau", "l-gru"]
 """The cells that read an input. A T-GRU reads the state only."""
-EPS = 1e-6  # of layer normalisation
+EPS = 1e-6  # epsilon of layer normalisation
 
 
 class Cell(nn.Module):
-    """R cells side by side (the directions of an encoder), each with its own weights.
+    """R cells for the R directions of an encoder, or one cell (R = 1).
 
-    A step needs one matrix product with its input, by ``input``, and one with the state, by
-    ``state``. The product with the input can be computed for all steps at once. The columns of
-    both matrices are the gates (reset, update, and for L-GRU and LAU the third gate), then the
-    candidate; ``input`` has the linear map H as last columns. The gates have no biases; the
-    candidate's projection of the state and H have one each.
+    Each direction has its own weights. A step needs two matrix products: of the input with
+    ``input``, and of the state with ``state``. The products with ``input`` can be computed for all
+    steps at once. The first columns of both matrices are the gates: reset, update, and for L-GRU
+    and LAU the third gate. The next columns are the candidate. For L-GRU and LAU the last columns
+    of ``input`` are the linear map H. The gates have no biases. The candidate's projection of the
+    state has a bias, and H has a bias.
     """
 
     def __init__(self, kind: str, read: int, width: int, directions: int = 1, norm: bool = True):
-        """``read``: features of the input, ignored by a T-GRU, which reads no input.
+        """``read``: features of the input; a T-GRU ignores it.
 
         ``norm``: apply layer normalisation to each gate before its sigmoid.
         """
@@ -67,13 +68,13 @@ class Cell(nn.Module):
         else:
             x = x.to(h.dtype)
             r, z, *third = self._gates(gates + x[..., :end])
-            read = x[..., end : end + width]
+            candidate_input = x[..., end : end + width]
             linear = x[..., end + width :]
             if self.linear_bias is not None:
                 linear = linear + self.linear_bias[:, None]
             if self.kind == "lau":
-                read = (1 - r) * read
-            c = torch.tanh(read + r * recalled)
+                candidate_input = (1 - r) * candidate_input
+            c = torch.tanh(candidate_input + r * recalled)
             if self.kind == "l-gru":
                 c = c + third[0] * linear
         if mask is not None:
@@ -110,5 +111,5 @@ class Transition(nn.Module):
 
     @property
     def input_weight(self) -> Tensor:
-        """The matrix (R, read, columns) that projects the input for the lowest cell."""
+        """Matrix (R, features, columns) that projects the input for the lowest cell."""
         return self.cells[0].input  # type: ignore[return-value]

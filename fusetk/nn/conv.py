@@ -11,8 +11,8 @@ from fusetk.nn.weightnorm import NormedLinear
 class GatedConvolution(NormedLinear):
     """GLU(W [x_t; ...; x_{t+k-1}] + b), weight-normalised (Gehring et al. 2017, section 3.2).
 
-    Dropout is applied to x. The k taps are concatenated, so that a layer is one matrix product
-    for a sentence as well as for one step of decoding.
+    Dropout is applied to x. The k neighbours are concatenated, so a layer is one matrix product,
+    both for complete sentences and for one step of decoding.
     """
 
     def __init__(self, width: int, out: int, kernel: int, dropout: float):
@@ -22,7 +22,7 @@ class GatedConvolution(NormedLinear):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with its k - 1 additional neighbours (B, T + k - 1, D) -> (B, T, out)."""
+        """x with k - 1 padding or earlier positions (B, T + k - 1, D) -> (B, T, out)."""
         x = self.dropout(x)
         if self.kernel > 1:
             length = x.shape[1] - self.kernel + 1

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability ``rate`` in training; scale the rest by 1 / (1 - rate).
+    """Dropout: in training, an element is 0 with probability ``rate``, else times 1 / (1 - rate).
 
-    On CPU, PyTorch draws one float per mask element in one thread, which costs more than the layer
-    around it. Here four elements share one 64-bit draw. Therefore the rate is rounded to a
-    multiple of 2^-16, and the scale is that of the rounded rate.
+    On CPU, PyTorch draws one float for each element in one thread. This can take longer than the
+    layer itself. Here four elements share one random number of 64 bits. Therefore the rate is
+    rounded to a multiple of 2^-16, and the scale is computed from the rounded rate.
     """
 
     def __init__(self, rate: float):
@@ -56,7 +56,7 @@ class Dropout(nn.Module):
 
     @property
     def active_rate(self) -> float:
-        """The rate, 0 in evaluation. It is for kernels that apply dropout themselves."""
+        """The rate in training, 0 in evaluation, for kernels that apply dropout themselves."""
         return self.rate if self.training else 0.0
 
     def extra_repr(self) -> str:

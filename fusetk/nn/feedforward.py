@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fusetk.nn.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
-# An activation may overwrite its input: no other function reads the linear layer's output.
+# An activation may overwrite its input, because only the activation reads the layer's output.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "gelu": F.gelu,

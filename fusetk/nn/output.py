@@ -9,10 +9,10 @@ PIECE_GPU = 1 << 27
 
 
 class OutputProjection(nn.Module):
-    """Features (..., D) -> logits (..., V). The matrix can be shared with an embedding (``tied``).
+    """Linear map from features (..., D) to logits (..., V).
 
-    This is no ``nn.Linear``: the loss reads ``weight`` and ``bias`` itself, so that it holds the
-    logits in memory only once.
+    The matrix can be shared with an embedding (``tied``). This is not an ``nn.Linear``: the loss
+    reads ``weight`` and ``bias`` itself, so that the logits are in memory only once.
     """
 
     def __init__(self, width: int, vocabulary: int, bias: bool = True, tied: Tensor | None = None):

@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """The slots of a packed batch. Step t processes the first ``sizes[t]`` of the sorted sentences.
+    """The N slots of a packed batch, one for each token.
 
-    The longest sentence is the first. Slots are numbered step by step. Rounding adds padding
-    slots, which repeat the preceding slot. Their outputs are ignored, and slots after the last
-    step are not computed.
+    Sentences are sorted, the longest first. Step t processes the first ``sizes[t]`` of them. Slots
+    are numbered step by step. Rounding adds padding slots, which repeat the preceding slot. Their
+    outputs are ignored, and slots after the last step are not computed.
     """
 
-    sizes: list[int]  # sentences at each step
+    sizes: list[int]  # number of sentences at each step
     order: Tensor  # (rows,) the sentence of each row
     places: Tensor  # (N,) the index in (B * T) of each slot's token
     mirrored: Tensor  # (N,) the slot of the same sentence at the mirrored position
@@ -30,7 +30,7 @@ class Packing(NamedTuple):
 
 
 def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
-    """Pack B sentences of ``lengths`` (B,), each from 1 to ``steps`` tokens.
+    """Pack B sentences with ``lengths`` (B,), each from 1 to ``steps`` tokens.
 
     Sizes are rounded up to a multiple of ``multiple``. If ``multiple`` > 1, the number N of slots
     is rounded up to a multiple of 16 * ``multiple``.
@@ -42,8 +42,8 @@ def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
     sizes = sizes[: int(lengths[0])]
     starts = sizes.cumsum(0) - sizes
     count = int(sizes.sum())
-    step = torch.arange(len(sizes)).repeat_interleave(sizes)  # of each slot
-    row = torch.arange(count) - starts[step]  # of each slot
+    step = torch.arange(len(sizes)).repeat_interleave(sizes)  # (N,) step of each slot
+    row = torch.arange(count) - starts[step]  # (N,) row of each slot
     if multiple > 1:
         extra = -count % (16 * multiple)
         step = torch.cat((step, step[-1:].expand(extra)))

@@ -18,7 +18,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Sinusoidal(nn.Module):
-    """Sinusoidal positions, without parameters and without a limit of the length."""
+    """Sinusoidal encodings, without parameters and without a limit on the length."""
 
     max_positions: int | None = None
 
@@ -48,7 +48,7 @@ class Learned(nn.Module):
     def forward(self, start: int, length: int) -> Tensor:
         """Return the vectors of positions start .. start + length - 1: (length, D).
 
-        Raises ValueError if the last of them is past ``max_positions``.
+        Raises ValueError if there are more than ``max_positions`` positions.
         """
         if start + length > self.max_positions:
             raise ValueError(

@@ -27,9 +27,9 @@ class DecoderAttention(NamedTuple):
 class RecurrenceOutput(NamedTuple):
     """The results of a recurrence for its N slots."""
 
-    states: tuple[Tensor, ...]  # of each cell, from the lowest, (R, N, D)
-    contexts: Tensor | None = None  # of the attention, (N, C)
-    weights: Tensor | None = None  # of the attention, (N, n * S, H), if requested
+    states: tuple[Tensor, ...]  # (R, N, D) for each cell, the lowest first
+    contexts: Tensor | None = None  # (N, C), results of the attention
+    weights: Tensor | None = None  # (N, n * S, H), attention weights, if requested
 
 
 def run_recurrence(
@@ -43,11 +43,11 @@ def run_recurrence(
 ) -> RecurrenceOutput:
     """Run a recurrence over N slots, with fused kernels if they can be used.
 
-    ``x`` (R, N, columns of the lowest cell) are the projected inputs, ``h`` (R, rows, D) the
-    states before the first step. ``sizes`` are the rows of each step, as in a ``Packing``; slots
-    after the last step are not computed. With ``decoder``, rows are hypotheses, equally many for
-    each of its sentences. ``dropout`` applies to each candidate. ``weights``: return the attention
-    weights, too.
+    ``x`` (R, N, columns of the lowest cell) are the projected inputs. ``h`` (R, rows, D) are the
+    states before the first step. ``sizes`` are the numbers of rows of each step, as in a
+    ``Packing``; slots after the last step are not computed. With ``decoder``, the rows are
+    hypotheses, and each sentence has the same number of them. ``dropout`` applies to each
+    candidate. ``weights``: whether to return the attention weights.
     """
     cells: list[Cell] = [*first.cells, *(decoder.above.cells if decoder else ())]
     random_bits = None
@@ -112,7 +112,10 @@ def _run_step_by_step(
 
 
 def _attend(decoder: DecoderAttention, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend from ``states`` (rows, D) of a step to their sentences."""
+    """Attend from the ``states`` (rows, D) of a step to their sentences.
+
+    Returns the contexts (rows, C) and the attention weights (rows, n * S, H).
+    """
     # In training a row is a sentence, and a step has only the rows of unfinished sentences.
     sentences = min(len(states), len(decoder.keys))
     return decoder.attention(

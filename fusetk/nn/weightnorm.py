@@ -8,13 +8,16 @@ from torch.nn import functional as F
 
 
 class NormedLinear(nn.Module):
-    """x W^T + b, with w = g v / |v| for each row of W (Salimans and Kingma 2016).
+    """x W^T + b, with w = g v / |v| for each row w of W (Salimans and Kingma 2016).
 
-    The shapes are (..., in) -> (..., out).
+    The shapes are (..., width) -> (..., out).
     """
 
     def __init__(self, width: int, out: int, std: float, bias: bool = True):
-        """Initialise v from N(0, std) and g as the norms of its rows; the bias is 0."""
+        """Draw v from a normal distribution with standard deviation ``std``.
+
+        g is initialised with the norms of the rows of v, so that W = v. The bias is 0.
+        """
         super().__init__()
         self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
         self.g = nn.Parameter(self.v.detach().norm(dim=1))
@@ -23,7 +26,7 @@ class NormedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W (out, in). In evaluation without gradients it is computed once and cached.
+        """W (out, width). In evaluation without gradients it is computed once and cached.
 
         Changing the mode, the number type or the device invalidates the cache.
         """

@@ -115,7 +115,7 @@ def test_a_plug_in_of_another_kind_is_refused(site: str) -> None:
         "fuse": "fusetk.models.connect:DenseConnection",
         "connect": "fusetk.fusion.ffn:FFNFusion",
     }[site]
-    with pytest.raises(ValueError, match="not a subclass of"):
+    with pytest.raises(ValueError, match="is not a subclass of"):
         StackConfig.model_validate({"layers": 2, site: other})
 
 

@@ -6,5 +6,5 @@ KINDS = {"gru": 0, "t-gru": 1, "l-gru": 2, "lau": 3}  # numbers of the cells in 
 
 
 def enabled() -> bool:
-    """Return False if FUSETK_KERNELS disables the fused kernels."""
+    """Return whether the fused kernels are enabled; FUSETK_KERNELS=off disables them."""
     return os.environ.get("FUSETK_KERNELS", "").lower() not in ("off", "0", "no", "false")

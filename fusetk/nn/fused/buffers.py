@@ -18,12 +18,12 @@ from fusetk.nn.cells import Cell
 
 
 class LoopSpec(NamedTuple):
-    """The parts of a recurrence that receive no gradient as arguments of the loop."""
+    """The arguments of the loop for which it returns no gradient."""
 
-    cells: Sequence[Cell]  # from the lowest
+    cells: Sequence[Cell]  # the lowest first
     below_attention: int  # number of cells below the attention
-    sizes: Sequence[int]  # rows of each step
-    random_bits: Sequence[Tensor] | None  # of dropout, for each cell (R, N, D) int16
+    sizes: Sequence[int]  # number of rows of each step
+    random_bits: Sequence[Tensor] | None  # (R, N, D) int16 for each cell, for dropout
     threshold: int  # random bits below it drop an element
     scale: float  # factor of the other elements
     attention: AdditiveAttention | None
@@ -56,20 +56,20 @@ class AttentionBuffers:
 
 @dataclass
 class ForwardBuffers:
-    """Tensors of the forward pass for all N slots. The backward pass reads them, too."""
+    """Tensors of the forward pass for all N slots. The backward pass also reads them."""
 
     spec: LoopSpec
     starts: list[int]  # first slot of each step, then the first slot after the last step
     x: Tensor  # (R, N, columns), the projected inputs of the lowest cell
     h: Tensor  # (R, rows, D), the states before the first step
-    state_weights: list[Tensor]  # of each cell (R, D, columns), in the type of the products
+    state_weights: list[Tensor]  # (R, D, columns) for each cell, in the type of the products
     vectors: list[list[Tensor | None]]  # bias, linear_bias, gain, shift of each cell, float32
-    states: list[Tensor]  # of each cell (R, N, D)
-    projected: list[Tensor]  # of each cell (R, N, columns), the state before it, projected
-    # The factors of ``projected``: for the lowest cell the state of the highest cell one step
-    # before, for another cell the state of the cell below. In bfloat16 all factors are copies.
-    factors: list[Tensor]  # of each cell (R, N, D)
-    is_copy: list[bool]  # whether a cell's factor is a tensor of its own
+    states: list[Tensor]  # (R, N, D) for each cell
+    projected: list[Tensor]  # (R, N, columns) for each cell: ``factors`` @ ``state_weights``
+    # The state that each cell reads. For the lowest cell it is the state of the highest cell one
+    # step before; for another cell, the state of the cell below. In bfloat16 all are copies.
+    factors: list[Tensor]  # (R, N, D) for each cell
+    is_copy: list[bool]  # whether the factor of a cell is a copy of the states
     attention: AttentionBuffers | None
 
     def input_of(self, c: int) -> Tensor | None:
@@ -90,9 +90,9 @@ class ForwardBuffers:
         return BufferRows(self.h, 0, rows)
 
     def next_factor(self, c: int, t: int) -> BufferRows | None:
-        """Return where to copy the new state of cell ``c`` for the next product.
+        """Return the rows to which the new state of cell ``c`` is copied for the next product.
 
-        None if the next product needs no copy.
+        Returns None if the next product needs no copy.
         """
         sizes = self.spec.sizes
         above = c + 1
@@ -113,9 +113,9 @@ class ForwardBuffers:
 class AttentionGradients:
     """Gradients of the attention's tensors."""
 
-    output_grad: Tensor | None  # (N, C) float32, of the contexts as an output of the loop
-    product: Tensor  # (rows, C), of a step's contexts, from the product with ``input_weight``
-    contexts: Tensor  # (N, C) float32, the sum of both
+    output_grad: Tensor | None  # (N, C) float32, gradient of the contexts as outputs of the loop
+    product: Tensor  # (rows, C), gradient of a step's contexts from their use in ``inputs``
+    contexts: Tensor  # (N, C) float32, the sum of ``output_grad`` and ``product``
     queries: Tensor  # (N, D)
     inputs: Tensor  # (1, N, columns)
     keys: Tensor  # (sentences, n * S, D) float32
@@ -126,12 +126,12 @@ class AttentionGradients:
 class BackwardBuffers:
     """Gradients. The gradient of the current state is ``state`` + ``product``."""
 
-    output_grads: list[Tensor | None]  # of each cell (R, N, D), its states as outputs of the loop
+    output_grads: list[Tensor | None]  # (R, N, D) for each cell, of its states as loop outputs
     state: Tensor  # (R, rows, D) float32
     product: Tensor  # (R, rows, D), from the product with a state weight
-    projected: list[Tensor]  # of each cell (R, N, columns)
+    projected: list[Tensor]  # (R, N, columns) for each cell
     x: Tensor  # (R, N, columns)
-    norms: list[Tensor | None]  # of each cell (parts, R, 2, gates, D): partial sums, gain and shift
+    norms: list[Tensor | None]  # (parts, R, gain or shift, gates, D) for each cell: partial sums
     attention: AttentionGradients | None
     below_attention: int
 
@@ -217,8 +217,9 @@ def allocate_backward(
 ) -> BackwardBuffers:
     """Allocate the buffers of a backward pass.
 
-    ``output_grads`` are the gradients of the states of each cell and of the contexts.
-    ``norm_parts`` and ``vector_parts`` are the numbers of partial sums that the kernels write.
+    ``output_grads`` are the gradients of the states of each cell, and of the contexts if there is
+    an attention. ``norm_parts`` and ``vector_parts`` are the numbers of partial sums that the
+    kernels write.
     """
     spec, x, h = forward.spec, forward.x, forward.h
     count = len(spec.cells)

@@ -50,7 +50,10 @@ def library() -> ctypes.CDLL | None:
 
 
 def _compiler() -> list[str] | None:
-    """Return the path and arguments of the C++ compiler; None, with a warning, without one."""
+    """Return the path and arguments of the C++ compiler.
+
+    Returns None, with a warning, if there is no compiler.
+    """
     command = shlex.split(os.environ.get("CXX", ""))
     for name in command[:1] or ("c++", "g++", "clang++"):
         if path := shutil.which(name):
@@ -70,7 +73,7 @@ def _warn(reason: str) -> None:
 
 
 def _load(compiler: list[str], path: Path) -> ctypes.CDLL:
-    """Load the library at ``path``. Compile it first if it is missing or damaged."""
+    """Load the library at ``path``; compile it first if it is missing or damaged."""
     checksum = path.with_suffix(".sha256")
     if not (
         path.exists()
@@ -107,7 +110,7 @@ def _compile(compiler: list[str], path: Path, checksum: Path) -> None:
 def cache_folders() -> list[Path]:
     """Return folders for files that are made once on a machine, the preferred one first.
 
-    They are the user's cache folder and a folder among the temporary files.
+    The folders are in the user's cache folder and in the folder of temporary files.
     """
     folders = []
     with contextlib.suppress(RuntimeError):  # the user may have no home folder
@@ -118,9 +121,9 @@ def cache_folders() -> list[Path]:
 
 
 def _machine() -> str:
-    """Describe the processor, on which the result of -march=native depends.
+    """Return a description of the processor, on which the result of -march=native depends.
 
-    Machines that share a home folder thus have separate kernels.
+    It is part of the library's name, so machines that share a home folder have separate kernels.
     """
     flags = ""
     with contextlib.suppress(OSError):

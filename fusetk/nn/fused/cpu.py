@@ -14,7 +14,7 @@ _INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    """Define a C struct. Each of ``fields`` has the names of members and their common type."""
+    """Define a C struct. Each item of ``fields`` has the names of members and their type."""
     members = [(member, kind) for names, kind in fields for member in names.split()]
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
@@ -53,14 +53,14 @@ def usable() -> bool:
 
 
 def _address(tensor: Tensor | None, row: int = 0) -> int | None:
-    """Return the address of a row, where rows are the last dimension; None for None."""
+    """Return the address of a row; None for None. The last dimension of the tensor is a row."""
     if tensor is None:
         return None
     return tensor.data_ptr() + row * tensor.shape[-1] * tensor.element_size()
 
 
 class CpuKernels:
-    """The computations between the products of a recurrence, by ``kernels.cpp``."""
+    """The computations between the products of a recurrence, done by ``kernels.cpp``."""
 
     def __init__(self, buffers: ForwardBuffers):
         kernels = library()

@@ -21,14 +21,14 @@ from fusetk.nn.fused.buffers import (
     LoopSpec,
 )
 
-PARTS = 64  # programs per direction that share the rows of a step in the backward pass
+PARTS = 64  # number of programs per direction that share the rows of a step in the backward pass
 
 
 @lru_cache(maxsize=1)
 def _triton_usable() -> bool:
     """Return whether Triton and the C compiler that it needs are installed.
 
-    PyTorch builds for CUDA bring Triton with them.
+    Triton is installed with PyTorch for CUDA.
     """
     if not enabled() or importlib.util.find_spec("triton") is None:
         return False
@@ -67,7 +67,7 @@ def _next_power_of_2(size: int) -> int:
 
 
 class GpuKernels:
-    """The computations between the products of a recurrence, by ``programs.py``."""
+    """The computations between the products of a recurrence, done by ``programs.py``."""
 
     def __init__(self, buffers: ForwardBuffers):
         from fusetk.nn.fused import programs

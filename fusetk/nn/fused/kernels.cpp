@@ -1,7 +1,7 @@
 // The computations between the matrix products of a recurrent model, forward and backward: the
 // cells of nn/cells.py and the additive attention of nn/additive.py, in one pass over each row. The
-// backward pass recomputes the gates from the results of the products, so that no other values are
-// stored. T is the type of the products, float or bfloat16; states and their gradients are float.
+// backward pass recomputes the gates from the results of the products, so the gates are not stored.
+// T is the type of the products, float or bfloat16. States and their gradients are float.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -38,8 +38,8 @@ static inline void put(Bf16 *p, Int i, float value) {  // round to nearest, ties
     p[i] = value == value ? (Bf16)rounded : (Bf16)0x7fc0;
 }
 
-// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9; for
-// larger |x|, tanh is 1 in float.
+// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9. For
+// larger |x|, |tanh| is 1 in float.
 static inline float tanh_(float x) {
     x = x > 7.9053111f ? 7.9053111f : x;
     x = x < -7.9053111f ? -7.9053111f : x;
@@ -90,18 +90,19 @@ struct Cell {
     float *out;                   // states after the step
     void *next;                   // T: copy of the first next_rows rows for the next product
     Int next_rows, next_positions;
-    const int16_t *random_bits;   // of dropout; null: no dropout
+    const int16_t *random_bits;   // random bits for dropout; null: no dropout
     Int threshold;
     float scale;
     const float *bias, *linear_bias, *gain, *shift;
     // Backward
-    float *grad;                  // in: of the state after; out: before, without product
+    float *grad;  // before: gradient of the state after the step; then: of the state before it,
+                  // without the part `product`
     Int grad_positions;
-    const void *product;          // T: the part of the gradient that comes from the matrix product
+    const void *product;          // T: the part of the gradient from the matrix product
     Int product_positions;
     const float *output_grad;     // gradient of the states as outputs of the loop; null: none
     void *da, *dx;                // T
-    float *partial;               // (threads, directions, 2, gates * width): of gain and shift
+    float *partial;               // (threads, directions, gain or shift, gates * width), gradients
 };
 
 template <class T, int KIND>
@@ -308,12 +309,12 @@ struct Attention {
     float *weights;                       // (rows, sources * length, heads)
     void *contexts;                       // T: (rows, value_width)
     // Backward, with one hypothesis per sentence
-    const void *product;                  // T: (rows, value_width), of the contexts, from a product
-    const float *output_grad;             // of the contexts as outputs of the loop; null: none
-    float *grad;                          // the sum of both
+    const void *product;                  // T: (rows, value_width), gradient from a matrix product
+    const float *output_grad;             // gradient of the contexts as loop outputs; null: none
+    float *grad;                          // gradient of the contexts: the sum of both
     void *by_queries;                     // T
-    float *by_keys;                       // (sentences, sources * length, width), added to
-    float *by_vector;                     // (threads, width / heads), added to
+    float *by_keys;                       // (sentences, sources * length, width); adds to it
+    float *by_vector;                     // (threads, width / heads); adds to it
     // Gradient of the values, for all steps at once
     const Int *starts, *sizes;            // first row and number of rows of each step
     Int steps, sentences;

@@ -1,7 +1,7 @@
 """A recurrence as matrix products with kernels between them, and its backward pass.
 
-Products that need no order of the steps are computed once for all steps: the gradients of the
-weights, of the projected input and of the attention's values.
+The gradients of the matrices and of the attention's values do not depend on the order of the steps.
+They are computed once for all steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,9 +60,10 @@ def run(
 ) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
     """Run the recurrence on projected inputs (R, N, columns) and initial states (R, rows, D).
 
-    ``attention_inputs``: keys, values, and the matrix that projects the contexts. Returns the
-    states of each cell (R, N, D), the contexts (N, C), and the attention weights (N, n * S, H),
-    which have no gradient. The weights are None without ``spec.keep_weights``.
+    ``attention_inputs``: keys, values, and the matrix that projects the contexts; empty without
+    attention. Returns the states of each cell (R, N, D), the contexts (N, C), and the attention
+    weights (N, n * S, H). The attention weights have no gradient. They are None without
+    ``spec.keep_weights``.
     """
     attention = spec.attention
     attention_parameters = (attention.query, attention.vector) if attention else ()
@@ -76,9 +77,9 @@ def run(
 class _Loop(torch.autograd.Function):
     """The recurrence as one operation of autograd.
 
-    The context of the backward pass holds ``ForwardBuffers``, which do not refer to the outputs:
+    The context of the backward pass refers to ``ForwardBuffers``. They do not refer to the outputs:
     the outputs refer to the context, and a reference back would be a cycle. Inputs and outputs are
-    saved as well, so that autograd notices when one of them was modified in place.
+    saved too, so that autograd notices if one of them was modified in place.
     """
 
     @staticmethod
@@ -112,7 +113,7 @@ class _Loop(torch.autograd.Function):
                 "the fused kernels of a recurrence allow one backward pass only; to run several, "
                 "set FUSETK_KERNELS=off"
             )
-        assert ctx.saved_tensors  # autograd checks them for changes here
+        assert ctx.saved_tensors  # this access makes autograd check them for changes
         with _settings(buffers.x):
             gradients = allocate_backward(buffers, grads, kernels.norm_parts, kernels.vector_parts)
             kernels.begin_backward(gradients)
@@ -141,7 +142,7 @@ def _settings(x: Tensor) -> Iterator[None]:
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """(R, n, D) (R, D, E) -> (R, n, E)."""
+    """Write the product of ``a`` (R, n, D) and ``b`` (R, D, E) to ``out`` (R, n, E)."""
     if len(a) == 1:
         torch.mm(a[0], b[0], out=out[0])
     else:
@@ -164,7 +165,7 @@ def _run_forward(buffers: ForwardBuffers, kernels: Kernels) -> None:
 
 
 def _run_backward(buffers: ForwardBuffers, gradients: BackwardBuffers, kernels: Kernels) -> None:
-    """Go from the last step to the first."""
+    """Compute the gradients step by step, from the last step to the first."""
     spec, attention, attention_grads = buffers.spec, buffers.attention, gradients.attention
     transposed = [weight.mT for weight in buffers.state_weights]
     for t, size in reversed(list(enumerate(spec.sizes))):

@@ -1,6 +1,6 @@
 """The computations of ``kernels.cpp`` for CUDA: one Triton program for each row.
 
-A program holds a row in registers, as a block whose size is the next power of two; in the attention
+A program has a row in registers, as a block whose size is the next power of two. In the attention
 the block is (heads, features of a head). Sums over rows have a fixed order: each program adds its
 own rows, and PyTorch adds the sums of the programs.
 """
@@ -72,7 +72,10 @@ def cell(
     EPSILON: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute row ``program 1`` of direction ``program 0`` of a step."""
+    """Compute the new state of one row of a step.
+
+    ``program_id`` 0 is the direction and ``program_id`` 1 is the row.
+    """
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
     r, i = tl.program_id(0), tl.program_id(1)
@@ -176,9 +179,10 @@ def cell_backward(
     EPSILON: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the gradients of some rows of direction ``program 0`` of a step.
+    """Compute the gradients of some rows of a step.
 
-    The rows are ``program 1``, ``program 1`` + ``parts``, ``program 1`` + 2 ``parts``, ...
+    ``program_id`` 0 is the direction. With ``program_id`` 1 = i the rows are i, i + ``parts``,
+    i + 2 ``parts``, ...
     """
     GATES: tl.constexpr = 3 if KIND >= 2 else 2
     READS: tl.constexpr = KIND != 1
@@ -298,7 +302,10 @@ def attention(
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Compute row ``program 0`` of a step: scores, softmax per source, weighted sum of values."""
+    """Compute the scores, the softmax of each source, and the weighted sum of values, for one row.
+
+    ``program_id`` 0 is the row of the step.
+    """
     row = (start + tl.program_id(0)).to(tl.int64)
     sentence = (tl.program_id(0) // hypotheses).to(tl.int64)
     h, d, e = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, VALUE_BLOCK)
@@ -364,7 +371,10 @@ def attention_backward(
     VALUE_BLOCK: tl.constexpr,
     OUTPUT_GRAD: tl.constexpr,
 ):
-    """Compute the gradients of row ``program 0`` of a step; a row is a sentence."""
+    """Compute the gradients of one row of a step.
+
+    ``program_id`` 0 is the row, which is also the sentence.
+    """
     sentence = tl.program_id(0).to(tl.int64)
     row = start + sentence
     h, d, e = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, VALUE_BLOCK)
@@ -416,9 +426,9 @@ def values_backward(
     VALUE_SIZE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """Sum the gradient of the values over all steps, for slot ``program 1`` of a sentence.
+    """Sum the gradient of the values of one source position over all steps.
 
-    The sentence is ``program 0``.
+    ``program_id`` 0 is the sentence, and ``program_id`` 1 is the position among all sources.
     """
     sentence, slot = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slots = tl.num_programs(1)
