@@ -1,7 +1,7 @@
-"""The first stages of preparation: raw text to words.
+"""The first stages of preparation, which convert raw text to words.
 
-Training text is filtered and may give up pairs for validation. Other text is converted line by
-line.
+Training text is filtered, and the config may move some of its pairs to validation. Other text is
+converted line by line.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[
 
 
 def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Results:
-    """Apply all steps to the training pairs, then move some of them to validation if asked.
+    """Apply all steps to the training pairs, then move the pairs for validation.
 
     A learned step starts a new pass: its model is learned on the output of the pass before it.
     """
@@ -123,7 +123,10 @@ def _pairs_by_corpus(
 
 
 def _passes(steps: Sequence[PrepStep]) -> list[list[PrepStep]]:
-    """Split the steps before each learned step; its model is learned on the text at this point."""
+    """Split the steps into passes: a learned step begins a pass.
+
+    Raises ConfigError if a learned step occurs twice for one side.
+    """
     passes: list[list[PrepStep]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in steps:
@@ -215,7 +218,7 @@ def _split(
     if not len(chosen) or len(chosen) >= kept:
         raise DataError(
             f"data.valid asks for {config.valid.model_dump()}, which {kept} training pairs cannot "
-            "give; add training text, or use a smaller number"
+            "give; add training text, or change the number"
         )
     for language, name in zip(languages(config), names, strict=True):
         with (
@@ -298,6 +301,6 @@ def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence
 
 
 def prepared_models(build: Build, config: DataConfig) -> Mapping[tuple[str, str], StepModel]:
-    """Return the models that the training text gave."""
+    """Return the models that were learned on the training text."""
     names = dict(zip(SIDES, languages(config), strict=True))
     return load_models(lambda name: build.find(f"words/{name}"), config.steps, names)

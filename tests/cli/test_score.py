@@ -673,7 +673,10 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
         (["--bounds", ""], "not a list of rising numbers"),
         (["--system", "deep.en"], "'deep.en' is not NAME=FILE"),
         (["--system", "=deep.en"], "is not NAME=FILE"),
-        (["--system", "base=deep.en"], "two systems are called 'base': give other names by --name"),
+        (
+            ["--system", "base=deep.en"],
+            "two systems are called 'base': give other names, with --name",
+        ),
         (["--system", "deep=nowhere"], "nowhere does not exist"),
         (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
         (["--source", "short"], "base.en has 10 lines and short has 1"),
