@@ -332,8 +332,8 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["a"], "give SRC and TGT, or neither"),
-        (["a", "b", "c"], "give SRC and TGT, or neither"),
+        (["a"], "give SRC and TGT, or no file"),
+        (["a", "b", "c"], "give SRC and TGT, or no file"),
         (["a", "b", "--tsv", "c"], "--tsv excludes other files"),
         (["--n-best", "c"], "--n-best needs exactly one other file"),
         (["a", "--json-lines", "c"], "the source tokens are in it"),
