@@ -130,12 +130,12 @@ def command(
     metric = metric or SENTENCE_METRICS[0]
     sentences = compare_sentences(sources, first_lines, second_lines, references, metric, tokenized)
     summary = summarize(sentences, references, tokenized)
-    shown = [
+    sentences_to_show = [
         sentence
         for sentence in rank_by_gain(sentences)
         if everything or sentence.first != sentence.second
     ]
-    comparison = Comparison((first_name, second_name), metric, shown[:top], summary)
+    comparison = Comparison((first_name, second_name), metric, sentences_to_show[:top], summary)
     # Write first: a reader of standard output that stops early ends this command.
     if output is not None:
         write_comparison(output, comparison)

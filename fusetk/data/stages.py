@@ -120,11 +120,14 @@ def describe(
 
 
 def stale(
-    folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]
+    folder: Path,
+    state: Mapping[str, Any],
+    old: Mapping[str, Any] | None,
+    made_stages: Sequence[str],
 ) -> list[str]:
     """Return the reasons for making a stage again; none if it is up to date or was never made.
 
-    ``made`` lists the stages that this build has made.
+    ``made_stages`` lists the stages that this build has made.
     """
     if old is None:
         return []
@@ -146,7 +149,7 @@ def stale(
     ]
     if reasons:
         return reasons
-    changed = [name for name in state["needs"] if name in made]
+    changed = [name for name in state["needs"] if name in made_stages]
     return [f"follows from {' and '.join(changed)}" if changed else "its inputs changed"]
 
 

@@ -336,7 +336,7 @@ def test_a_sentence_that_is_too_long_is_named(tmp_path, files, monkeypatch):
         (["a", "b", "c"], "give SRC and TGT, or no file"),
         (["a", "b", "--tsv", "c"], "--tsv excludes other files"),
         (["--n-best", "c"], "--n-best needs exactly one other file"),
-        (["a", "--json-lines", "c"], "the source tokens are in it"),
+        (["a", "--json-lines", "c"], "--json-lines has the source tokens"),
         (["--tsv", "a", "--json-lines", "c"], "--tsv and --json-lines are two inputs"),
         (["-", "-"], "standard input can be only one"),
         (["-n", "a", "b"], "write -n 1 before a file, or -n after the files"),

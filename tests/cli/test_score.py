@@ -478,14 +478,14 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--run", "run"], "by --set-name"),
+        (["--run", "run"], "with --set-name"),
         (["--set-name", "test"], "give --run"),
         (["--checkpoint", "best"], "give --run"),
         (
             ["--run", "nowhere", "--set-name", "test"],
             "nowhere is not a run folder: there is no such folder",
         ),
-        (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
+        (["--run", "bare", "--set-name", "test"], "with --checkpoint"),
         (
             ["--run", "damaged", "--set-name", "test", "--checkpoint", "best"],
             "scores.json is damaged",
