@@ -1,6 +1,6 @@
 """Errors that a user can cause. The command line prints each as one sentence."""
 
-EX_IOERR = 74  # a batch system should not requeue the job: it would fail again
+EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
 
 
@@ -23,7 +23,7 @@ class CheckpointError(FusetkError):
 
 
 class Diverged(FusetkError):
-    """The model returned NaN."""
+    """The model returned NaN probabilities."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -29,7 +29,7 @@ class PaperConfig(Config):
     """Published values of this system. Commands only print them beside the measured values."""
 
     table: str
-    """The paper and its table."""
+    """Name of the paper and its table, such as MLRF Table 2."""
     row: str | None = None
     """Name of the system in the table; null in a config that only serves as a base for others."""
     line: int | None = None
@@ -39,7 +39,7 @@ class PaperConfig(Config):
     counted: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
     """Number of parameters of the described system, if it differs from the published number."""
     vocabulary: tuple[PositiveInt, PositiveInt] | None = None
-    """Source and target vocabulary sizes that give this number, special tokens included."""
+    """Source and target vocabulary sizes for the number of parameters, special tokens included."""
     bleu: float | dict[str, float] | None = None
     """Published BLEU: one number, or a mapping of test set names to numbers."""
     note: str | None = None
@@ -58,7 +58,7 @@ class Recipe(Config):
     training: TrainingConfig
     """Stages, validation and checkpoints."""
     decoding: SearchConfig = SearchConfig()
-    """Search, in validation and in `fusetk decode`."""
+    """Settings of the search, in validation and in `fusetk decode`."""
     paper: PaperConfig | None = None
     """Row of a paper's table that this config reproduces."""
 

@@ -11,17 +11,17 @@ import click
     "then fusetk decode -m runs/demo/checkpoints/average",
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The last N checkpoints.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Average the last N checkpoints.")
 @click.option(
     "--best",
     type=click.IntRange(1),
     metavar="N",
-    help="The best N of the kept checkpoints by --metric.",
+    help="Average the N best of the kept checkpoints, ranked by --metric.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["loss", "ppl", "accuracy", "bleu"]),
-    help="Metric that ranks checkpoints for --best; training.validation.metric by default.",
+    help="Metric that ranks checkpoints for --best. Default: training.validation.metric.",
 )
 @click.option(
     "--update",
@@ -29,7 +29,7 @@ import click
     type=click.IntRange(1),
     multiple=True,
     metavar="U",
-    help="The checkpoint after update U; repeatable.",
+    help="Average the checkpoints after these updates; repeat the option for each.",
 )
 @click.option(
     "--name",
@@ -51,7 +51,7 @@ def command(
     kept a moving average (EMA) of them.
     """
     if sum(map(bool, (last, best, updates))) != 1:
-        raise click.UsageError("give one of --last, --best and --update")
+        raise click.UsageError("give exactly one of --last, --best and --update")
     if (
         not name
         or Path(name).name != name

@@ -32,16 +32,16 @@ from fusetk.evaluation.texts import display_name
     "source",
     required=True,
     metavar="FILE",
-    help="The source, plain or .gz; - is standard input.",
+    help="File with the source sentences, plain or .gz; - is standard input.",
 )
-@click.option("-r", "--reference", metavar="FILE", help="The reference translation, line by line.")
+@click.option("-r", "--reference", metavar="FILE", help="File with the references, line by line.")
 @click.option(
     "--metric",
     type=click.Choice(SENTENCE_METRICS),
-    help="With a reference: score sentences by chrF (the default), or by sentence BLEU (smoothed, "
-    "effective order), both from the sacrebleu library.",
+    help="With a reference: metric of the sentence scores, chrF (the default) or sentence BLEU "
+    "(smoothed, effective order), both from the sacrebleu library.",
 )
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the first N.")
+@click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the first N sentences.")
 @click.option(
     "--all",
     "everything",
@@ -51,7 +51,8 @@ from fusetk.evaluation.texts import display_name
 @click.option(
     "--tokenized",
     is_flag=True,
-    help="All text has words as the runs' text preparation makes them, not yet subwords.",
+    help="All text is already prepared like the training text of the runs, except for the split "
+    "into subwords.",
 )
 @click.option(
     "-o",
@@ -78,14 +79,15 @@ def command(
     """Translate the same sentences with two runs and show the differences.
 
     RUN is a run folder, whose best checkpoint is used, a checkpoint, or a text file with finished
-    translations, line by line. Runs search as their own configs say.
+    translations, line by line. Each run uses the search settings of its own config.
 
     With a reference, sentences are sorted by score difference, the largest gain of the second run
     first; without a reference, they keep their order. Scores are chrF by default, because BLEU of a
     single sentence depends on a few 4-grams. Words that only one translation has are coloured on a
-    terminal, and otherwise marked as in wdiff: [-only in the first-] and {+only in the second+}.
-    Sentences with two identical translations are counted but not shown. The last line has the
-    scores of both over all sentences, and the numbers of better, worse and equal sentences.
+    terminal. Other output marks them as wdiff does: [-only in the first-] and {+only in the
+    second+}. Sentences with two identical translations are counted but not shown. The last line has
+    the scores of both systems over all sentences, and the numbers of better, worse and equal
+    sentences.
     """
     if metric and reference is None:
         raise DataError(
@@ -103,7 +105,7 @@ def command(
         if unused:
             raise DataError(
                 f"{first} and {second} are translations already, so {' and '.join(unused)} would "
-                "change nothing: leave that out"
+                f"change nothing: leave {'it' if len(unused) == 1 else 'them'} out"
             )
     if output is not None:
         files = [source, reference, first, second]
@@ -128,12 +130,12 @@ def command(
     metric = metric or SENTENCE_METRICS[0]
     sentences = compare_sentences(sources, first_lines, second_lines, references, metric, tokenized)
     summary = summarize(sentences, references, tokenized)
-    shown = [
+    sentences_to_show = [
         sentence
         for sentence in rank_by_gain(sentences)
         if everything or sentence.first != sentence.second
     ]
-    comparison = Comparison((first_name, second_name), metric, shown[:top], summary)
+    comparison = Comparison((first_name, second_name), metric, sentences_to_show[:top], summary)
     # Write first: a reader of standard output that stops early ends this command.
     if output is not None:
         write_comparison(output, comparison)
@@ -141,7 +143,7 @@ def command(
 
 
 def _check_system(path: Path) -> None:
-    """Raise an error if a run or a file of translations does not exist."""
+    """Raise CheckpointError or DataError if a run or a file of translations does not exist."""
     if path.is_dir():
         from fusetk.runs import find_checkpoint
 

@@ -15,8 +15,8 @@ def search_options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a decorator that adds an option for each field with a ``SearchOption``.
 
-    An option that is not given is None. ``settings`` has arguments of ``click.option`` by field;
-    they replace those that follow from the field.
+    An option that is not given is None. ``settings`` maps names of fields to arguments of
+    ``click.option``, which replace those that follow from the field.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def _arguments(name: str, mark: SearchOption) -> dict[str, Any]:
 
 
 def _range(field: FieldInfo) -> click.ParamType:
-    """The number type of a field with its bounds."""
+    """Return the number type of a field with its bounds."""
     bounds: dict[str, Any] = {}
     for constraint in field.metadata:
         for key, bound in (("ge", "min"), ("gt", "min"), ("le", "max"), ("lt", "max")):
@@ -77,9 +77,9 @@ def _range(field: FieldInfo) -> click.ParamType:
 
 
 def _help(field: FieldInfo) -> str:
-    """The first paragraph of the field's text, with names of options instead of names of fields."""
+    """Return the first paragraph of a field's docstring, with options for names of fields."""
     paragraph = (field.description or "").split("\n\n")[0]
-    names = search_fields().keys() - get_args(field.annotation)  # a choice may be called as a field
+    names = search_fields().keys() - get_args(field.annotation)  # a choice may equal a name
     return re.sub(
         r"`(\w+)`",
         lambda match: f"`{_flag(match[1])}`" if match[1] in names else match[0],

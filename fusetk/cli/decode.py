@@ -54,16 +54,16 @@ def command(
     quiet: bool,
     **search: Any,
 ) -> None:
-    """Translate text line by line with the text preparation of the run: raw text in, raw text out.
+    """Translate raw text line by line into raw text, with the text preparation of the run.
 
     Each input line gives exactly one output line (with --n-best up to N), in order; a blank line
-    gives a blank line. The config of the run, section `decoding`, has the settings that are not
-    given here. Scores are natural-log probabilities, EOS included; the length that normalises them
+    gives a blank line. Settings that are not given come from the section `decoding` of the run's
+    config. Scores are natural-log probabilities, EOS included; the length that normalises them
     counts EOS too.
 
     A translation does not depend on the batches, on the number of threads or on other lines, except
-    for ties within rounding. Candidates with equal scores are ordered by the order of the
-    hypotheses that they extend, then by token id, the lower first.
+    for ties within rounding. Candidates with equal scores are sorted by the rank of
+    the hypothesis that they extend, then by token id, the lower first.
 
     If torchrun starts several processes, each translates a part of every chunk on its own device,
     and the first process reads and writes: `torchrun --nproc-per-node 8 -m fusetk decode -m RUN <

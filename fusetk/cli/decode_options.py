@@ -79,31 +79,31 @@ input_options: Sequence[Decorator] = (
         "--shard",
         type=Shard(),
         help="Translate only the I-th of N parts of FILE. The outputs of all parts, joined in "
-        "order, are the output of FILE.",
+        "order, equal the output for the complete FILE.",
     ),
     click.option(
         "--resume",
         is_flag=True,
-        help="Continue an interrupted output file: its complete lines stay. Without this option "
+        help="Continue an interrupted output file and keep its complete lines. Without this option "
         "the file is overwritten.",
     ),
     click.option(
         "--tokenized",
         is_flag=True,
-        help="The input is words as the run's text preparation makes them, before the split into "
-        "subwords; so is the output.",
+        help="The input is already prepared like the training text of the run, except for the "
+        "split into subwords. The output has the same form.",
     ),
     click.option(
         "--prefix",
         metavar="FILE",
-        help="A line for each input line: the beginning of its translation; blank for none.",
+        help="File with a line for each input line: the beginning of its translation, or blank.",
     ),
     click.option(
         "--constraints",
         metavar="FILE",
-        help="A line for each input line: phrases that its translation must contain, in this "
-        "order, separated by tabs; blank for none. A beam with more hypotheses than the phrases "
-        "have tokens finds good places for them.",
+        help="File with a line for each input line: phrases that its translation must contain, in "
+        "this order, separated by tabs; or blank. The phrases get good places if the beam is "
+        "larger than their number of tokens.",
     ),
     click.option(
         "--chunk",
@@ -123,7 +123,7 @@ format_options: Sequence[Decorator] = (
             "is_flag": False,
             "flag_value": 1.0,
             "metavar": "[ALPHA]",
-            "help": "Exponent of the length penalty; 1 without a value, 0 for none.",
+            "help": "Exponent of the length penalty. Without a value it is 1; 0 means no penalty.",
         },
         n_best={
             "help": "Print N translations of each sentence: `ID ||| text ||| LogProb= score ||| "
@@ -163,7 +163,8 @@ format_options: Sequence[Decorator] = (
         flag_value="",
         metavar="[DICTIONARY]",
         help="Replace an unknown word by the source word that it is aligned to, or by the "
-        "translation of that word in the file DICTIONARY, with lines of source, tab, target.",
+        "translation of that word in the file DICTIONARY. Its lines are a source word, a tab and "
+        "a target word.",
     ),
     click.option(
         "--timing",
@@ -199,9 +200,9 @@ def output_format_of(
 ) -> OutputFormat:
     """Return the output format. Raises ConfigError for options that have no effect."""
     if alignment_form and not alignment:
-        raise ConfigError("--alignment-form is the form of alignments: give --alignment, too")
+        raise ConfigError("--alignment-form has no effect without --alignment: give it, too")
     if timing and not as_json:
-        raise ConfigError("--timing adds to JSON: give --json, too")
+        raise ConfigError("--timing has no effect without --json: give it, too")
     kind: Literal["json", "moses", "text"] = "text" if n_best is None else "moses"
     if as_json:
         kind = "json"
@@ -212,7 +213,9 @@ def output_format_of(
 def extras_of(
     word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool
 ) -> "Extras":
-    """Return the further results that the options ask for. ``dictionary`` is "" for no dictionary.
+    """Return the additional results that the options select.
+
+    ``dictionary`` is None without --replace-unknown, and "" if the option has no file.
 
     Raises ConfigError for an unknown alignment, and DataError for a dictionary that cannot be read.
     """

@@ -20,13 +20,13 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @click.option(
     "--src-vocab-size",
     type=click.IntRange(5),
-    help="Entries of the source vocabulary, special ones included. "
-    "Default: those of the prepared data.",
+    help="Number of entries of the source vocabulary, special tokens included. "
+    "Default: the size of the prepared vocabulary.",
 )
 @click.option(
     "--tgt-vocab-size",
     type=click.IntRange(5),
-    help="Entries of the target vocabulary. If only one size is given, it is used for both sides.",
+    help="Number of entries of the target vocabulary. If only one size is given, it is used for both sides.",
 )
 @click.option(
     "--json",
@@ -43,8 +43,9 @@ def command(
 ) -> None:
     """Print the resolved CONFIG and the parameters of each part of its model.
 
-    Vocabulary sizes are those of the prepared data, or else of the paper whose system the config
-    describes. The number that the paper prints is compared with a count at the paper's vocabulary.
+    Vocabulary sizes are those of the prepared data, if they exist, or else of the paper whose
+    system the config describes. The number that the paper prints is compared with the number that
+    is counted with the paper's vocabulary sizes.
     """
     from fusetk import config as configs
     from fusetk import recipe as recipes

@@ -7,7 +7,8 @@ import click
 
 from fusetk.config import fusetk_key, option_as_key
 
-# The options of fusetk by the name in another toolkit. The first one that the command has is used.
+# Names of options in other toolkits, and the options of fusetk that do the same. The advice names
+# the first of these options that the command has.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("--batch-tokens",),
     "cpu_threads": ("--threads", "--jobs"),
@@ -87,7 +88,7 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
-def option_here(name: str, context: click.Context) -> str | None:
+def option_advice(name: str, context: click.Context) -> str | None:
     """Return advice about an option of another toolkit; None if the option is unknown."""
     command = context.command
     key = fusetk_key(name)
@@ -109,7 +110,7 @@ def option_here(name: str, context: click.Context) -> str | None:
     return f"it is a key of the config: use fusetk {config_command} CONFIG {setting}"
 
 
-def command_here(name: str, known: Mapping[str, str]) -> str | None:
-    """Return the command of fusetk that ``name`` probably means; None if no name is near."""
+def similar_command(name: str, known: Mapping[str, str]) -> str | None:
+    """Return the command of fusetk that ``name`` probably means; None if no name is similar."""
     near = difflib.get_close_matches(name, [*known, *COMMANDS], 1)
     return COMMANDS.get(near[0], near[0]) if near else None

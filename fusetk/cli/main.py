@@ -56,7 +56,8 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(context)
         except BrokenPipeError:
-            # The reader of standard output has closed the pipe. Standard error never raises this.
+            # The reader of standard output has closed the pipe. Standard error never raises
+            # BrokenPipeError, because `streams.guarded` discards its failed writes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:
@@ -64,9 +65,9 @@ class _LazyGroup(click.Group):
             click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
             context.exit(2)
         except click.NoSuchOption as error:
-            from fusetk.cli.foreign import option_here
+            from fusetk.cli.foreign import option_advice
 
-            advice = option_here(error.option_name, error.ctx or context)
+            advice = option_advice(error.option_name, error.ctx or context)
             if advice is None:
                 raise
             click.echo(f"fusetk: unknown option {error.option_name}; {advice}", err=True)
@@ -74,9 +75,9 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not context.resilient_parsing:
-            from fusetk.cli.foreign import command_here
+            from fusetk.cli.foreign import similar_command
 
-            near = command_here(args[0], COMMANDS)
+            near = similar_command(args[0], COMMANDS)
             commands = ", ".join(COMMANDS)
             hint = f"did you mean `fusetk {near}`?" if near else f"the commands are {commands}"
             click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)

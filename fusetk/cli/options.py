@@ -9,6 +9,7 @@ import click
 
 from fusetk import DEVICE
 
+# The minus sign of a negative number, after `--option=` or alone.
 _NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -110,7 +111,7 @@ class Sections(click.Command):
     """
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **settings: Any):
-        """``sections``: the parameter names under each heading.
+        """``sections`` maps each heading to the names of its parameters.
 
         Parameters without a heading, and ``--help``, are listed under the last one.
         """

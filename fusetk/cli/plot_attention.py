@@ -130,7 +130,8 @@ class PlotOptions(NamedTuple):
     "targets",
     multiple=True,
     metavar="TEXT",
-    help="Translation of the sentence; one for each -s, or none. By default beam search finds it.",
+    help="Translation of the sentence; one for each -s, or none. Default: the result of beam"
+    " search.",
 )
 @click.option(
     "-i",
@@ -145,7 +146,7 @@ class PlotOptions(NamedTuple):
 @click.option(
     "--lines",
     type=LineRangeParam(),
-    help="Draw only these lines of the file, or one line N; counted from 1.",
+    help="Draw only the lines A to B of the file, or one line A; counted from 1.",
 )
 @click.option(
     "--what",
@@ -184,7 +185,8 @@ class PlotOptions(NamedTuple):
 @click.option(
     "--tokenized",
     is_flag=True,
-    help="The text is already preprocessed like the training text, except for subwords.",
+    help="The text is already prepared like the training text of the run, except for the split"
+    " into subwords.",
 )
 @click.option(
     "--colors",
@@ -207,8 +209,8 @@ class PlotOptions(NamedTuple):
 def command(model: Path, colors: str, device: str, **options: object) -> None:
     """Draw the attention weights of a translation, or the layer weights of a fusion.
 
-    The decoder reads the translation token by token (forced decoding), whether the user gave it or
-    beam search found it. Attention: each column is a token that is attended to, each row is a
+    The decoder reads the translation token by token (forced decoding). The user gives the
+    translation, or beam search makes it. Attention: each column is a token that is attended to, each row is a
     token that attends, and each row sums to 1. Rows of cross-attention are predicted tokens. Rows
     of the decoder's self-attention are tokens that the decoder reads. Rows of mixed attention are
     predicted tokens; its columns are the source tokens, then, after a line, the target prefix,
@@ -236,7 +238,7 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     sentences their texts are in `sentences`.
     """
     choices = PlotOptions(**options)  # type: ignore[arg-type]
-    check(choices)
+    check_options(choices)
 
     from fusetk import system
 
@@ -264,7 +266,7 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     save(pages, choices.output, title=title, colors=colors, columns=columns)
 
 
-def check(choices: PlotOptions) -> None:
+def check_options(choices: PlotOptions) -> None:
     """Raise DataError for options that exclude each other, before anything is loaded."""
     check_output(choices.output, pages=True)
     if choices.what == "connect":
@@ -399,7 +401,7 @@ def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int
 def translated(
     loaded: "Loaded", sentences: Sequence[Sentence], reader: Reader
 ) -> Iterable[Sentence]:
-    """Return the sentences with translations; missing ones are found by the run's own search."""
+    """Return the sentences with translations; the run's own search makes the missing ones."""
     if all(sentence.target is not None for sentence in sentences):
         return sentences
     from fusetk.data.vocab import EOS

@@ -28,7 +28,7 @@ from fusetk.data.prepare import Manifest, prepare
 def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
     """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
 
-    A second run makes only the files whose inputs or settings changed, and says what changed.
+    A second run makes only the files whose inputs or settings changed, and prints what changed.
     """
     from fusetk import recipe
 

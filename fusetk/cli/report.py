@@ -68,14 +68,14 @@ def command(
     """Print a paper's table, from the recipes of its rows, with the scores of your runs.
 
     RECIPE is a config, or a folder with configs; configs without a row of a table (`paper.row`) are
-    ignored. A run belongs to the row that its own config names. Scores are those recorded by
-    `fusetk score --run`: mean and sample standard deviation over the runs of a row, and in brackets
-    the number of runs. Δ is the difference to the table's first row.
+    ignored. A run belongs to the row that its own config names. The scores are those that
+    `fusetk score --run` recorded. A cell has their mean and sample standard deviation over the runs
+    of a row, and in brackets the number of runs. Δ is the difference to the table's first row.
 
     Lines below the table name the runs that differ from each other or from their recipes. A run may
     keep its files in another folder than its recipe. It may also change the seed, which checkpoints
-    it keeps, and how often it saves and logs. Other names of training, validation or test files are
-    differences.
+    it keeps, and how often it saves and logs. Other names of training, validation or test files
+    count as differences.
     """
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other: give one of them")
@@ -100,8 +100,8 @@ def command(
             click.echo()
         _show(table, markdown)
     for folder, number in unmatched_runs.items():
-        runs = "1 run in {} belongs" if number == 1 else f"{number} runs in {{}} belong"
-        click.echo(f"{runs.format(folder)} to no row here", err=True)
+        runs = "1 run in {} does" if number == 1 else f"{number} runs in {{}} do"
+        click.echo(f"{runs.format(folder)} not belong to a row of these tables", err=True)
 
 
 def _show(table: PaperTable, markdown: bool) -> None:

@@ -1,4 +1,4 @@
-"""The options of ``fusetk rescore``, and the checks that they fit together."""
+"""The options of ``fusetk rescore``, and the checks of their combination."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,16 @@ from fusetk.cli.options import (
 if TYPE_CHECKING:
     from fusetk.evaluation.rescore_rows import RescoreInputs
 
-# For each option that names an input: the number of arguments beside it, and the error otherwise.
+# For each option that names an input: the number of arguments that it needs, and the error for
+# another number.
 NUM_ARGUMENTS = {
-    "": (2, "give SRC and TGT, or neither of them for lines with a tab on standard input"),
-    "--tsv": (0, "with --tsv give no other file"),
-    "--n-best": (1, "with --n-best give the source text SRC, and no other file"),
-    "--json-lines": (0, "with --json-lines give no other file: the source tokens are in it"),
+    "": (2, "give SRC and TGT, or no file to read lines of SRC, tab, TGT from standard input"),
+    "--tsv": (0, "--tsv excludes other files: leave them out"),
+    "--n-best": (1, "--n-best needs exactly one other file, the source text: give SRC"),
+    "--json-lines": (
+        0,
+        "--json-lines has the source tokens, so it excludes other files: leave them out",
+    ),
 }
 
 
@@ -53,17 +57,17 @@ options: Sequence[Decorator] = (
     click.option(
         "--tsv",
         metavar="FILE",
-        help="Read lines of a source, a tab and a target; - is standard input, the default.",
+        help="File with lines of a source, a tab and a target; - is standard input, the default.",
     ),
     click.option(
         "--n-best",
         metavar="FILE",
-        help="Read a Moses n-best list of SRC, and print it with one more feature.",
+        help="Moses n-best list of translations of SRC; it is printed with one more feature.",
     ),
     click.option(
         "--json-lines",
         metavar="FILE",
-        help="Read the output of `fusetk decode --json`, and print it with one more number.",
+        help="Output of `fusetk decode --json`; it is printed with one more number.",
     ),
     click.option(
         "-o",
@@ -75,18 +79,19 @@ options: Sequence[Decorator] = (
     click.option(
         "--tokenized",
         is_flag=True,
-        help="The text is words as the run's text preparation makes them, before the split into "
-        "subwords.",
+        help="The text is already prepared like the training text of the run, except for the split "
+        "into subwords.",
     ),
     click.option(
         "--word-scores",
         is_flag=True,
-        help="Add the tokens and their scores: a tab before each token, a space before its score.",
+        help="Also print the tokens and their scores: a tab before each token, a space before its "
+        "score.",
     ),
     click.option(
         "--no-end-mark",
         is_flag=True,
-        help="Do not count EOS, in the score and in the length that normalises it.",
+        help="Leave EOS out of the score and of the length that normalises it.",
     ),
     click.option(
         "-n",
@@ -104,13 +109,13 @@ options: Sequence[Decorator] = (
     click.option(
         "--penalty",
         type=click.Choice(["power", "gnmt"]),
-        help="The length penalty: length^ALPHA, or ((5 + length) / 6)^ALPHA; by default that of "
-        "the run's config.",
+        help="Form of the length penalty: length^ALPHA (power) or ((5 + length) / 6)^ALPHA (gnmt). "
+        "Default: that of the run's config.",
     ),
     click.option(
         "--ensemble",
         type=click.Choice(["probability", "log"]),
-        help="What an ensemble averages: probabilities, or log-probabilities (log).",
+        help="Values that an ensemble averages: probabilities, or log-probabilities (log).",
     ),
     click.option(
         "--feature",
@@ -135,7 +140,7 @@ options: Sequence[Decorator] = (
         metavar="N",
         default=8192,
         show_default=True,
-        help="Tokens in a batch, both sides.",
+        help="Number of tokens in a batch, both sides together.",
     ),
     precision_option,
     raw_option,
@@ -185,8 +190,8 @@ def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
         flag = f"--{changed[0].replace('_', '-')}"
         raise click.UsageError(f"{flag} does not change the summary: leave it or --summary out")
     if values["penalty"] and not values["normalize"]:
-        raise click.UsageError("--penalty is the divisor of scores: give -n, too")
+        raise click.UsageError("--penalty has no effect without -n: give it, too")
     if "feature" in changed and not is_list:
         raise click.UsageError(
-            "--feature names an addition to a list: give --n-best or --json-lines, too"
+            "--feature has no effect without --n-best or --json-lines: give one of them, too"
         )

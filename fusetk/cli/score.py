@@ -41,8 +41,8 @@ EXAMPLE = (
 def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
-    HYP or a REF may be -, standard input, and may be compressed as .gz. Each result is printed with
-    its signature, which others need to reproduce the number. Problems of the text are warnings on
+    HYP and REF are files, plain or .gz; - is standard input. Each result is printed with its
+    signature, which others need to reproduce the number. Warnings about the text are printed to
     standard error.
 
     sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised
@@ -62,9 +62,10 @@ def command(by_length: bool, **values: Any) -> None:
     A score recorded by --run replaces an older one of the same test set, checkpoint and metric.
 
     With --by-length, a row has the sentences longer than one bound and not longer than the next
-    one, or, with --longer-than, all sentences longer than one bound. Lengths are words between
-    white space in the text as it is. A blank line has no words: it is in the first row, but with
-    --longer-than in none. A row without sentences shows -, null in JSON.
+    one, or, with --longer-than, all sentences longer than one bound. Lengths are numbers of words
+    that white space separates in the unchanged text. A blank line has no words. It is in the first
+    row, but with --longer-than it is not in any row. A row without sentences shows -, null in
+    JSON.
     """
     text = select(TextOptions, values)
     systems = select(SystemOptions, values)

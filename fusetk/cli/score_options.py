@@ -90,7 +90,7 @@ class TextOptions:
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of the metrics, without --by-length."""
+        """The names of the metrics if --by-length is not given."""
         return list(METRICS) if "all" in self.metrics else list(self.metrics or DEFAULT_METRICS)
 
     @property
@@ -116,7 +116,7 @@ class SystemOptions:
     seed: int | None
 
     def files(self, hypothesis: str) -> dict[str, str]:
-        """Return the file of each system by name, HYP first; raise UsageError if names repeat."""
+        """Map the name of each system to its file, HYP first; raise UsageError if names repeat."""
         stem = display_name("-")
         if hypothesis != "-":
             stem = Path(hypothesis.removesuffix(".gz")).stem
@@ -126,12 +126,15 @@ class SystemOptions:
             if names.count(name) > 1:
                 raise click.UsageError(
                     f"two systems are called {name!r}: "
-                    "give other names by --name for HYP and by --system NAME=FILE"
+                    "give other names, with --name for HYP and with --system NAME=FILE"
                 )
         return dict(pairs)
 
     def sampling(self, by_length: bool) -> Sampling | None:
-        """Return the significance test, if any; raise UsageError if other options are missing."""
+        """Return the significance test; None without --significance.
+
+        Raises UsageError if the test lacks systems, or if --samples or --seed lack the test.
+        """
         if self.significance is None:
             if self.samples is not None or self.seed is not None:
                 raise click.UsageError(
@@ -195,9 +198,9 @@ class RecordOptions:
             )
 
     def destination(self) -> score_log.ScoreDestination | None:
-        """Return the place of the record, if any.
+        """Return the place of the record; None without --run.
 
-        Raises UsageError, CheckpointError or DataError if the scores could not be recorded there.
+        Raises UsageError, CheckpointError or DataError if the scores cannot be recorded there.
         """
         if self.run is None:
             if self.set_name is not None or self.checkpoint is not None:
@@ -207,14 +210,14 @@ class RecordOptions:
             return None
         if not self.set_name:
             raise click.UsageError(
-                "--run records the scores of a test set: give its name by --set-name"
+                "--run records the scores of a test set: give its name with --set-name"
             )
         folder, name = runs.find(self.run)
         score_log.read(folder)
         if not (self.checkpoint or name):
             raise CheckpointError(
                 f"{self.run} has no checkpoints/best or checkpoints/last: "
-                "name the decoded checkpoint by --checkpoint"
+                "name the decoded checkpoint with --checkpoint"
             )
         return score_log.ScoreDestination(folder, self.set_name, self.checkpoint or name)
 
@@ -232,7 +235,7 @@ DECLARATIONS: tuple[Decorator, ...] = (
         "references",
         metavar="REF",
         multiple=True,
-        help="A reference; repeatable.",
+        help="File with a reference for each line; repeatable.",
     ),
     click.option(
         "--metric",
@@ -265,12 +268,13 @@ DECLARATIONS: tuple[Decorator, ...] = (
         "systems",
         type=SystemParam(),
         multiple=True,
-        help="Another translation, shown in a table with HYP; repeatable.",
+        help="Name of another system, and file with its translations, shown in a table with HYP; "
+        "repeatable.",
     ),
     click.option(
         "--name",
         metavar="NAME",
-        help="The name of HYP in a table. Default: the file's name without its ending.",
+        help="Name of HYP in a table. Default: the name of the file without its suffix.",
     ),
     click.option(
         "--significance",
@@ -308,8 +312,8 @@ DECLARATIONS: tuple[Decorator, ...] = (
     click.option(
         "--source",
         metavar="FILE",
-        help="The source, to warn about lines that were not translated. With --by-length, lengths "
-        "are those of the source, or without --source those of the first reference.",
+        help="File with the source, to warn about lines that were not translated. With --by-length, "
+        "lengths are those of the source, or without --source those of the first reference.",
     ),
     click.option(
         "--by-length",

@@ -77,7 +77,7 @@ class _DiscardingFile(io.FileIO):
 
 
 def _never_failing(stream: TextIO) -> TextIO:
-    """Return the same stream, except that a failed write is not an error."""
+    """Return a stream to the same file that discards the text of failed writes."""
     try:
         descriptor = stream.fileno()
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Tables of text: drawn on a terminal, aligned in other output, or in Markdown."""
+"""Output of tables: drawn on a terminal, as aligned text elsewhere, or as Markdown."""
 
 import sys
 from collections.abc import Sequence

@@ -91,7 +91,7 @@ def each(
     output: OptionalPath,
     watch: Callable[[Iterator[str]], Iterator[str]] = iter,
 ) -> None:
-    """Apply ``change`` to every line; ``watch`` sees the input lines and returns them unchanged."""
+    """Apply ``change`` to every line; ``watch`` inspects the lines and returns them unchanged."""
     lines = watch(lines_of(input))
     with output_to(output, input) as out:
         for line in lines:
@@ -171,7 +171,7 @@ def detokenize(input: OptionalPath, output: OptionalPath, language: str, no_unes
 @language
 @click.option("--nfc", is_flag=True, help="Convert the text to Unicode normal form C first.")
 def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: bool) -> None:
-    """Normalise punctuation as Moses' script does."""
+    """Normalise punctuation as Moses' script normalize-punctuation does."""
     from fusetk.data.languages import without_normalizer_rules
     from fusetk.data.normalize import Normalizer
     from fusetk.data.steps.nfc import to_nfc
@@ -209,7 +209,7 @@ def normalize(input: OptionalPath, output: OptionalPath, language: str, nfc: boo
     default=2,
     show_default=True,
     type=click.IntRange(1),
-    help="Stop when no pair occurs this often.",
+    help="Smallest number of occurrences of a pair of symbols that is merged.",
 )
 def learn_bpe(
     inputs: tuple[Path, ...], output: OptionalPath, merges: int, min_frequency: int
@@ -248,14 +248,14 @@ def learn_bpe(
 @click.option(
     "--vocabulary",
     type=click.Path(path_type=Path),
-    help="File of subwords and counts; split subwords that are not in it.",
+    help="File of subwords and counts. Subwords that are not in it are split again.",
 )
 @click.option(
     "--threshold",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Smallest count of a subword of the vocabulary.",
+    help="Smallest count of a subword in the vocabulary; rarer subwords are split again.",
 )
 def apply_bpe(
     input: OptionalPath, output: OptionalPath, codes: Path, vocabulary: OptionalPath, threshold: int
@@ -309,7 +309,7 @@ def remove_bpe(input: OptionalPath, output: OptionalPath) -> None:
     type=click.FloatRange(1),
     help="Largest ratio of the longer side's length to the shorter side's.",
 )
-@click.option("--deduplicate", is_flag=True, help="Drop pairs that occurred before.")
+@click.option("--deduplicate", is_flag=True, help="Drop pairs that equal an earlier pair.")
 def filter_pairs(
     source: Path,
     target: Path,
@@ -319,7 +319,10 @@ def filter_pairs(
     max_ratio: float | None,
     deduplicate: bool,
 ) -> None:
-    """Drop pairs of lines of SOURCE and TARGET by length; print the dropped pairs by reason."""
+    """Drop pairs of lines of SOURCE and TARGET by length.
+
+    The command prints the number of dropped pairs for each reason.
+    """
     from fusetk.data.filter import Deduplicator, Outcome
     from fusetk.data.steps.deduplicate import Deduplicate
     from fusetk.data.steps.filter import Filter

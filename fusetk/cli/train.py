@@ -46,8 +46,9 @@ def command(
 ) -> None:
     """Train the model of CONFIG on its prepared data.
 
-    If the run folder holds checkpoints, training resumes from the last one. On one device, training
-    with and without interruptions gives the same model to the bit.
+    If the run folder holds checkpoints, training resumes from the last one. On the CPU, an
+    interrupted training gives the same model as an uninterrupted one, bit for bit. On CUDA, the
+    last bits may differ, because some kernels add in no fixed order.
 
     The prepared data must match CONFIG: training stops with an error if `data` (other than paths
     and test sets) or the raw text changed since `fusetk prep`. A resumed run keeps its prepared

@@ -1,6 +1,7 @@
 """Keys and options of other toolkits, and the keys of fusetk that do the same."""
 
-# The key of fusetk, followed by `=` and a value where the foreign name implies the value.
+# Foreign names and the keys of fusetk. `=` and a value follow a key if the foreign name implies
+# the value.
 FOREIGN_KEYS = {
     # training
     "after_batches": "training.stages.0.end.updates",

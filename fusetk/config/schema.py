@@ -61,7 +61,8 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     """Return the class that ``kind`` names.
 
     ``kind`` is a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside
-    fusetk. Raises ValueError with the known names, or with the reason why an import failed.
+    fusetk. Raises ValueError if the name is unknown, cannot be imported, or is not a subclass of
+    ``base`` with a suitable ``Config``.
     """
     if kind in table:
         return table[kind]
@@ -92,7 +93,7 @@ class component:
 
     ``fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]`` accepts the ``Config``
     of each fusion. ``fuse: average`` is short for ``fuse: {kind: average}``. ``description`` names
-    the component in errors.
+    the component in errors. A class outside fusetk must be a subclass of ``base``.
     """
 
     def __init__(self, table: Mapping[str, type], description: str, base: type = object):

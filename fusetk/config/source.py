@@ -159,7 +159,7 @@ def _record_origins(
 
 
 def _merge(base: Document, top: Document) -> None:
-    """Merge ``top`` into ``base``, whose values lose."""
+    """Merge ``top`` into ``base``. If both have a key, the value of ``top`` wins."""
     _merge_values(base.values, top.values)
     base.origins.update(top.origins)
 
@@ -175,7 +175,7 @@ def _merge_values(base: dict[str, Any], top: dict[str, Any]) -> None:
         ):
             _merge_values(old, value)
         else:
-            # A YAML anchor may use one mapping in two places; a copy keeps changes to one of them.
+            # A YAML anchor may put one mapping in two places. A copy separates the two.
             base[key] = copy.deepcopy(value)
 
 

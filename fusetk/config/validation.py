@@ -15,8 +15,8 @@ from fusetk.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
 
-# Names that pydantic puts into the path of an error and that are not keys: its own steps and plain
-# members of a union.
+# Names in the path of a pydantic error that are not keys of the config: names of pydantic's
+# validators, and plain types in a union.
 NOT_KEYS = re.compile(r"(function-|constrained-).*|.*\[.*\]|int|float|str|bool")
 
 
@@ -69,7 +69,10 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
 
 
 def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
-    """Return the text of an error in the last key of ``path``, a key of one of ``classes``."""
+    """Return the text of an error in the last key of ``path``.
+
+    ``classes`` are the config classes that may have this key.
+    """
     if error["type"] == "extra_forbidden":
         known = [key for config in classes for key in config.model_fields]
         return "unknown key" + _hint(str(path[-1]), known)
@@ -106,8 +109,8 @@ def _hint(key: str, known: Sequence[str]) -> str:
 def _walk(config: type[BaseModel], path: Place) -> tuple[list[type[BaseModel]], Place]:
     """Follow ``path`` below a config class.
 
-    Return the config classes that its end may hold, and the path without the names of members of
-    unions.
+    Return the possible config classes of the value at its end, and the path without the names of
+    members of unions.
     """
     classes: list[type[BaseModel]] = [config]
     keys: list[str | int] = []

@@ -63,7 +63,10 @@ def gather(
 def collate(
     corpus: Corpus, indices: NDArray[np.int64], multiple: int = 1, limit: int | None = None
 ) -> Batch:
-    """Return the pairs ``indices`` of a corpus as a batch; see ``gather`` for the arguments."""
+    """Return the pairs ``indices`` of a corpus as a batch.
+
+    ``multiple`` and ``limit`` are the arguments of ``gather``, which raises DataError.
+    """
     src, src_mask = gather(corpus.source, indices, multiple, limit)
     tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
     tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)

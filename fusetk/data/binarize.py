@@ -1,4 +1,4 @@
-"""The later stages of preparation: words to BPE codes, vocabularies and ids."""
+"""The later stages of preparation, which make BPE codes, vocabularies and ids from words."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def train_counts(
     longest: int | None = None,
     codes: dict[str, BPE] | None = None,
 ) -> list[Counter[str]]:
-    """Return the counts of words on both sides of the training text.
+    """Return the counts of words in the training text, source first.
 
     With ``longest``, pairs with more subwords than this on either side are not counted.
     """
@@ -146,7 +146,10 @@ EncodedChunk = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
 
 
 class Encoder:
-    """Pairs of lines of words to ids, without the pairs that have too many subwords."""
+    """Converts pairs of lines of words to ids, and drops the pairs with too many subwords.
+
+    ``text`` is the folder of the pipeline, and ``longest`` the largest number of subwords.
+    """
 
     def __init__(self, text: Path, longest: int | None):
         pipeline = Pipeline.load(text)

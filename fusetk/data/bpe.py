@@ -19,7 +19,7 @@ JOINER = "@@"
 JOINTS = re.compile(r"(@@ )|(@@ ?$)")
 CACHED_WORDS = 1_000_000  # entries; a full cache is emptied
 CACHED_LENGTH = 100  # longer words are not cached
-SHORT = 40  # longer words use the algorithm with a heap, whose time is not quadratic in the length
+SHORT = 40  # longer words use the algorithm with a heap: its time is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
 
@@ -27,8 +27,8 @@ Merges = dict[tuple[str, str], int]
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
     """Learn merges from words and their counts with subword-nmt.
 
-    Return the lines of a file of codes; fewer than ``merges`` merges if no pair reaches
-    ``min_frequency`` any more.
+    Return the lines of a file of codes. It has fewer than ``merges`` merges if no remaining pair
+    occurs ``min_frequency`` times.
     """
     from subword_nmt.learn_bpe import learn_bpe  # only learning needs the package
 
@@ -168,9 +168,10 @@ def _merge_all(symbols: list[str], ranks: list[int], best: int) -> list[str]:
 
 
 def merge_long(symbols: list[str], merges: Merges) -> list[str]:
-    """Do the same as ``merge_short`` in n log n: a heap of (rank, position) and linked symbols.
+    """Return the result of ``merge_short`` in O(n log n) time for n symbols.
 
-    All positions of a merge are processed before the pairs that it creates.
+    Pairs are in a heap of (rank, position), and the symbols are linked. All positions
+    of a merge are processed before the pairs that it creates.
     """
     symbols = list(symbols)
     n = len(symbols)
@@ -212,14 +213,14 @@ def _push(
 def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
     """Return the tokens of a subword-nmt vocabulary file (`token count`) with their counts.
 
-    Tokens with a count below ``threshold`` are left out. Raises DataError with the malformed line.
+    Tokens with a count below ``threshold`` are omitted. Raises DataError with the malformed line.
     """
     tokens = {}
     for number, line in enumerate(read_lines(path, bom=False), 1):
         token, _, count = line.rpartition("\t" if "\t" in line else " ")
         if not token or not count.isdecimal():
             raise DataError(
-                f"{path}, line {number}: {line[:40]!r} is not a token, a space and its count"
+                f"{path}, line {number}: {line[:40]!r} is not a token, a space and the count of the token"
             )
         if int(count) >= threshold:
             tokens[token] = int(count)

@@ -10,7 +10,7 @@ class Every(Config):
     """Use every n-th training pair for validation, counted after all steps."""
 
     every: int = Field(ge=2)
-    """n."""
+    """Interval n: with 23, the pairs 23, 46, 69 and so on go to validation."""
 
 
 class Sample(Config):
@@ -26,14 +26,14 @@ class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
     merges: int = Field(ge=1)
-    """Number of merge operations; for each side if `joint` is false."""
+    """Number of merge operations. If `joint` is false, each side has this number."""
     joint: bool = True
     """Learn one list of merges on both sides together."""
     min_frequency: int = Field(default=2, ge=1)
-    """Do not merge pairs with a lower frequency."""
+    """Smallest number of occurrences of a pair of symbols that is merged."""
     threshold: int = Field(default=0, ge=0)
-    """Undo merges into subwords that occur fewer times in a side's training text (the vocabulary
-    threshold of subword-nmt)."""
+    """Smallest number of occurrences of a subword in the training text of its side. Rarer subwords
+    are split again (the vocabulary threshold of subword-nmt); 0 splits none."""
     max_subwords: int | None = Field(default=None, ge=1)
     """Drop training pairs with more subwords than this on either side."""
 
@@ -46,7 +46,8 @@ class VocabularyConfig(Config):
     threshold: int = Field(default=1, ge=1)
     """Smallest number of occurrences of a token in the training text."""
     size: int | None = Field(default=None, ge=5)
-    """Largest number of entries, the four special tokens included; keeps the most frequent."""
+    """Largest number of entries, the four special tokens included. The most frequent tokens have
+    precedence."""
 
 
 class DataConfig(Config):
@@ -61,9 +62,9 @@ class DataConfig(Config):
     train: list[str] = Field(min_length=1)
     """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
-    """Validation text: file prefixes, or the part of the training pairs to use."""
+    """Validation text: file prefixes, or `every` or `sample` to use a part of the training pairs."""
     test: dict[str, list[str]] = {}
-    """Test sets: a name and its file prefixes."""
+    """Test sets: a mapping of names to lists of file prefixes."""
     steps: list[Step] = []
     """Prep steps, applied to each line in this order."""
     bpe: BPEConfig | None = None

@@ -20,7 +20,7 @@ class Sentences:
     """One side of a corpus: the ids of all sentences in one array; every sentence ends with EOS.
 
     `ids` is (tokens,), `offsets` (n + 1,) and `lengths` (n,), EOS included. `entries` is the size
-    of the vocabulary if known, `name` the name of the file for errors.
+    of the vocabulary if it is known. `name` is the name of the file in errors.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ def _open(folder: Path, split: str, side: dict[str, Any], entries: int) -> Sente
 
 def _map(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
     try:
-        found_bytes = path.stat().st_size
+        actual_bytes = path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; run fusetk prep again") from None
     expected_bytes = size * dtype.itemsize
-    if found_bytes != expected_bytes:
+    if actual_bytes != expected_bytes:
         raise DataError(
-            f"{path} has {found_bytes} bytes instead of {expected_bytes}; run fusetk prep again"
+            f"{path} has {actual_bytes} bytes instead of {expected_bytes}; run fusetk prep again"
         )
     return np.memmap(path, dtype, "r", shape=(size,)) if size else np.zeros(0, dtype)
 
@@ -154,8 +154,8 @@ class SentenceWriter:
     def summary(self) -> dict[str, Any]:
         """Return the counts for the manifest.
 
-        `types` counts the distinct tokens without EOS and unknown tokens, `unknown_rate` is the
-        fraction of unknown tokens, EOS excluded, and `largest` is the largest id.
+        `types` is the number of distinct tokens except EOS and `<unk>`. `unknown_rate` is the
+        fraction of unknown tokens among all tokens except EOS. `largest` is the largest id.
         """
         tokens = self.position - self.sentences
         unknown = int(self.counts[UNK])

@@ -15,7 +15,7 @@ class CorpusPart(NamedTuple):
 
 
 class WeightedSpan(NamedTuple):
-    """Consecutive training pairs with one sampling weight: the uses of each pair in an epoch."""
+    """Consecutive training pairs with one weight, the mean number of uses of a pair in an epoch."""
 
     start: int
     end: int

@@ -1,4 +1,4 @@
-"""Steps over training pairs: which pairs are kept, and why the others are dropped."""
+"""All steps on training pairs, with the reason for each pair that is dropped."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from fusetk.data.steps.base import (
 from fusetk.data.steps.filter import EMPTY
 from fusetk.data.text import single_spaces
 
-SUBWORDS = "too many subwords"  # the reason of a limit that is checked after BPE
+SUBWORDS = "too many subwords"  # reason for dropping a pair after BPE
 
 
 class Outcome(NamedTuple):
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 
 class PassSpec(NamedTuple):
-    """The steps of one pass over the training pairs, and what they need."""
+    """The steps of one pass over the training pairs, with their languages and models."""
 
     steps: Sequence[PrepStep]
     source: str  # languages

@@ -13,7 +13,8 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.prepare import text_files
 from fusetk.errors import DataError
 
-# Stretches of ids that are checked if prep did not record the largest id, and ids of a stretch.
+# If prep did not record the largest id: the number of stretches of ids that are checked, and the
+# number of ids in a stretch.
 STRETCHES = 256
 STRETCH = 1 << 15
 RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"

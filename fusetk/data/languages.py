@@ -42,7 +42,7 @@ def without_normalizer_rules(language: str) -> str | None:
 
 
 def _base(language: str) -> str:
-    """Return a hint at the rules of the base language, `pt` for `pt-BR`."""
+    """Return a hint if the tokeniser has rules for the base language, such as `pt` for `pt-BR`."""
     from fusetk.data import tokenize
 
     base = re.split("[-_]", language)[0].lower()
@@ -57,7 +57,7 @@ class Script(NamedTuple):
 
     name: str
     run: re.Pattern[str]  # consecutive characters of the script
-    longest: int  # characters; separated words are shorter on average
+    longest: int  # characters; the mean length of separated words is smaller
 
 
 SCRIPTS = (
@@ -79,8 +79,8 @@ SCRIPTS = (
 def without_spaces(lines: Iterable[str]) -> str | None:
     """Return a warning if the text is in one of ``SCRIPTS`` and has no spaces between words.
 
-    The first ``SAMPLE`` lines decide. The warning requires that at least half of the letters belong
-    to the script and that the runs of its characters are too long for words.
+    Only the first ``SAMPLE`` lines are checked. The text has no spaces if at least half of its
+    letters belong to the script and the runs of its characters are too long for words.
     """
     text = "\n".join(islice(lines, SAMPLE))
     if text.isascii():
@@ -91,7 +91,7 @@ def without_spaces(lines: Iterable[str]) -> str | None:
         size = sum(map(len, runs))
         if 2 * size >= max(letters, 1) and size >= script.longest * len(runs):
             return (
-                f"the {script.name} text has {size / len(runs):.1f} characters on average without "
-                "a space: its words are not separated, and the tokeniser cannot find them"
+                f"the {script.name} text has on average {size / len(runs):.1f} characters between "
+                "spaces: its words are not separated, and the tokeniser cannot find them"
             )
     return None

@@ -15,11 +15,11 @@ from fusetk.files import BLOCK, checksum, digest, replace_file
 
 NAME = "manifest.json"
 FORMAT = 1
-SMALL = 1 << 24  # bytes; larger files also have a checksum of some pieces
+SMALL = 1 << 24  # bytes; the records of larger outputs also have a checksum of some pieces
 PIECES = 256  # number of these pieces
 PIECE = 1 << 16  # bytes of a piece
 READ = ("train.", "valid.", "text/")  # prefixes of the outputs that training reads
-Record = dict[str, Any]  # size, mtime_ns, sha256; inputs also have lines, large outputs sample
+Record = dict[str, Any]  # size, mtime_ns, sha256; lines of inputs; sample of large outputs
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the manifest; the file is complete at any time."""
+    """Replace the manifest. Readers see the old or the new file, both complete."""
     replace_file(folder / NAME, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from sacremoses import MosesPunctNormalizer
 
-# Parts of a pattern that require no particular character of the text: character classes, escapes
-# for classes, optional or repeated characters, and the parentheses of groups.
+# Parts of a pattern that match texts without a common character: character classes, escapes for
+# classes, optional or repeated characters, and the parentheses of groups.
 OPTIONAL = re.compile(r"\[[^\]]*\][+*?]?|\\[sd][+*?]?|\\?.[+*?]|(?<!\\)[()]")
 # This rule moves a quotation mark before the periods that precede it. The regular expression is
 # tried at each period, so its time is quadratic in the length of a run of periods.
 PERIODS_QUOTE = r'(\.+)"(\s*[^<])'
-# Matches each run of periods once, with or without a quotation mark after it.
+# An expression that matches each run of periods once, with or without a quotation mark after it.
 ANY_PERIODS = r'(\.+)(?:"(\s*[^<]))?'
 
 
@@ -24,7 +24,8 @@ class Normalizer:
     def __init__(self, language: str):
         rules = MosesPunctNormalizer(lang=language).substitutions
         self.rules = [
-            (needed(pattern), *compiled(pattern, replacement)) for pattern, replacement in rules
+            (required_literal(pattern), *compiled(pattern, replacement))
+            for pattern, replacement in rules
         ]
 
     def __call__(self, line: str) -> str:
@@ -54,8 +55,8 @@ def _quote_before_periods(match: re.Match[str]) -> str:
     return match[0] if match[2] is None else f'"{match[1]}{match[2]}'
 
 
-def needed(pattern: str) -> str:
-    """Return a string that every changed text contains; empty if the pattern requires none."""
+def required_literal(pattern: str) -> str:
+    """Return a string that is in every text that the rule changes; empty if there is none."""
     if pattern == " +":  # the replacement is one space
         return "  "
     literals = OPTIONAL.sub("", pattern.replace("\\r", "\r")).replace("\\", "")

@@ -1,6 +1,7 @@
-"""Apply a function to many items in several processes.
+"""Application of a function to many items in several processes.
 
-Results keep the order of the items, few items are in flight, and a dead process is an error.
+Results keep the order of the items. At most three items for each process are waiting. A process
+that dies is an error.
 """
 
 from collections import deque

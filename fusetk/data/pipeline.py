@@ -1,4 +1,4 @@
-"""Raw text to tokens and back, as one object that a run keeps in its folder `text/`."""
+"""Conversion of raw text to tokens and back. A run keeps the files of it in its folder `text/`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ COPY_AGAIN = "copy the folder again from where it was made"
 
 
 class Text:
-    """Raw lines to words and back: the line steps, without BPE and vocabularies."""
+    """Conversion of raw lines to words and back by the line steps, without BPE and vocabularies."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Text:
 
 
 class Pipeline(Text):
-    """Raw text to tokens and back: steps, BPE and vocabularies of both sides.
+    """Conversion of raw text to tokens and back, by the steps, BPE and vocabularies of both sides.
 
     ``codes`` is keyed by side, and empty if words are the tokens.
     """
@@ -147,7 +147,7 @@ class Pipeline(Text):
     def load(cls, folder: Path) -> "Pipeline":
         """Read a folder `text/`.
 
-        Raises DataError if a file is missing, malformed or not as it was written.
+        Raises DataError if a file is missing, malformed or changed since it was written.
         """
         folder = Path(folder)
         path = folder / FILE

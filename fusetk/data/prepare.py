@@ -1,4 +1,4 @@
-"""Raw parallel text to memory-mapped ids: the work of ``fusetk prep``."""
+"""Conversion of raw parallel text to memory-mapped ids, for ``fusetk prep``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from fusetk.files import digest
 
 
 class Manifest(NamedTuple):
-    """A prepared folder, the contents of its `manifest.json`, and the stages just made."""
+    """A prepared folder, the contents of its `manifest.json`, and the stages that were made now."""
 
     folder: Path
     data: Mapping[str, Any]
@@ -204,7 +204,7 @@ def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:
 
 
 def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, Any]:
-    """Return the languages and steps that decide the words."""
+    """Return the languages and steps, which determine the words."""
     return {
         "source": config.source,
         "target": config.target,
@@ -249,7 +249,7 @@ def describe(
 def _describe_split(
     config: DataConfig, results: Mapping[str, Mapping[str, Any]], split: str
 ) -> dict[str, Any]:
-    """Return what the stages of a split counted."""
+    """Return the counts that the stages of a split recorded."""
     ids = results[f"ids.{split}"]
     words = results.get(f"words.{split}", {"dropped": {}})
     pairs_out = ids["source"]["sentences"]

@@ -1,7 +1,7 @@
-"""The first stages of preparation: raw text to words.
+"""The first stages of preparation, which convert raw text to words.
 
-Training text is filtered and may give up pairs for validation. Other text is converted line by
-line.
+Training text is filtered, and the config may move some of its pairs to validation. Other text is
+converted line by line.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def all_pairs(pairs: Sequence[Pair], ends: list[int] | None = None) -> Iterator[
 
 
 def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Results:
-    """Apply all steps to the training pairs, then move some of them to validation if asked.
+    """Apply all steps to the training pairs, then move the pairs for validation.
 
     A learned step starts a new pass: its model is learned on the output of the pass before it.
     """
@@ -64,21 +64,21 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
     passes = _passes(config.steps)
     read: Callable[[], Iterator[Lines]] = partial(all_pairs, pairs, ends)
     numbers: Path | None = None
-    total = kept = 0
+    total = num_kept = 0
     for i, steps in enumerate(passes):
         if i:
             models |= _learn(build, config, steps[0], i - 1)
         spec = PassSpec(
             steps, *languages(config), models, drop_empty=_drops_empty(config, passes, i)
         )
-        kept, dropped_now = _run_pass(build, spec, read(), numbers, i)
+        num_kept, dropped_now = _run_pass(build, spec, read(), numbers, i)
         if not i:
-            total = kept + sum(dropped_now.values())
+            total = num_kept + sum(dropped_now.values())
         dropped.update(dropped_now)
         output = Pair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
         read = partial(read_pairs, output)
         numbers = build.aside / f"pass{i}.lines"
-    if not kept:
+    if not num_kept:
         reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())
         raise DataError(
             f"all {total} training pairs were dropped ({reasons}); "
@@ -86,14 +86,14 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
         )
     _save_models(build, config, models)
     last = len(passes) - 1
-    to_valid = _split(build, config, pairs, kept, last)
+    to_valid = _split(build, config, pairs, num_kept, last)
     corpora = _pairs_by_corpus(_line_numbers(build.aside / f"pass{last}.lines"), to_valid, ends)
     for i in range(len(passes)):
         for suffix in (*languages(config), "lines"):
             (build.aside / f"pass{i}.{suffix}").unlink(missing_ok=True)
     return {
         "pairs_in": total,
-        "pairs_out": kept - len(to_valid),
+        "pairs_out": num_kept - len(to_valid),
         "to_valid": len(to_valid),
         "dropped": dict(sorted(dropped.items())),
         "corpora": corpora,
@@ -123,7 +123,10 @@ def _pairs_by_corpus(
 
 
 def _passes(steps: Sequence[PrepStep]) -> list[list[PrepStep]]:
-    """Split the steps before each learned step; its model is learned on the text at this point."""
+    """Split the steps into passes: a learned step begins a pass.
+
+    Raises ConfigError if a learned step occurs twice for one side.
+    """
     passes: list[list[PrepStep]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in steps:
@@ -171,7 +174,7 @@ def _run_pass(
     deduplicator = Deduplicator(spec.steps)
     dropped: Counter[str] = Counter()
     origin = None if numbers is None else _line_numbers(numbers)
-    read = kept = 0
+    read = num_kept = 0
     with (
         writer(build.aside / f"pass{i}.{spec.source}") as source,
         writer(build.aside / f"pass{i}.{spec.target}") as target,
@@ -187,10 +190,10 @@ def _run_pass(
                     source.write(outcome.source + "\n")
                     target.write(outcome.target + "\n")
                     positions.write(number.to_bytes(8, "little"))
-                    kept += 1
+                    num_kept += 1
                 read += 1
-    assert read == kept + sum(dropped.values())
-    return kept, dropped
+    assert read == num_kept + sum(dropped.values())
+    return num_kept, dropped
 
 
 def _line_numbers(path: Path) -> NDArray[np.int64]:
@@ -200,22 +203,22 @@ def _line_numbers(path: Path) -> NDArray[np.int64]:
 
 
 def _split(
-    build: Build, config: DataConfig, pairs: Sequence[Pair], kept: int, last: int
+    build: Build, config: DataConfig, pairs: Sequence[Pair], num_kept: int, last: int
 ) -> NDArray[np.int64]:
     """Write the training words, without the pairs that the config moves to validation.
 
-    Returns the indices of the moved pairs among the ``kept`` pairs of the pass ``last``.
+    Returns the indices of the moved pairs among the ``num_kept`` pairs of the pass ``last``.
     """
     names = [build.aside / f"pass{last}.{language}" for language in languages(config)]
     if isinstance(config.valid, list):
         for language, name in zip(languages(config), names, strict=True):
             name.replace(build.new(f"words/train.{language}"))
         return np.zeros(0, np.int64)
-    chosen = _choose(config.valid, kept)
-    if not len(chosen) or len(chosen) >= kept:
+    chosen = _choose(config.valid, num_kept)
+    if not len(chosen) or len(chosen) >= num_kept:
         raise DataError(
-            f"data.valid asks for {config.valid.model_dump()}, which {kept} training pairs cannot "
-            "give; add training text, or use a smaller number"
+            f"data.valid asks for {config.valid.model_dump()}, which {num_kept} training pairs "
+            "cannot give; add training text, or change the number"
         )
     for language, name in zip(languages(config), names, strict=True):
         with (
@@ -231,13 +234,13 @@ def _split(
     return chosen
 
 
-def _choose(split: Every | Sample, kept: int) -> NDArray[np.int64]:
+def _choose(split: Every | Sample, num_kept: int) -> NDArray[np.int64]:
     """Return the indices of the pairs that go to validation, in ascending order."""
     if isinstance(split, Every):
-        return np.arange(split.every - 1, kept, split.every)
-    if split.sample >= kept:
-        return np.arange(kept)
-    return np.array(sorted(Random(split.seed).sample(range(kept), split.sample)))
+        return np.arange(split.every - 1, num_kept, split.every)
+    if split.sample >= num_kept:
+        return np.arange(num_kept)
+    return np.array(sorted(Random(split.seed).sample(range(num_kept), split.sample)))
 
 
 def _divide(
@@ -298,6 +301,6 @@ def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence
 
 
 def prepared_models(build: Build, config: DataConfig) -> Mapping[tuple[str, str], StepModel]:
-    """Return the models that the training text gave."""
+    """Return the models that were learned on the training text."""
     names = dict(zip(SIDES, languages(config), strict=True))
     return load_models(lambda name: build.find(f"words/{name}"), config.steps, names)

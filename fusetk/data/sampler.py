@@ -1,4 +1,4 @@
-"""Batches of sentence pairs; the seed and the epoch decide them completely."""
+"""Batches of sentence pairs, which depend only on the data, the seed and the epoch."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, overload
@@ -18,10 +18,11 @@ BLOCK = 1 << 20  # pairs whose sort keys are computed at once
 
 
 class BatchConfig(Config):
-    """Number of sentence pairs in one update."""
+    """Size of a batch, and number of batches in an update."""
 
     size: int = Field(4096, ge=1)
-    """Largest number of target tokens (with EOS, without padding) or of sentence pairs."""
+    """Largest number of target tokens (with EOS, without padding) or of sentence pairs in a
+    batch."""
     unit: Literal["tokens", "sentences"] = "tokens"
     """Unit of `size`."""
     accumulate: int = Field(1, ge=1)
@@ -88,9 +89,9 @@ def batches(
     """Return the batches of an epoch in the order of training, each an array of pair indices.
 
     Pairs are shuffled, sorted by target and source length, and cut into batches; then the batches
-    are shuffled. So pairs of one length are combined differently in each epoch. With ``spans``, an
-    epoch uses each pair as often as the weight of its span says. The result depends only on the
-    arguments. Raises DataError if a sentence is longer than a batch.
+    are shuffled. So pairs of one length are combined differently in each epoch. With ``spans``, the
+    weight of a span is the mean number of uses of each of its pairs in an epoch. The result depends
+    only on the arguments. Raises DataError if a sentence is longer than a batch.
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = _pool(len(target), spans, random)

@@ -1,4 +1,4 @@
-"""Building a prepared folder: stages are reused or made again.
+"""Building of a prepared folder: each stage is reused or made again.
 
 New files are written into a subfolder and moved into place at the end.
 """
@@ -22,7 +22,7 @@ Results = dict[str, Any]
 
 
 class Stage(NamedTuple):
-    """One part of the work; out of date if its settings, its texts or a needed stage change."""
+    """One stage. It is out of date if its settings, its texts or a needed stage changed."""
 
     name: str
     settings: Mapping[str, Any]
@@ -109,7 +109,10 @@ class Build:
 def describe(
     stage: Stage, inputs: Mapping[str, Record], stages: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the inputs of a stage, and one key for all of them."""
+    """Return the record of a stage before it is made: key, settings, inputs and needs.
+
+    The key is a checksum of the settings, the inputs and the keys of the needed stages.
+    """
     files = {str(path): inputs[str(path)] for pair in stage.pairs for path in pair}
     sums = [inputs[str(path)]["sha256"] for pair in stage.pairs for path in pair]
     key = digest([stage.settings, sums, [stages[name]["key"] for name in stage.needs]])
@@ -117,11 +120,14 @@ def describe(
 
 
 def stale(
-    folder: Path, state: Mapping[str, Any], old: Mapping[str, Any] | None, made: Sequence[str]
+    folder: Path,
+    state: Mapping[str, Any],
+    old: Mapping[str, Any] | None,
+    made_stages: Sequence[str],
 ) -> list[str]:
     """Return the reasons for making a stage again; none if it is up to date or was never made.
 
-    ``made`` lists the stages that this build has made.
+    ``made_stages`` lists the stages that this build has made.
     """
     if old is None:
         return []
@@ -143,7 +149,7 @@ def stale(
     ]
     if reasons:
         return reasons
-    changed = [name for name in state["needs"] if name in made]
+    changed = [name for name in state["needs"] if name in made_stages]
     return [f"follows from {' and '.join(changed)}" if changed else "its inputs changed"]
 
 
@@ -161,7 +167,7 @@ def opened(folder: Path) -> Iterator[None]:
     with file:
         if not lock(file):
             raise DataError(
-                f"another fusetk prep is at work in {folder}; wait for it, or give another folder"
+                f"another fusetk prep is running in {folder}; wait for it, or give another folder"
             )
         try:
             shutil.rmtree(folder / BUILDING, ignore_errors=True)

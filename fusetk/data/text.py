@@ -24,7 +24,9 @@ STANDARD_INPUT = "standard input"
 
 
 def read_lines(path: Path | str, bom: bool = True) -> Iterator[str]:
-    """Yield the lines of a file without line ends; ``bom`` drops a byte order mark at its start.
+    """Yield the lines of a file without line ends.
+
+    With ``bom``, a byte order mark at the start of the file is dropped.
 
     Raises DataError with file and line if the file cannot be opened, decompressed or decoded.
     """
@@ -86,7 +88,7 @@ def open_bytes(path: Path | str) -> BinaryIO:
 
 
 def _near(path: Path) -> str:
-    """Return a hint: files with similar names in the folder, or that the folder is missing."""
+    """Return a hint: similar names in the same folder, or the fact that the folder is missing."""
     if not path.parent.is_dir():
         return f"; its folder {path.parent} does not exist either"
     try:
@@ -140,10 +142,7 @@ def open_text(path: Path | str) -> IO[str]:
 
 
 def readable(inputs: Iterable[Path], output: Path) -> None:
-    """Check before writing that every input can be opened and is not the output.
-
-    Raises DataError otherwise.
-    """
+    """Raise DataError if an input cannot be opened or is the output. Call it before writing."""
     for path in inputs:
         open_bytes(path).close()
         if output.exists() and output.samefile(path):
@@ -225,21 +224,24 @@ def unequal(pair: Pair, source: int, target: int) -> DataError:
     longer, shorter = (pair.source, pair.target) if source > target else (pair.target, pair.source)
     counts = f"{pair.source} has {source} lines and {pair.target} has {target}"
     if not (longer.is_file() and shorter.is_file()):  # a pipe cannot be read again
-        return DataError(f"{counts}; repair the files, fusetk cuts nothing")
+        return DataError(f"{counts}; repair the files, because fusetk never drops surplus lines")
     line = first_out_of_step(longer, shorter, abs(source - target))
     end = min(source, target)
     if line > end:
         place = f"{shorter.name} seems to end early, after line {end}"
     else:
         place = f"they seem to be out of step from line {line} on"
-    return DataError(f"{counts}: {place}; repair the files, fusetk cuts nothing")
+    return DataError(
+        f"{counts}: {place}; repair the files, because fusetk never drops surplus lines"
+    )
 
 
 def first_out_of_step(longer: Path, shorter: Path, surplus: int) -> int:
     """Return the most likely line (from 1) at which `longer` has `surplus` additional lines.
 
-    Pairs before this line are compared as they are and pairs after it shifted by `surplus`. The
-    chosen line makes the lengths of the pairs agree best, measured by the logarithm of their ratio.
+    Lines before it are compared with the same line of `shorter`, lines after it with the line
+    `surplus` lines earlier. The chosen line has the best agreement of line lengths: the smallest
+    sum of the absolute logarithms of their ratios.
     """
     best, best_line, total = 0.0, 1, 0.0
     lengths = (len(line.strip()) + 1 for line in read_lines(longer))

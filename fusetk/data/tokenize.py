@@ -11,8 +11,8 @@ This follows from three facts, each visible in the regular expressions of sacrem
 - The match of an apostrophe includes the characters on both sides, so two words share a space only
   if the first ends and the second begins with an apostrophe. Such words are treated as one word.
 
-sacremoses removes control characters that are not white space after it has merged white space, so
-lines with such characters are passed to sacremoses. The output is words separated by one space. In
+sacremoses merges white space before it removes other control characters, so complete lines with such
+characters are passed to sacremoses. The output is words separated by one space. In
 a few cases (a line that ends in `.'`) sacremoses itself leaves a second or trailing space; its list
 of tokens is the same.
 """
@@ -90,7 +90,7 @@ class Tokenizer:
             ]
         try:
             return " ".join(tokens)  # type: ignore[arg-type]
-        except TypeError:  # few lines have a ContextWord
+        except TypeError:  # the line has a ContextWord, which is rare
             return self._resolve(words, tokens)
 
     def _resolve(self, words: list[str], tokens: list["str | ContextWord"]) -> str:
@@ -111,7 +111,10 @@ class Tokenizer:
         return DIGIT if "0" <= text[0] <= "9" else OTHER
 
     def _word(self, word: str, before: str, after: str) -> "str | ContextWord":
-        """Return a word's tokens; ``before`` and ``after`` are spaces, or empty at a line's end."""
+        """Return a word's tokens.
+
+        ``before`` and ``after`` are spaces, or empty at the start and the end of a line.
+        """
         core = word[:-1] if word[-1] in ".," else word
         if core and self.alnum.issuperset(core):  # only a final comma or period can be split off
             tokens = [core, ","] if word[-1] == "," else [word]
@@ -144,9 +147,10 @@ class Tokenizer:
     def _period(self, token: str, following: int) -> str:
         """Split off a final period.
 
-        An abbreviation that is known or contains a period keeps it. So does a token before a lower
-        case letter, and an abbreviation of numbers before a digit. ``following`` is the kind of the
-        text after the token.
+        The period stays if the token is a known abbreviation, or has a letter and another period.
+        It also stays if a lower case letter follows, or if the token is an abbreviation of numbers
+        and a digit follows.
+        ``following`` is the kind of the text after the token.
         """
         prefix = token[:-1]
         if not prefix or token[-1] != ".":

@@ -16,9 +16,10 @@ DELAYED_START = frozenset(["(", "[", '"', "'", "&apos;", "&quot;", "&#91;", "&#9
 
 
 class Truecaser:
-    """The cases of words by their lower-case form, the most frequent first.
+    """A truecaser for lines of words.
 
-    The first word of a sentence gets its most frequent case. Other words are unchanged if the
+    ``cases`` maps the lower-case form of a word to the counts of its cases, the most frequent case
+    first. The first word of a sentence gets its most frequent case. Other words are unchanged if the
     training text has them in the same case, and otherwise get their most frequent case. Tokens with
     an XML tag are unchanged.
     """

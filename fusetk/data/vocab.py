@@ -13,7 +13,7 @@ from fusetk.special_tokens import BOS, EOS, PAD, SPECIAL, UNK
 
 __all__ = ["BOS", "EOS", "PAD", "SPECIAL", "UNK", "Vocabulary"]
 
-NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")  # have the ids 0 and 1 in Nematus' files
+NEMATUS_SPECIAL = ("eos", "UNK", "<EOS>", "<UNK>", "<GO>")  # tokens with id 0 or 1 in its files
 
 
 class Vocabulary:
@@ -108,8 +108,8 @@ def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
             )
         elif not count.isdecimal():
             raise DataError(
-                f"{path}, line {number}: {line[:40]!r} is neither a token nor "
-                "a token, a tab or a space, and its count"
+                f"{path}, line {number}: {line[:40]!r} is not a vocabulary entry; write a token, or "
+                "a token and its count with a tab or a space between them"
             )
         if not token:
             raise DataError(f"{path}, line {number}: the token is missing; write one token a line")

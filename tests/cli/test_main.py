@@ -72,7 +72,7 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [([], "give one of"), (["--last", "1", "--best", "1"], "give one of")]
+    [([], "give exactly one of"), (["--last", "1", "--best", "1"], "give exactly one of")]
     + [
         (["--last", "1", "--name", name], "is reserved")
         for name in ("best", "a/b", "", "..", "update-0000001")

@@ -439,7 +439,7 @@ def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     make_run(runs / "b", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.row=another",))
     make_run(runs / "c", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.table=another",))
     result = call(recipes, "--runs", runs, "--runs", runs / "a")
-    assert f"2 runs in {runs} belong to no row here" in result.stderr
+    assert f"2 runs in {runs} do not belong to a row of these tables" in result.stderr
     assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (
         "a run that is found twice counts once"
     )

@@ -478,14 +478,14 @@ def test_scores_are_recorded_even_if_the_reader_has_gone(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--run", "run"], "by --set-name"),
+        (["--run", "run"], "with --set-name"),
         (["--set-name", "test"], "give --run"),
         (["--checkpoint", "best"], "give --run"),
         (
             ["--run", "nowhere", "--set-name", "test"],
             "nowhere is not a run folder: there is no such folder",
         ),
-        (["--run", "bare", "--set-name", "test"], "by --checkpoint"),
+        (["--run", "bare", "--set-name", "test"], "with --checkpoint"),
         (
             ["--run", "damaged", "--set-name", "test", "--checkpoint", "best"],
             "scores.json is damaged",
@@ -673,7 +673,10 @@ def test_warnings_name_their_system(texts: dict[str, list[str]]) -> None:
         (["--bounds", ""], "not a list of rising numbers"),
         (["--system", "deep.en"], "'deep.en' is not NAME=FILE"),
         (["--system", "=deep.en"], "is not NAME=FILE"),
-        (["--system", "base=deep.en"], "two systems are called 'base': give other names by --name"),
+        (
+            ["--system", "base=deep.en"],
+            "two systems are called 'base': give other names, with --name",
+        ),
         (["--system", "deep=nowhere"], "nowhere does not exist"),
         (["--system", "deep=short"], "base.en has 10 lines and short has 1"),
         (["--source", "short"], "base.en has 10 lines and short has 1"),

@@ -408,7 +408,7 @@ def test_two_at_once(folder: Path) -> None:
     prepare(config(folder))
     with open(folder / "out" / build_module.LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another fusetk prep is at work"):
+        with pytest.raises(DataError, match="another fusetk prep is running"):
             prepare(config(folder))
     assert prepare(config(folder)).made == []
 

@@ -1,4 +1,4 @@
-"""The prep steps: what is done to raw text before it is split into subwords.
+"""The prep steps: changes of the text before it is split into subwords.
 
 A step is one module of this package and one line of ``STEPS``. Its class is both its config and its
 implementation; see ``fusetk.data.steps.base`` for the kinds of steps.

@@ -36,7 +36,8 @@ class PrepStep(Config):
     step: str
 
     packages: ClassVar[tuple[str, ...]] = ()
-    """Packages whose version may change the output: another version makes the text out of date."""
+    """Packages whose version may change the output. If a version changes, `prep` makes the text
+    again."""
 
 
 class LineStep(PrepStep):
@@ -79,7 +80,7 @@ class LearnedStep(LineStep):
 
     @abstractmethod
     def learn(self, lines: Iterable[str]) -> StepModel:
-        """Learn the model on a side's training lines, as the steps before this one left them."""
+        """Learn the model on the training lines of a side after all earlier steps."""
 
     @abstractmethod
     def load(self, path: Path) -> StepModel:
@@ -112,7 +113,9 @@ class UniquePairStep(PrepStep):
 def line_function(
     step: PrepStep, side: str, language: str, models: StepModels
 ) -> LineFunction | None:
-    """Return what the step does to the lines of a side; None if it does not change them.
+    """Return the function that a step applies to the lines of a side.
+
+    None if the step does not change them.
 
     Raises ConfigError if the step needs a model that is missing.
     """

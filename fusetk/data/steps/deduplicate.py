@@ -7,7 +7,7 @@ from fusetk.data.steps.base import UniquePairStep
 
 
 class Deduplicate(UniquePairStep):
-    """Drop training pairs that occurred before."""
+    """Drop training pairs that equal an earlier pair at this step."""
 
     step: Literal["deduplicate"]
 

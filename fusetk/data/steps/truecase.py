@@ -12,7 +12,8 @@ from fusetk.errors import ConfigError
 class Truecase(LearnedStep):
     """Give the first word of each sentence its most frequent case (Moses' truecaser).
 
-    The cases are counted on the training text.
+    Any other word changes only if the training text does not have it in the same case. The cases
+    are counted on the training text, in words that do not begin a sentence.
     """
 
     step: Literal["truecase"]
