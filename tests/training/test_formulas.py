@@ -289,7 +289,7 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
     [
         (
             {"updates": 4_000},
-            r"updates 4000 are over before the rate falls: make them more than warmup 4000",
+            r"updates 4000 end before the rate falls: give more updates than warmup 4000",
         ),
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),
