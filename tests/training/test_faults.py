@@ -55,7 +55,7 @@ def train(config: Path, run: Path, *overrides: str) -> Result:
         "--device",
         "cpu",
         "--quiet",
-        *(word for one in overrides for word in ("--set", one)),
+        *(word for override in overrides for word in ("--set", override)),
     )
 
 
@@ -96,7 +96,7 @@ def copy(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-# Damage --------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -395,7 +395,7 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(
 
 def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     """BLEU is 0 for a while, and the first such checkpoint is the best."""
-    given = [
+    overrides = [
         "training.validation={every_updates: 2, metric: bleu}",
         "training.keep_last=1",
         "decoding.max_length_factor=0.1",
@@ -403,7 +403,7 @@ def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert (
         train(
-            toy, run, *given, "training.stages.0.schedule={kind: constant, rate: 1e-30}"
+            toy, run, *overrides, "training.stages.0.schedule={kind: constant, rate: 1e-30}"
         ).exit_code
         == 0
     )
@@ -411,7 +411,7 @@ def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     assert (run / "checkpoints" / "best").resolve() == folder_of(run, 2)
 
 
-# Full disks ----------------------------------------------------------------------------------------------------------
+# Full disks ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -426,7 +426,7 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 def command(config: Path, run: Path, *overrides: str) -> list[str]:
-    given = [word for one in overrides for word in ("--set", one)]
+    options = [word for override in overrides for word in ("--set", override)]
     return [
         sys.executable,
         "-m",
@@ -440,7 +440,7 @@ def command(config: Path, run: Path, *overrides: str) -> list[str]:
         "--threads",
         "1",
         "--quiet",
-        *given,
+        *options,
     ]
 
 
@@ -599,12 +599,12 @@ def test_lines_wait_until_there_is_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = log.AppendingFile(tmp_path / "lines")
-    wanted = "".join(f"line {i}\n" for i in range(300))
+    expected = "".join(f"line {i}\n" for i in range(300))
     for i in range(300):
         with file_limit(100 if i < 200 else 1 << 20):
             file.add(f"line {i}")
     file.close()
-    assert (tmp_path / "lines").read_text() == wanted and capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "lines").read_text() == expected and capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None:
@@ -625,7 +625,7 @@ def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None
     } == before
 
 
-# Configs that changed ------------------------------------------------------------------------------------------------
+# Configs that changed -----------------------------------------------------------------------------
 
 
 SECOND = "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 400}, end: {updates: 2}}"
@@ -723,7 +723,7 @@ def test_only_what_changes_no_model_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "change"),
+    ("overrides", "change"),
     [
         (["training.validation.metric=bleu"], "decoding.normalize=0"),
         (
@@ -733,14 +733,20 @@ def test_only_what_changes_no_model_is_free() -> None:
     ],
 )
 def test_what_validation_decides_with_is_not_free(
-    toy: Path, tmp_path: Path, given: list[str], change: str
+    toy: Path, tmp_path: Path, overrides: list[str], change: str
 ) -> None:
-    given = [*given, "training.validation.every_updates=2", "training.stages.0.end.updates=2"]
-    assert train(toy, tmp_path / "run", *given).exit_code == 0
-    assert f"({change.partition('=')[0]}: " in refusal(train(toy, tmp_path / "run", *given, change))
+    overrides = [
+        *overrides,
+        "training.validation.every_updates=2",
+        "training.stages.0.end.updates=2",
+    ]
+    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
+    assert f"({change.partition('=')[0]}: " in refusal(
+        train(toy, tmp_path / "run", *overrides, change)
+    )
 
 
-# Signals -------------------------------------------------------------------------------------------------------------
+# Signals ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -756,7 +762,7 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     update: int,
 ) -> None:
     """Within an update, the losses or the search of a validation, or a save: then the same command ends with the same model."""
-    given = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
+    overrides = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
     owner, name = {
         "update": (loop, "optimizer_step"),
         "losses": (Validator, "_loss_sums"),
@@ -775,7 +781,7 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, signalled)
-        said = refusal(train(toy, tmp_path / "run", *given), 75)
+        said = refusal(train(toy, tmp_path / "run", *overrides), 75)
     assert (
         f"{number.name} received: saved after update {update}; run the same command again to resume"
         in said
@@ -783,8 +789,8 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(
         tmp_path / "run", update
     )
-    assert train(toy, tmp_path / "run", *given).exit_code == 0
-    assert train(toy, tmp_path / "whole", *given).exit_code == 0
+    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
+    assert train(toy, tmp_path / "whole", *overrides).exit_code == 0
     for file in (MODEL, TRAINING):
         assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (
             folder_of(tmp_path / "whole", 8) / file

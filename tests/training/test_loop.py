@@ -67,18 +67,18 @@ def test_resuming_gives_the_same_run_to_the_bit(
 ) -> None:
     """Set back to each of its checkpoints: inside an epoch, at a stage's end, inside the second stage."""
     recipe, run = whole
-    there = runs.checkpoints(run)
-    last = int(there[-1].name.removeprefix("update-"))
+    checkpoints = runs.checkpoints(run)
+    last = int(checkpoints[-1].name.removeprefix("update-"))
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
-    kept = runs.checkpoints(copy)[:stop]
-    checkpoint.prune(copy, kept)
-    checkpoint.link(copy, "last", kept[-1])
-    best = read_state(kept[-1])["progress"]["best_update"]
+    remaining = runs.checkpoints(copy)[:stop]
+    checkpoint.prune(copy, remaining)
+    checkpoint.link(copy, "last", remaining[-1])
+    best = read_state(remaining[-1])["progress"]["best_update"]
     checkpoint.link(copy, "best", copy / "checkpoints" / runs.checkpoint_name(best))
     train_module.train(recipe, copy, "cpu", quiet=True)
     assert files(copy, last) == files(run, last)
-    assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in there]
+    assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in checkpoints]
     for kind in ("train", "valid"):
         assert [line["update"] for line in lines(copy, kind)] == [
             line["update"] for line in lines(run, kind)
@@ -227,12 +227,12 @@ def test_what_a_kill_left_goes_when_training_goes_on(
     monkeypatch.chdir(tmp_path)
     recipe = load(toy, ["training.keep_last=1", "training.validation.every_updates=2"])
     train_module.train(recipe, Path("run"), "cpu", quiet=True)
-    kept = sorted(path.name for path in Path("run/checkpoints").iterdir())
+    names_before = sorted(path.name for path in Path("run/checkpoints").iterdir())
     last = Path("run/checkpoints/last").resolve()
     left = last.with_name(runs.checkpoint_name(1))
     shutil.copytree(last, left)
     train_module.train(recipe, Path("run"), "cpu", quiet=True)
-    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == kept
+    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == names_before
 
 
 def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> None:
@@ -445,17 +445,17 @@ def test_equal_metrics_are_ranked_by_loss(
         "combine",
         lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
     )
-    given = [
+    overrides = [
         "training.validation.metric=bleu",
         "training.validation.every_updates=1",
         "training.stages.0.end={updates: 6, patience: 2}",
     ]
     run = tmp_path / "run"
     train_module.train(
-        load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True
+        load(toy, [*overrides, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True
     )
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(3)
-    train_module.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
+    train_module.train(load(toy, [*overrides, "training.keep_best=2"]), run, "cpu", quiet=True)
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(5), (
         "also over a resume"
     )
@@ -555,12 +555,15 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     train_module.train(
         load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
     )
-    told = (tmp_path / "a" / "log.txt").read_text()
+    log_text = (tmp_path / "a" / "log.txt").read_text()
     fingerprint = read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
-    assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
+    assert (
+        "batches of 400 target tokens x 2; seed 1" in log_text
+        and f"data {fingerprint[:12]}" in log_text
+    )
     if found := revision():
-        assert f"fusetk 0.1.0 ({found})" in told
-    [line, *_] = [line for line in told.splitlines() if "  train  " in line]
+        assert f"fusetk 0.1.0 ({found})" in log_text
+    [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
     assert (

@@ -51,20 +51,20 @@ def test_training_uses_it_says_it_and_leaves_nothing(
 ) -> None:
     seen, plain = set(), loop.optimizer_step
 
-    def spied(*given: Any) -> Any:
+    def spied(*arguments: Any) -> Any:
         seen.add(torch.get_float32_matmul_precision())
-        return plain(*given)
+        return plain(*arguments)
 
     monkeypatch.setattr(loop, "optimizer_step", spied)
     device_of("cpu")
     before = torch.get_float32_matmul_precision()
-    given = ["training.stages.0.end.updates=4", "training.matmul=medium"]
-    train_module.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
+    overrides = ["training.stages.0.end.updates=4", "training.matmul=medium"]
+    train_module.train(load(toy, overrides), tmp_path / "run", "cpu", quiet=True)
     assert seen == {"medium"} and torch.get_float32_matmul_precision() == before
     assert "cpu, float32 products medium, in fact " in (tmp_path / "run" / "log.txt").read_text()
     with pytest.raises(
         ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."
     ):
         train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
-    train_module.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
+    train_module.train(load(toy, overrides[:1]), tmp_path / "other", "cpu", quiet=True)
     assert f"cpu, float32 products {choices()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -27,15 +27,16 @@ def small_memory(
     plain, failed = oversize.accumulate_gradients, list[int]()
 
     def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
-        found = []
+        losses = []
         for batch in batches:
-            found += plain(model, [batch], *given)  # type: ignore[arg-type]
+            losses += plain(model, [batch], *given)  # type: ignore[arg-type]
             if len(batch.target_index) > tokens:
                 failed.append(len(batch.target_index))
                 raise kind(
-                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more"
+                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: "
+                    "you tried to allocate 1 bytes\nand more"
                 )
-        return found
+        return losses
 
     monkeypatch.setattr(oversize, "accumulate_gradients", gradients)
     return failed
@@ -48,14 +49,14 @@ def test_batches_are_done_in_halves(
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
     failed = small_memory(monkeypatch, 200, kind)
     train_module.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
-    found, wanted = (
+    actual, expected = (
         weights_module.read_tensors(
             tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
         )
         for name in ("halves", "whole")
     )
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
     assert 0 < len(failed) <= 4, "what did not fit is not tried again"
     said = (tmp_path / "halves" / "log.txt").read_text()
     assert said.count("batches of this size are split into halves") == 1
@@ -67,7 +68,8 @@ def test_a_sentence_that_does_not_fit_is_named(
     small_memory(monkeypatch, 0)
     with pytest.raises(
         FusetkError,
-        match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone",
+        match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into "
+        "memory alone",
     ):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 

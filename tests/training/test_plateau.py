@@ -16,7 +16,8 @@ from fusetk.training import checkpoint
 from fusetk.weights import read_state
 
 # Whatever is not 3 % better is a rise.
-STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, schedule: {kind: plateau, rate: 0.25, threshold: 0.03%s}, clip: 0.1, "
+STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, "
+STAGE += "schedule: {kind: plateau, rate: 0.25, threshold: 0.03%s}, clip: 0.1, "
 STAGE += "batch: {size: 400}, end: %s}"
 MORE = ["training.log_every=1", "training.keep_last=99"]
 
@@ -47,14 +48,14 @@ def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(
     cuts = [update for (_, before), (update, after) in itertools.pairwise(rates) if after != before]
     assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the test sees no cut"
     for before_it in (True, False):
-        kept = [
+        remaining = [
             p
             for p in runs.checkpoints(whole)
             if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)
         ]
         copy = tmp_path / f"copy{before_it}"
         shutil.copytree(whole, copy, symlinks=True)
-        checkpoint.link(copy, "last", kept[-1] if before_it else kept[0])
+        checkpoint.link(copy, "last", remaining[-1] if before_it else remaining[0])
         assert train(toy, copy, "{updates: 48}", options) == rates
         assert state(copy, 48) == state(whole, 48)
 
@@ -97,7 +98,8 @@ def test_a_warm_up_below_the_floor_does_not_end_a_stage(toy: Path, tmp_path: Pat
 
 
 def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> None:
-    stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, batch: {size: 400}, end: {updates: 9}}"
+    stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, "
+    stage += "batch: {size: 400}, end: {updates: 9}}"
     train_module.train(
         load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True
     )

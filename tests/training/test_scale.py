@@ -30,12 +30,12 @@ def test_down_at_once_and_up_slowly() -> None:
 
 def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
     for precision in ("fp16", "fp32"):
-        given = [
+        overrides = [
             f"training.precision={precision}",
             "training.stages.0.end.updates=40",
             "model.dropout=0",
         ]
-        train_module.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / precision, "cpu", quiet=True)
     half, full = (
         read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
         for name in ("fp16", "fp32")
@@ -93,9 +93,9 @@ def test_what_no_scale_mends_ends_training(
 ) -> None:
     overflowing(monkeypatch, 0)
     with pytest.raises(FusetkError, match="5 updates in a row"):
-        given = [
+        overrides = [
             *GIVEN,
             "training.stages.0.end.updates=100",
             "training.validation.every_updates=1000",
         ]
-        train_module.train(load(toy, given), tmp_path / "a", "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
