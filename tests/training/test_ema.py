@@ -38,7 +38,7 @@ def test_the_formula() -> None:
     torch.testing.assert_close(ema.mean, expected)
 
 
-def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> None:
+def test_validation_checkpoints_and_translation_use_the_average(toy: Path, tmp_path: Path) -> None:
     train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
     last = tmp_path / "run" / "checkpoints" / "last"
     raw, mean = (weights_module.read_tensors(last, file) for file in (runs.MODEL, runs.EMA))

@@ -11,7 +11,7 @@ from fusetk.training.loss import loss
 
 
 def plain(features: Tensor, output: OutputProjection, targets: Tensor, smoothing: float) -> Tensor:
-    """-sum_k q(k) log p(k), q built entry by entry."""
+    """Return -sum_k q(k) log p(k), with each entry of q computed."""
     log_p = F.log_softmax(output(features), -1)
     q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(
         1, targets[:, None], 1 - smoothing

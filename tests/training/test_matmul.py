@@ -1,4 +1,4 @@
-"""How exact float32 products are: as the config says in training, as before behind it."""
+"""Precision of float32 products: the config sets it in training, and it is restored afterwards."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ def test_the_setting_ends_with_its_context(matmul: str) -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processor_has() -> None:
-    """What is fastest and exact on a processor is called medium, and would be tf32 on a GPU."""
+def test_products_are_exact_with_highest_on_every_device() -> None:
+    """On a processor, torch's setting medium may be exact. On a GPU it would be tf32."""
     torch.set_float32_matmul_precision("medium")
     try:
         with computing(torch.device("cuda"), "highest") as said:
@@ -46,7 +46,7 @@ def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processo
         device_of("cpu")
 
 
-def test_training_uses_it_says_it_and_leaves_nothing(
+def test_training_uses_and_logs_the_setting_and_restores_it(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, plain = set(), loop.optimizer_step

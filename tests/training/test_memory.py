@@ -23,13 +23,13 @@ GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0
 def small_memory(
     monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
 ) -> list[int]:
-    """Let batches with more target tokens fail after their backward pass; return their sizes."""
+    """Let batches with more target tokens fail after their backward pass. Return their sizes."""
     plain, failed = oversize.accumulate_gradients, list[int]()
 
-    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
+    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
         losses = []
         for batch in batches:
-            losses += plain(model, [batch], *given)  # type: ignore[arg-type]
+            losses += plain(model, [batch], *arguments)  # type: ignore[arg-type]
             if len(batch.target_index) > tokens:
                 failed.append(len(batch.target_index))
                 raise kind(
@@ -57,7 +57,7 @@ def test_batches_are_done_in_halves(
     )
     for name in expected:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
-    assert 0 < len(failed) <= 4, "what did not fit is not tried again"
+    assert 0 < len(failed) <= 4, "a batch of a size that failed is tried again"
     said = (tmp_path / "halves" / "log.txt").read_text()
     assert said.count("batches of this size are split into halves") == 1
 
@@ -74,10 +74,10 @@ def test_a_sentence_that_does_not_fit_is_named(
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
-def test_other_errors_are_not_taken_for_it(
+def test_other_errors_are_not_treated_as_lack_of_memory(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any) -> list[Loss]:
+    def broken(*arguments: Any) -> list[Loss]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(oversize, "accumulate_gradients", broken)
@@ -93,5 +93,5 @@ def test_other_errors_are_not_taken_for_it(
         "CUBLAS_STATUS_ALLOC_FAILED",
     ],
 )
-def test_words_of_other_libraries(said: str) -> None:
+def test_messages_of_other_libraries(said: str) -> None:
     assert out_of_memory(RuntimeError(said)) and not out_of_memory(ValueError(said))

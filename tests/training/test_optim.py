@@ -1,4 +1,7 @@
-"""NAG is fairseq's, and what cuts a rate; formulas are in test_formulas.py."""
+"""NAG is that of fairseq, and the plateau schedule cuts the rate as defined.
+
+The formulas of optimisers and schedules are tested in test_formulas.py.
+"""
 
 import math
 from typing import Any
@@ -38,7 +41,7 @@ def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
 def cuts(
     schedule: Plateau, values: list[float], lower_is_better: bool = True, first_epoch: int = 1
 ) -> list[int]:
-    """Cuts after each of some validations, one at the end of each epoch."""
+    """Return the number of cuts after each validation. Each epoch ends with a validation."""
     seen: Any = {}
     counts = []
     for epoch, value in enumerate(values, first_epoch):
@@ -64,7 +67,7 @@ LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
             {"not_before_epoch": 4},
             LOSSES,
             [0, 0, 0, 0, 0, 1, 1],
-        ),  # the rise of epoch 3 is let pass, 4.1 is below it
+        ),  # the rise of epoch 3 is ignored, and 4.1 is below it
         ({"not_before_epoch": 3, "rule": "after-first-rise"}, LOSSES, [0, 0, 1, 2, 3, 4, 5]),
         ({"not_before_epoch": 4, "rule": "after-first-rise"}, LOSSES, [0, 0, 0, 0, 0, 1, 2]),
         ({"threshold": 0.03}, [5.0, 4.9, 4.8, 4.8], [0, 1, 1, 2]),  # 4.9 is not 3 % below 5, 4.8 is
@@ -95,8 +98,8 @@ def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:
 
 
 @pytest.mark.parametrize("rule", ["each-rise", "after-first-rise"])
-def test_plateau_is_not_cut_below_its_floor(rule: str) -> None:
-    schedule = Plateau(PlateauConfig(rate=0.25, floor=1e-3, rule=rule), 256)  # type: ignore[arg-type]
+def test_plateau_is_not_cut_below_its_floor(rule: Any) -> None:
+    schedule = Plateau(PlateauConfig(rate=0.25, floor=1e-3, rule=rule), 256)
     seen: Any = {}
     rates = []
     for epoch, value in enumerate([1.0, 2.0, 2.0, 2.0, 2.0], 1):

@@ -75,7 +75,7 @@ def test_one_replica_has_no_warm_up_and_halves_its_rate_from_start_to_end() -> N
 def test_where_the_decay_is_short_or_long_over_rates_are_numbers() -> None:
     assert (
         schedule(8, 1, 10**9, 10**9 + 1, 1.0).rate(8) == 8
-    )  # 16 to the power of 10^9 - 64 is none
+    )  # 16 to the power of 10^9 - 64 would overflow
     assert 0 <= schedule(8, 1, 0, 1, 1.0).rate(10**6) < 1e-9
     assert math.isfinite(schedule(1, 1, 0, 1, 1.0).rate(10**9))
 

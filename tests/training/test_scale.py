@@ -44,7 +44,7 @@ def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
 
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
-    """Gradients are not finite where the losses were multiplied by more than this."""
+    """Make gradients infinite if the losses were multiplied by more than ``above``."""
     plain = loop.optimizer_step
 
     def step(model, optimizer, losses, rate, clip, tokens, world, scale):
@@ -55,7 +55,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     monkeypatch.setattr(loop, "optimizer_step", step)
 
 
-def test_what_is_too_large_is_halved_and_resuming_is_exact(
+def test_overflow_halves_the_scale_and_resuming_is_exact(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflowing(monkeypatch, 8192)
@@ -88,7 +88,7 @@ def test_what_is_too_large_is_halved_and_resuming_is_exact(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_what_no_scale_mends_ends_training(
+def test_overflow_at_every_scale_ends_training(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflowing(monkeypatch, 0)

@@ -35,8 +35,8 @@ def close(actual_run: Path, expected_run: Path, update: int, *files: str) -> Non
 def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: Path) -> None:
     """One process starts, two sharded processes resume, and one process ends the training.
 
-    The result is that of one process alone. The model has tied embeddings, a scalar parameter and
-    recomputed layers. Training has accumulation, clipping, EMA and validation with search.
+    The result is that of one process alone. The model has tied embeddings, a parameter that is not
+    sharded, and recomputed layers. Training has accumulation, clipping, EMA and search.
     """
     model = [
         "model.tie=target",
