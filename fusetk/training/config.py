@@ -63,7 +63,7 @@ class StageConfig(Config):
     default the model's rates apply."""
     start: Literal["last", "best"] = "last"
     """Initial weights of a stage after the first: those at the end of the previous stage (`last`),
-    or those of the best checkpoint so far (`best`). With `ema` they are also the raw weights, not
+    or those of the best checkpoint so far (`best`). Even with `ema` they are the raw weights, not
     the average."""
 
     @field_validator("schedule", mode="before")

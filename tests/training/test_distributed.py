@@ -1,4 +1,6 @@
-"""Several processes train as one would, to rounding; resume exactly; end together."""
+"""Several processes train as one process, except for rounding. They resume exactly, and all end if
+one of them fails.
+"""
 
 import json
 import os
@@ -85,7 +87,7 @@ def validations(run: Path) -> list[dict[str, float]]:
 def test_several_processes_are_one(
     toy: Path, tmp_path: Path, processes: int, accumulate: int
 ) -> None:
-    """The same batches, the same mean over their tokens, the same decisions."""
+    """Batches and results do not depend on the number of processes."""
     overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
     said = finished(launch(processes, toy, tmp_path / "many", overrides))
     assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
@@ -116,7 +118,7 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
         assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
 
 
-def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_process_saves_and_ends_all(toy: Path, tmp_path: Path) -> None:
     run, pids = tmp_path / "run", tmp_path / "pids"
     pids.mkdir()
     note = f"open({str(pids)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
@@ -138,14 +140,14 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
     )
 
 
-def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
+def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"
-        "def apply(*given, **named):\n"
+        "def apply(*arguments, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    if os.environ['RANK'] == '1' and loop.calls == 3:\n"
         "        raise RuntimeError('the third is enough')\n"
-        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
+        "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
     begun = time.monotonic()
     said = finished(
@@ -181,10 +183,10 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     )
 
 
-def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
+def test_a_write_error_of_rank_0_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"
-        "def save(*given): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
+        "def save(*arguments): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert said.count("the disk is full") == 2 and all(
@@ -221,15 +223,15 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
+def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"
-        "def apply(*given, **named):\n"
+        "def apply(*arguments, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
         "    if first and os.environ['RANK'] == '1' and loop.calls == 6:\n"
         "        raise RuntimeError('once')\n"
-        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
+        "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
     said = finished(
         launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail)
@@ -243,7 +245,7 @@ def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
 
 
 def test_parts_of_a_batch() -> None:
-    """Each pair once, as many batches in each process, and none depends on chance."""
+    """Each pair is in one part, and all processes have the same number of batches."""
     batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
     for size in (1, 2, 3, 4):
         shares = [local_batches(World(rank, size), batches) for rank in range(size)]
@@ -258,4 +260,4 @@ def _until(condition, seconds: float = 60) -> None:
         if condition():
             return
         time.sleep(0.1)
-    raise AssertionError("it does not happen")
+    raise AssertionError(f"the condition is not true after {seconds} seconds")
