@@ -15,24 +15,28 @@ BLOCK = 1 << 20
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Write a file under another name, flush it to disk and rename it.
+    """Write a file under a temporary name, flush it to disk and rename it.
 
-    At any time the old or the new file is complete. Raises OSError; then the old file is unchanged.
+    At any time the old or the new file is complete. Raises OSError if the file cannot be written;
+    then the old file is unchanged.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with open(aside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def write_if_changed(path: Path, content: bytes) -> None:
-    """Replace a file, with its folder, unless it has this content already. Raises OSError."""
+    """Replace a file unless it has this content already. Create its folder if it is missing.
+
+    Raises OSError if the file cannot be read or written.
+    """
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +73,10 @@ def lock(file: IO[Any] | int, wait: bool = False) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within this context no other process locks the folder. Wait for one that does.
+    """Within this context no other process holds the lock of the folder.
 
-    Raises OSError if the folder is missing.
+    If another process holds the lock, wait until it is released. Raises OSError if the folder is
+    missing.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -82,14 +87,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def digest(value: Any) -> str:
-    """The SHA-256 of plain values (dicts, lists, text, numbers)."""
+    """Return the SHA-256 of plain values (dicts, lists, text, numbers) as hexadecimal text."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
     ).hexdigest()
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content as hexadecimal text. Raises OSError."""
     total = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(BLOCK):

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from fusetk.errors import ConfigError
 
 Value = TypeVar("Value")
-TIMEOUT = timedelta(minutes=10)  # for a process that waits for the others
-# gloo's messages about a closed connection
+TIMEOUT = timedelta(minutes=10)  # longest time that a process waits for the others
+# Messages of gloo about a closed connection.
 CONNECTION_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -67,7 +67,7 @@ class World:
         return tensor.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in one of the processes."""
+        """Whether the flag is set in at least one process."""
         return self.all_sum([float(flag)])[0] > 0
 
     def close(self) -> None:
@@ -84,8 +84,9 @@ ALONE = World()
 def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
     """Connect the processes that torchrun started.
 
-    Another launcher can set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. ``timeout`` limits how
-    long a process later waits for the others. Raises ConfigError if a variable is missing.
+    Other launchers work, too, if they set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. After the
+    start, ``timeout`` limits the time that a process waits for the others. Raises ConfigError if a
+    variable is missing or a process does not start.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not os.environ.get(name)]
@@ -112,12 +113,12 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
 
 
 def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:
-    """Return a name that all processes of this attempt share, and no process of an earlier one.
+    """Return a name that all processes of this start share, and no process of an earlier start.
 
-    A launcher that restarts processes keeps its store, with the addresses of processes that have
-    ended. So each process writes a unique name under "hello". Rank 0 answers every name that it
-    reads there, old or new, with its own name, until all processes of this attempt have
-    acknowledged it. After TIMEOUT rank 0 raises ConfigError and the others DistStoreError.
+    A launcher that restarts processes keeps its store, which has the addresses of processes that
+    have ended. So each process writes a unique name under "hello". Rank 0 reads these names, which
+    may be old, and answers each of them with its own name, until all processes of this start have
+    acknowledged it. After TIMEOUT, rank 0 raises ConfigError and the others raise DistStoreError.
     """
     name = uuid.uuid4().hex
     if rank:
@@ -153,7 +154,11 @@ def is_peer_failure(error: Exception) -> bool:
 
 
 def local_device(name: str) -> str:
-    """Return ``cuda:N`` with a GPU for each process of a host, if ``name`` is auto or cuda."""
+    """Return the name of the device of this process.
+
+    If several processes run and ``name`` is auto or cuda, each process of a host gets a GPU
+    ``cuda:N``. Otherwise ``name`` is returned.
+    """
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if alone or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name

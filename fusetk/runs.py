@@ -28,8 +28,8 @@ EMA = "ema.safetensors"
 def find(path: Path) -> tuple[Path, str]:
     """Return the run folder of a path and the name of its checkpoint.
 
-    The path is a run folder or a checkpoint in one. The checkpoint of a run folder is ``best``, or
-    ``last`` if it has no ``best``, or empty if it has neither.
+    The path is a run folder or a checkpoint in a run folder. The checkpoint of a run folder is
+    ``best``, or ``last`` if there is no ``best``. Its name is empty if there is neither.
     Raises CheckpointError if the path is neither a run nor a checkpoint.
     """
     if (path / STATE).exists() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
@@ -56,8 +56,8 @@ def find(path: Path) -> tuple[Path, str]:
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
     """Return the run folder and the checkpoint folder of a path.
 
-    The path is a run folder or a checkpoint in one. Raises CheckpointError if there is no
-    checkpoint, or if ``best`` or ``last`` points to a missing one.
+    The path is a run folder or a checkpoint in a run folder. Raises CheckpointError if there is no
+    checkpoint, or if ``best`` or ``last`` points to a missing checkpoint.
     """
     run, name = find(path)
     if path != run:
@@ -73,7 +73,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
 
 
 def _alternative(run: Path) -> str:
-    """Advice to use the newest complete checkpoint of a run, if there is one."""
+    """Return the advice to use the newest complete checkpoint of a run, if there is one."""
     for folder in reversed(checkpoints(run)):
         if is_intact(folder):
             return f"; use {folder}, the newest complete one"
@@ -81,12 +81,12 @@ def _alternative(run: Path) -> str:
 
 
 def checkpoint_name(update: int) -> str:
-    """The folder name of the checkpoint after an update."""
+    """Return the folder name of the checkpoint after an update."""
     return f"update-{update:07d}"
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first. Their content is not verified."""
+    """Return the checkpoint folders of a run, oldest first. Their content is not verified."""
     folders = [path for path in (run / CHECKPOINTS).glob("update-*") if (path / STATE).exists()]
     return sorted(folders, key=lambda path: (len(path.name), path.name))
 
@@ -94,7 +94,7 @@ def checkpoints(run: Path) -> list[Path]:
 def read_state(folder: Path) -> dict[str, Any]:
     """Read ``state.json`` of a checkpoint.
 
-    Raises CheckpointError if it is missing, damaged or of a newer fusetk.
+    Raises CheckpointError if it is missing, damaged or written by a newer fusetk.
     """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def is_intact(folder: Path) -> bool:
 def progress(run: Path) -> tuple[int | None, str | None]:
     """Return the number of updates of a run and the fingerprint of its data.
 
-    Each is None if it is in neither the checkpoints nor the metrics.
+    A value is None if neither the checkpoints nor the metrics have it.
     """
     for folder in (run / CHECKPOINTS / "last", *reversed(checkpoints(run))):
         try:

@@ -41,7 +41,7 @@ class System:
         self.config = config
 
     def translate(self, lines: Sequence[str | Request], **settings: Any) -> list[str]:
-        """Return the best translation of each line, in order; blank for a blank line.
+        """Return the best translation of each line, in order; an empty string for a blank line.
 
         Raises ConfigError for unknown or invalid settings, and DataError if ``lines`` is not a list
         of strings or requests.
@@ -49,10 +49,10 @@ class System:
         return self._translator(settings).translate(_requests(lines))
 
     def n_best(self, lines: Sequence[str | Request], **settings: Any) -> list[list[Translation]]:
-        """Return the ``n_best`` best translations of each line with their tokens and scores, best
-        first.
+        """Return the best translations of each line with their tokens and scores, best first.
 
-        A blank line has none. Raises what ``translate`` raises.
+        The setting ``n_best`` is their number. A blank line has no translations. Raises the errors
+        of ``translate``.
         """
         return self._translator(settings).n_best(_requests(lines))
 
@@ -90,13 +90,13 @@ def load(
 ) -> System:
     """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
 
-    ``device`` is auto, cpu, cuda or cuda:N, by default the one that the commands use. ``precision``
-    is fp32 or bf16. With ``raw`` the raw weights are loaded instead of their moving average (EMA).
+    ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
+    fp32 or bf16. With ``raw`` the raw weights are loaded instead of their moving average (EMA).
     ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model cannot be
     loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
-    # Building a model draws initial weights, which must not change the caller's random numbers.
+    # A new model draws initial weights. This must not change the caller's random numbers.
     with torch.random.fork_rng():
         ensemble = load_ensemble(paths, device, precision, raw)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
@@ -119,7 +119,7 @@ class Ensemble(NamedTuple):
 
     models: list[Seq2Seq]
     pipeline: Pipeline
-    recipe: Recipe  # of the first model
+    recipe: Recipe  # the config of the first model
 
 
 def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
@@ -132,10 +132,11 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
 
 
 def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:
-    """Load a checkpoint folder, or the best checkpoint of a run folder (else the last checkpoint).
+    """Load the model of a checkpoint folder, or of the best checkpoint of a run folder.
 
-    If training kept a moving average of the weights (EMA), it is loaded unless ``raw`` is set.
-    Raises CheckpointError if the path is neither, or if a file is missing or damaged.
+    If the run has no best checkpoint, the last one is loaded. If training kept a moving average of
+    the weights (EMA), it is loaded unless ``raw`` is set. Raises CheckpointError if the path is
+    neither a checkpoint nor a run, or if a file is missing or damaged.
     """
     run, folder = find_checkpoint(Path(path))
     try:
@@ -162,7 +163,8 @@ def load_ensemble(
 ) -> Ensemble:
     """Load models with weights of ``precision``, fp32 or bf16.
 
-    Raises ConfigError if the vocabularies of the models differ.
+    Raises ConfigError if the precision is unknown or the vocabularies of the models differ, and
+    the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {' or '.join(PRECISIONS)}")
@@ -187,8 +189,8 @@ def load_ensemble(
 def to_bf16(model: Seq2Seq) -> Seq2Seq:
     """Convert the weights to bf16, except the output projection.
 
-    Logits in bf16 have 8 significant bits, so different logits become equal. That costs most of the
-    accuracy.
+    Logits in bf16 have 8 significant bits, so different logits become equal. This causes most of
+    the loss of accuracy.
     """
     output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
     output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
@@ -200,7 +202,7 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
 def changed(
     config: SearchConfig, settings: Mapping[str, Any], origins: Mapping[str, str] | None = None
 ) -> SearchConfig:
-    """Change some settings of the search. ``origins`` are the names of the settings in errors.
+    """Return a search config with changed settings. ``origins`` has the names of keys in errors.
 
     Raises ConfigError for an unknown setting or an invalid value.
     """
@@ -249,7 +251,8 @@ def _requests(lines: Sequence[str | Request]) -> list[Request]:
 def _as_list(lines: Any, name: str) -> list[Any]:
     if isinstance(lines, str | bytes | Request) or not isinstance(lines, Iterable):
         raise DataError(
-            f"{name} is {_kind(lines)}: give a list of lines, for one line a list with one string"
+            f"{name} is {_kind(lines)}: give a list of lines; for a single line, give a list with "
+            "one string"
         )
     return list(lines)
 

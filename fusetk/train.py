@@ -46,8 +46,8 @@ from fusetk.weights import read_state
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
     """Train a recipe in a run folder, from the start or from its last checkpoint.
 
-    Raises DataError or ConfigError, before anything is written, if data, config and run do not fit
-    together.
+    Raises DataError or ConfigError if data, config and run do not fit together; then nothing is
+    written. Raises Interrupted after a signal, and FusetkError if training fails.
     """
     device = device_of(local_device(device_name))
     world = connect(device)
@@ -70,7 +70,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
 
 
 def _raise_with_context(error: Exception, world: World) -> NoReturn:
-    """Raise an error again: with the process that had it, or as a message if the cause is known."""
+    """Raise an error again: with the name of its process, or as FusetkError for a known cause."""
     several = world.size > 1
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if several and isinstance(error, FusetkError):
@@ -89,9 +89,9 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
 
 
 def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
-    """The kernels that the run recorded on this kind of processor, so that resuming is exact.
+    """Return the kernels that the run recorded, so that resuming is exact.
 
-    Those of this machine if there are none.
+    Returns the kernels of this machine if the run recorded none for this kind of processor.
     """
     recorded = read_choices(run / MACHINE)
     if recorded and recorded.processor == processor():
@@ -167,7 +167,7 @@ def _train(
 def _build_model(
     recipe: Recipe, sizes: tuple[int, int], device: torch.device, world: World
 ) -> Seq2Seq:
-    """Build the model of a recipe on the device, compiled or sharded if the recipe says so."""
+    """Build the model of a recipe on the device. The recipe may compile or shard it."""
     model = build(recipe, *sizes)
     if recipe.training.compile:
         compile_layers(model)
@@ -179,7 +179,7 @@ def _build_model(
 
 
 class _RunLock:
-    """Within this context no other process trains in the run folder, once it exists."""
+    """Within this context, after ``take``, no other process trains in the run folder."""
 
     def __init__(self, run: Path):
         self.run = run
@@ -189,7 +189,7 @@ class _RunLock:
         return self
 
     def take(self) -> None:
-        """Lock the folder, if it exists. Raises ConfigError if another process holds the lock."""
+        """Lock the folder if it exists. Raises ConfigError if another process holds the lock."""
         if self.descriptor is not None or not self.run.is_dir() or os.name != "posix":
             return
         self.descriptor = os.open(self.run, os.O_RDONLY)
@@ -205,7 +205,10 @@ class _RunLock:
 
 
 def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -> list[str]:
-    """Describe the raw text that changed after its preparation. Raises DataError in a new run."""
+    """Describe each raw text that changed after its preparation.
+
+    Raises DataError for such a text if the run is new.
+    """
     paths = [str(path) for path in integrity.changed_text(recipe.data, prepared)]
     if paths and not resuming:
         raise DataError(
@@ -232,7 +235,11 @@ def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
 def _write_run_folder(
     recipe: Recipe, run: Path, update: int, kernel_choices: Choices | None
 ) -> None:
-    """Write everything but checkpoints into the run folder, and remove metrics of later updates."""
+    """Write text pipeline, config and kernel choices into the run folder.
+
+    Remove the metrics of updates after ``update``. Raises CheckpointError if a file cannot be
+    written.
+    """
     text = Path(recipe.data.folder) / TEXT
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -247,7 +254,10 @@ def _write_run_folder(
 
 
 def _last_checkpoint(run: Path) -> Path | None:
-    """The checkpoint to resume from: ``last``, or the newest complete one if the link is broken."""
+    """Return the checkpoint to resume from: ``last``, or the newest complete one without ``last``.
+
+    Returns None if the run has no checkpoint.
+    """
     checkpoint.recover(run)
     last = run / CHECKPOINTS / "last"
     if last.is_dir():
@@ -259,15 +269,15 @@ def _last_checkpoint(run: Path) -> Path | None:
 
 # Changes of the config ----------------------------------------------------------------------------
 
-# Patterns of keys that may change when a run is resumed. They do not decide which model is trained.
+# Patterns of keys that may change when a run is resumed. They do not affect the trained model.
 CHANGEABLE_KEYS = (
     r"data\..*",  # paths; the prepared data are compared by fingerprint
     r"paper(\..*)?",
     *NEUTRAL_KEYS,
     r"training\.stages\.\d+\.end\..*",
 )
-SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU decides which checkpoint is best
-# Changeable unless validation decides a learning rate, or the start or end of a stage.
+SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
+# Changeable unless validation affects a learning rate, or the start or end of a stage.
 VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
 
 
@@ -287,9 +297,9 @@ def _changeable_keys(recipe: Recipe) -> list[str]:
 
 
 def _config_changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
-    """Describe how config and data differ from those of the run so far.
+    """Describe the differences of config and data from those of the run so far.
 
-    Raises ConfigError or DataError for a change that a run cannot be resumed with.
+    Raises ConfigError or DataError for a change with which the run cannot be resumed.
     """
     before = recipes.load(run / CONFIG).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
@@ -323,13 +333,13 @@ def _config_changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> 
 
 
 def _describe_stage(stage: dict[str, Any]) -> str:
-    """A short description of a stage: `adam, inverse-sqrt, updates 8`."""
+    """Return a short description of a stage, such as `adam, inverse-sqrt, updates 8`."""
     end = (f"{key} {value}" for key, value in stage["end"].items() if value is not None)
     return ", ".join([stage["optimizer"]["kind"], stage["schedule"]["kind"], *end])
 
 
 def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
-    """Raise DataError if a sentence is longer than the model has positions."""
+    """Raise DataError if a sentence has more tokens than the model has positions."""
     positions = model.max_positions
     longest = max(
         int(side.lengths.max(initial=0))
@@ -347,7 +357,7 @@ def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
 def _run_header(
     recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, matmul: str
 ) -> list[str]:
-    """The first lines of a log: versions, device, sizes of model and data."""
+    """Return the first lines of a log: versions, device, sizes of model and data."""
     device = trainer.device
     version = f"fusetk {fusetk.__version__}"
     if code := revision():

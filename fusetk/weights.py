@@ -1,4 +1,4 @@
-"""Read checkpoints: their state and tensors, verified by checksums, and weights of a model."""
+"""Reading of checkpoints: state and tensors, verified by checksums, and the weights of a model."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
     """Read the tensors of one file of a checkpoint.
 
-    Raises CheckpointError if its checksum is wrong or it cannot be read.
+    Raises CheckpointError if the file has a wrong checksum or cannot be read.
     """
     expected = runs.read_state(folder).get("sha256", {}).get(file)
     try:
@@ -48,9 +48,10 @@ def load_weights(
     file: str = MODEL,
     place: Callable[[Tensor, nn.Parameter], Tensor] = lambda tensor, parameter: tensor,
 ) -> None:
-    """Fill a model's parameters. ``place`` converts a full tensor to a shard if necessary.
+    """Load a model's parameters from a checkpoint.
 
-    Raises CheckpointError if names or shapes differ.
+    ``place`` converts a full tensor to the shard of a parameter if necessary. Raises
+    CheckpointError if the file is damaged, or if names or shapes differ.
     """
     tensors = read_tensors(folder, file)
     parameters = dict(model.named_parameters())
@@ -91,13 +92,14 @@ def damaged(
     if complete:
         names = ", ".join(path.name for path in complete)
         return CheckpointError(
-            f"{problem}; {names} do not fit it either: if config.yaml or text was changed, restore it"
+            f"{problem}; {names} do not fit it either: if config.yaml or text was changed, "
+            "restore it"
         )
     return CheckpointError(f"{problem}; there is no other complete checkpoint in this run")
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a checkpoint's parameters; empty if it cannot be read."""
+    """Return the shapes of a checkpoint's parameters; empty if it cannot be read."""
     try:
         with safe_open(folder / MODEL, framework="pt") as file:
             names = file.keys()

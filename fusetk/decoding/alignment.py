@@ -2,7 +2,7 @@
 
 Attention weights have the shape (T + 1, S) for a target of T tokens and a source of S positions.
 Each target token has a row, and EOS has the last row. Each source token has a column, and EOS has
-the last column. A row is the attention with which the decoder predicted that token.
+the last column. A row holds the attention of the decoder when it predicts the token of that row.
 """
 
 import re
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusetk.errors import ConfigError
 
-# For trace.listen: cross-attention, and mixed attention to source and target.
+# Pattern for trace.listen: cross-attention, and mixed attention to source and target.
 PATTERN = "decoder.layer*.[cm]*"
 _NAME = re.compile(r"decoder\.layer(\d+)\.(cross|mixed)")
 _HEADS = re.compile(r"(mean|-?[1-9][0-9]{0,3})(?:\.(mean|-?[1-9][0-9]{0,3}))?")
@@ -24,8 +24,9 @@ _HEADS = re.compile(r"(mean|-?[1-9][0-9]{0,3})(?:\.(mean|-?[1-9][0-9]{0,3}))?")
 class AttentionHeads(NamedTuple):
     """A layer and a head of the decoder's attention, both counted from 1, the lowest layer first.
 
-    A negative number counts from the highest layer or the last head. None is the mean over all. If
-    a layer attends to several encoder layers, the heads for the first one come first.
+    A negative number counts from the highest layer or the last head. None is the mean over all
+    layers or heads. If a layer attends to several encoder layers, the heads for the first of them
+    come first.
     """
 
     layer: int | None = None
@@ -52,11 +53,11 @@ def attention(
 ) -> Tensor:
     """Return the attention to the source, (rows, T, positions), float32; each (r, t) sums to 1.
 
-    ``recorded`` is what one call of a model's ``decode`` recorded under ``PATTERN``. ``rows`` is
-    the number of hypotheses, B * K, those of one sentence adjacent. ``positions`` is the source
-    length S. If one softmax covers source and target, only the weights of the source count, so a
-    head that attends mostly to the target has little influence on a mean. Raises ConfigError if the
-    model does not have the layer or head.
+    ``recorded`` holds the values that one call of a model's ``decode`` recorded under ``PATTERN``.
+    ``rows`` is the number of hypotheses, B * K; those of one sentence are adjacent. ``positions``
+    is the source length S. If one softmax covers source and target, only the weights of the source
+    count, so a head that attends mostly to the target has little influence on a mean. Raises
+    ConfigError if the model does not have the layer or head.
     """
     layers = {
         int(match[1]): values[-1]
@@ -98,10 +99,10 @@ def _resolve(number: int, known: Sequence[int], kind: str) -> int:
 
 
 def hard(weights: np.ndarray) -> list[tuple[int, int]]:
-    """Return for each target token the source token with the highest weight: (source, target), from
-    0.
+    """Return each target token with its source token of the highest weight: pairs (source, target).
 
-    ``weights`` (T + 1, S). EOS is not aligned: the last row and the last column are ignored.
+    Tokens are counted from 0. ``weights`` has the shape (T + 1, S). EOS is not aligned: the last
+    row and the last column are ignored.
     """
     inner = weights[:-1, :-1]
     if not inner.size:
@@ -117,7 +118,6 @@ def pharaoh(pairs: Iterable[tuple[int, int]]) -> str:
 def soft(weights: np.ndarray) -> str:
     """Format weights (T + 1, S) as Marian's soft alignment.
 
-    The target tokens and EOS are separated by spaces, the weights of their source positions by
-    commas.
+    Spaces separate the target tokens and EOS. Commas separate the weights of the source positions.
     """
     return " ".join(",".join(f"{weight:.6g}" for weight in row) for row in weights.tolist())

@@ -2,46 +2,46 @@
 
 Definition
 ----------
-Each sentence has at most K live hypotheses (K is the beam size). At first this is the empty
-hypothesis. At step t = 1, 2, ... every live hypothesis is extended by every allowed token. The
-score of the resulting candidate is its natural-log probability. The candidates are sorted: by
-falling score; at equal scores, in the order of the hypotheses that they extend; then by the token
-id, the lower id first. Then
+Each sentence has at most K live hypotheses (K is the beam size). Before the first step, only the
+empty hypothesis is live. At step t = 1, 2, ... every live hypothesis is extended by every allowed
+token. Each result is a candidate; its score is its log-probability. The candidates are sorted by
+score, the highest first. Candidates with equal scores have the order of the hypotheses that they
+extend, then the order of their token ids, the lowest first. Each step then does the following:
 
-1. The candidates among the first K that end in EOS are finished, with length t. From now on their
-   value (``fusetk.decoding.scores``) ranks them. At equal values, the hypothesis that finished
-   first is ahead.
-2. The first K candidates that do not end in EOS are the live hypotheses of the next step. So
-   finished hypotheses take no place from live ones.
+1. The candidates among the first K that end in EOS become finished hypotheses of length t. Finished
+   hypotheses are ranked by their values (``fusetk.decoding.scores``). At equal values, the
+   hypothesis that finished first has the higher rank.
+2. The first K candidates that do not end in EOS become the live hypotheses of the next step. So
+   finished hypotheses do not reduce the number of live ones.
 
 ``fusetk.decoding.token_mask`` defines the allowed tokens:
 
 - PAD and BOS are never allowed. The unknown word is allowed unless the settings forbid it.
 - EOS is not allowed before the minimum length.
-- Within a given prefix only the token of the prefix is allowed.
+- Within a given prefix, only the next token of the prefix is allowed.
 - At the maximum length, which depends on the source length, only EOS is allowed. So every live
   hypothesis finishes there, with the probability that the model gives to EOS.
 
-The search of a sentence is done as soon as one of the following holds. It returns the n best
-finished hypotheses.
+The search of a sentence is done as soon as one of the following conditions is true. It then returns
+the n best finished hypotheses.
 
 - No live hypothesis can become one of the n best: n hypotheses are finished, and the bound of the
   best live one (``scores.bound``, the best value that it can still reach) is not above the n-th
   best finished value. Further steps could not change the result. The rule ``exact`` uses only this
   condition, so it returns the best hypotheses that this beam could ever finish.
-- With the rule ``beam``: K hypotheses have finished. With the rule ``first``: n hypotheses have
-  finished.
+- The rule is ``beam`` and K hypotheses are finished.
+- The rule is ``first`` and n hypotheses are finished.
 
-A beam of 1 is greedy search with every rule: it takes the most probable token at each step until
+A beam of 1 is greedy search, whatever the rule: it takes the most probable token at each step until
 EOS.
 
-Constraints (``fusetk.decoding.constraints``), phrases that a translation must contain, change the
-two steps for their sentence. The hypotheses that have met the same number of constraint tokens are
-a bank. The candidates of a hypothesis are its K + 1 best tokens and the next token of its phrase.
-Step 1 looks at the first K candidates *of the last bank*, in which all tokens are met; EOS is
-allowed only there. In step 2 the banks take turns, the bank with the most met tokens first, and
-each gives its best candidate until K are chosen. So a beam that is not wider than the number of
-constraint tokens produces the phrases first.
+Constraints (``fusetk.decoding.constraints``) are phrases that a translation must contain. They
+change points 1 and 2 for their sentence. Hypotheses that have met the same number of constraint
+tokens form a bank. The candidates of a hypothesis are its extensions by its K + 1 best tokens and
+by the next token of its phrase. Point 1 considers the first K candidates of the last bank, in which
+all tokens are met; EOS is allowed only in this bank. In point 2 the banks take turns, the bank with
+the most met tokens first. At its turn, a bank gives its best remaining candidate, until K are
+chosen. So a beam that is not wider than the number of constraint tokens produces the phrases first.
 
 Groups (diverse beam search, Vijayakumar et al. 2018): G groups of K / G hypotheses are searched as
 defined above, one after the other within each step. The candidates are sorted by their scores minus
@@ -49,8 +49,8 @@ defined above, one after the other within each step. The candidates are sorted b
 this step. Finished hypotheses are compared without this cost. A sentence is done when all of its
 groups are done. Their results are merged, the best first, without duplicates.
 
-The order of equal scores has one exception: if more than K + 1 tokens of one hypothesis tie at the
-place K + 1, ``torch.topk`` chooses among them.
+The order of equal scores has one exception: if several tokens of a hypothesis have the same score
+as its (K + 1)-th best token, ``torch.topk`` chooses which of them are among the K + 1 best.
 """
 
 from collections.abc import Sequence
@@ -71,8 +71,8 @@ from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.nested import map_tensors, select
 
-# Done sentences are removed from the batch when they are at least this part of it. Each removal
-# copies the state of the other sentences.
+# Sentences that are done are removed from the batch when they are at least this fraction of it.
+# Each removal copies the states of the other sentences.
 COMPACTION_THRESHOLD = 0.25
 
 
@@ -80,8 +80,8 @@ class Hypothesis(NamedTuple):
     """A finished translation."""
 
     ids: list[int]  # without BOS and EOS
-    score: float  # natural-log probability, including EOS
-    normalized: float  # its value: (score - word penalty) / length penalty + coverage
+    score: float  # log-probability of the tokens and EOS
+    normalized: float  # the value as in fusetk.decoding.scores, with penalties and coverage
 
 
 @torch.inference_mode()
@@ -92,13 +92,13 @@ def search(
     config: SearchConfig,
     requests: Sequence[EncodedRequest] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the n best translations of each sentence, best first, as the head of this file defines
-    them.
+    """Return the n best translations of each sentence, best first.
 
-    There are fewer than n if the vocabulary, the maximum length or the requests allow fewer.
-    ``models`` are in evaluation mode; several models are an ensemble. Ids and mask (B, S); every
-    row ends with EOS. A request for each sentence fits into the positions of the models. Raises
-    Diverged if a model returns NaN.
+    The docstring of this module defines the search. It finds fewer than n translations if the
+    vocabulary, the maximum length or the requests allow fewer. ``models`` must be in evaluation
+    mode; several models are an ensemble. ``src`` (token ids) and ``src_mask`` have the shape
+    (B, S); every sentence ends with EOS. ``requests`` has one request for each sentence, which must
+    fit into the positions of the models. Raises Diverged if a model returns NaN.
     """
     groups = config.groups
     mask = TokenMask(models, src_mask, config, requests, groups)
@@ -133,13 +133,16 @@ def search(
 
 
 class _Live(NamedTuple):
-    """The live hypotheses: W for each of A searches that are not done."""
+    """The live hypotheses: W for each of the A searches that are not done.
 
-    search_index: Tensor  # (A,) the number of the search: of a sentence, or of one of its groups
+    A search belongs to a sentence, or to one group of a sentence.
+    """
+
+    search_index: Tensor  # (A,) the numbers of the searches
     prefix: Tensor  # (A, W, t), BOS first
     score: Tensor  # (A, W); NEG_INF in empty places
     num_met: Tensor | None  # (A, W) met tokens of the constraints
-    coverage: Tensor | None  # (A, W, S) total attention to source tokens; 1 at EOS and PAD
+    coverage: Tensor | None  # (A, W, S) sum of the attention to source tokens; 1 at EOS and PAD
 
 
 class _Best(NamedTuple):
@@ -149,18 +152,18 @@ class _Best(NamedTuple):
     parent: Tensor  # (A, C) the hypothesis that the candidate extends, 0 .. W - 1
     token: Tensor  # (A, C)
     ends: Tensor  # (A, C) whether the candidate is finished
-    chosen: Tensor  # (A, W') the places of the next live hypotheses
+    chosen: Tensor  # (A, W') the candidates that become live hypotheses, as indices 0 .. C - 1
     num_met: Tensor | None = None  # (A, C)
 
 
 def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfig) -> _Live:
-    """The empty hypothesis of each search."""
+    """Return the empty hypothesis of each search."""
     searches = len(src) * config.groups
     coverage = None
     if config.coverage_penalty:
-        is_word = src_mask & src_mask.roll(-1, 1)  # False at EOS
-        is_word[:, -1] = False
-        coverage = (~is_word).float()[:, None].repeat_interleave(config.groups, 0)
+        is_token = src_mask & src_mask.roll(-1, 1)  # False at EOS and PAD
+        is_token[:, -1] = False
+        coverage = (~is_token).float()[:, None].repeat_interleave(config.groups, 0)
     return _Live(
         search_index=torch.arange(searches, device=src.device),
         prefix=src.new_full((searches, 1, 1), BOS),
@@ -173,11 +176,11 @@ def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfi
 def _extend(
     live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
 ) -> _Best:
-    """Return the candidates that steps 1 and 2 need, from logits (A * W, V) and log_z (A * W, 1).
+    """Return the candidates that points 1 and 2 need, from logits (A * W, V) and log_z (A * W, 1).
 
     A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
     relevant candidates, and the 2 K best candidates of all hypotheses suffice. Greedy search needs
-    only the best.
+    only the best token.
     """
     searches = len(live.score)
     beam = config.beam // config.groups
@@ -188,7 +191,8 @@ def _extend(
     else:
         num_tokens = min(beam + 1, logits.shape[1])
         top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
-        token, order = token.sort()  # so that the stable sort below puts the lower id first
+        # Sort by token id, so that the stable sort below puts the lower id first.
+        token, order = token.sort()
         top = top.gather(1, order)
     if live.num_met is not None and constraints is not None:
         inside = mask.inside_word(live.prefix)
@@ -220,35 +224,36 @@ def _extend(
 
 
 def _choose_by_banks(best: _Best, num_left: Tensor, banks: int, beam: int) -> _Best:
-    """Steps 1 and 2 with constraints.
+    """Choose the finished and the next live candidates: points 1 and 2 with constraints.
 
-    ``num_left`` (A, C) tokens of the constraints are not met, at most ``banks`` - 1. Example for a
-    beam of 3: candidates with num_left 2, 2, 0, 2, 1 have the turns 0, 1, 0, 2, 0 in their banks.
-    Sorted by (turn, num_left) their places are 2, 4, 0, 1, 3, so the places 2, 4 and 0 are chosen.
+    ``num_left`` (A, C) is the number of constraint tokens that are not met, at most ``banks`` - 1.
+    Example for a beam of 3: candidates with num_left 2, 2, 0, 2, 1 have the turns 0, 1, 0, 2, 0 in
+    their banks. Sorted by (turn, num_left), they have the order 2, 4, 0, 1, 3. So the candidates 2,
+    4 and 0 are chosen.
     """
     bank = F.one_hot(num_left, banks)  # (A, C, banks), the bank with the most met tokens first
-    rank = ((bank.cumsum(1) - 1) * bank).sum(-1)  # among the candidates of the bank
+    rank = ((bank.cumsum(1) - 1) * bank).sum(-1)  # (A, C), among the candidates of the bank
     ends = best.ends & (num_left == 0) & (rank < beam)
     is_live = bank * (~best.ends & (best.score > NEG_INF))[:, :, None]
     turn = ((is_live.cumsum(1) - 1) * bank).sum(-1)
-    key = (turn * banks + num_left).masked_fill(is_live.sum(-1) == 0, bank.numel())
-    return best._replace(ends=ends, chosen=key.sort(dim=1, stable=True).indices[:, :beam])
+    sort_key = (turn * banks + num_left).masked_fill(is_live.sum(-1) == 0, bank.numel())
+    return best._replace(ends=ends, chosen=sort_key.sort(dim=1, stable=True).indices[:, :beam])
 
 
 def _extend_groups(
     live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
 ) -> _Best:
-    """Extend the groups in turn, with the cost of the tokens that earlier groups chose."""
+    """Extend the groups in turn. Each token has a cost for each earlier group that chose it."""
     groups = config.groups
     width = live.score.shape[1]
     log_probs = (logits - log_z).view(-1, groups, width, logits.shape[1])
-    zero = log_z.new_zeros(len(log_probs) * width, 1)
+    zero_log_z = log_z.new_zeros(len(log_probs) * width, 1)
     cost = log_probs.new_zeros(len(log_probs), log_probs.shape[-1])
     best_of_groups = []
     for group in range(groups):
         live_of_group = map_tensors(itemgetter(slice(group, None, groups)), live)
         reduced = (log_probs[:, group] - cost[:, None]).flatten(0, 1)
-        best = _extend(live_of_group, reduced, zero, config, mask)
+        best = _extend(live_of_group, reduced, zero_log_z, config, mask)
         best = best._replace(score=best.score + cost.gather(1, best.token))
         best_of_groups.append(best)
         score = best.score.masked_fill(best.token == EOS, NEG_INF)
@@ -262,7 +267,7 @@ def _extend_groups(
 
 
 def _advance(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
-    """Step 2: return the next live hypotheses, and the rows (A, W') of those that they extend."""
+    """Return the next live hypotheses (point 2), and the rows (A, W') of their parents."""
     searches, width, _ = live.prefix.shape
     chosen = best.chosen
     score = best.score.masked_fill(best.token == EOS, NEG_INF).gather(1, chosen)
@@ -278,9 +283,10 @@ def _advance(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
 def _remove_finished(
     live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer, states: list
 ) -> tuple[_Live, list]:
-    """Reorder the states as the live hypotheses, and remove sentences that are done if it pays.
+    """Give the states the order of the live hypotheses, and remove sentences that are done.
 
-    ``rows`` (A, W) as of ``_advance``; ``done`` (A,) are the searches that are done.
+    Sentences are removed only if they reach ``COMPACTION_THRESHOLD``. ``rows`` (A, W) are those of
+    ``_advance``. ``done`` (A,) is True for searches that are done.
     """
     sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
     flags = sentence_done.tolist()  # the only synchronisation with the device in a step
@@ -292,12 +298,12 @@ def _remove_finished(
     if num_done < COMPACTION_THRESHOLD * len(flags):
         same_order = rows.shape[1] == 1  # greedy search
         return live, scorer.select(states, None if same_order else rows.flatten(), None)
-    stay = torch.tensor([i for i, flag in enumerate(flags) if not flag], device=done.device)
-    searches = stay
+    sentences = torch.tensor([i for i, flag in enumerate(flags) if not flag], device=done.device)
+    searches = sentences
     if groups > 1:
-        searches = stay[:, None] * groups + torch.arange(groups, device=stay.device)
+        searches = sentences[:, None] * groups + torch.arange(groups, device=done.device)
         searches = searches.flatten()
-    states = scorer.select(states, rows[searches].flatten(), stay)
+    states = scorer.select(states, rows[searches].flatten(), sentences)
     return select(live, searches), states
 
 
@@ -318,45 +324,45 @@ class _Finished:
         self.count = self.limit.new_zeros(len(self.limit))
 
     def add(self, live: _Live, best: _Best, length: int) -> None:
-        """Step 1 of the definition."""
+        """Add the candidates that end at this step (point 1 of the definition)."""
         n = self.n_best
-        here = live.search_index
+        searches = live.search_index
         score = best.score.masked_fill(~best.ends, NEG_INF)
         ended = score > NEG_INF
-        if here.device.type == "cpu" and not ended.any():  # a GPU would have to synchronise
+        if searches.device.type == "cpu" and not ended.any():  # a GPU would have to synchronise
             return
-        self.count[here] += ended.sum(1)
-        new = value(score, length, self.config)
+        self.count[searches] += ended.sum(1)
+        values = value(score, length, self.config)
         if live.coverage is not None:
-            new = new + covered(live.coverage, self.config).gather(1, best.parent)
-        new, order = new.sort(dim=1, descending=True, stable=True)
-        new = new[:, :n]
+            values = values + covered(live.coverage, self.config).gather(1, best.parent)
+        values, order = values.sort(dim=1, descending=True, stable=True)
+        values = values[:, :n]
         order = order[:, :n]
         score = score.gather(1, order)
         parent = best.parent.gather(1, order)[:, :, None].expand(-1, -1, length)
         prefix = live.prefix.gather(1, parent)[:, :, 1:]
         prefix = F.pad(prefix, (0, self.ids.shape[2] - length + 1))
-        lengths = F.pad(self.length[here], (0, score.shape[1]), value=length)
-        ids = torch.cat((self.ids[here], prefix), dim=1)
-        # The stable sort keeps the hypotheses that finished earlier ahead at equal values.
-        normalized = torch.cat((self.normalized[here], new), dim=1)
+        lengths = F.pad(self.length[searches], (0, score.shape[1]), value=length)
+        ids = torch.cat((self.ids[searches], prefix), dim=1)
+        # At equal values, the stable sort puts the hypotheses that finished earlier first.
+        normalized = torch.cat((self.normalized[searches], values), dim=1)
         normalized, order = normalized.sort(dim=1, descending=True, stable=True)
         order = order[:, :n]
-        self.normalized[here] = normalized[:, :n]
-        self.score[here] = torch.cat((self.score[here], score), dim=1).gather(1, order)
-        self.length[here] = lengths.gather(1, order)
-        self.ids[here] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
+        self.normalized[searches] = normalized[:, :n]
+        self.score[searches] = torch.cat((self.score[searches], score), dim=1).gather(1, order)
+        self.length[searches] = lengths.gather(1, order)
+        self.ids[searches] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
 
     def done(self, live: _Live, length: int) -> Tensor:
-        """Return which of the live searches are done (A,) after token number ``length``."""
-        here = live.search_index
+        """Return which of the live searches are done (A,) after step ``length``."""
+        searches = live.search_index
         best_live = live.score.amax(1)
-        best_reachable = bound(best_live, length, self.limit[here], self.longest, self.config)
-        done = best_reachable <= self.normalized[here, -1]
+        best_reachable = bound(best_live, length, self.limit[searches], self.longest, self.config)
+        done = best_reachable <= self.normalized[searches, -1]
         if self.config.stop == "first" or self.beam == 1:
-            done |= self.count[here] >= self.n_best
+            done |= self.count[searches] >= self.n_best
         elif self.config.stop == "beam":
-            done |= self.count[here] >= self.beam
+            done |= self.count[searches] >= self.beam
         return done
 
     def hypotheses(self) -> list[list[Hypothesis]]:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fusetk.config import Config
 
-WIDE = 100  # a beam above this width gets a warning
+WIDE_BEAM = 100  # a wider beam gets a warning
 ALIASES = {"length_penalty": "normalize"}  # other names of keys
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ class SearchConfig(Config):
     beam: Annotated[int, SearchOption(SEARCH, ("-b", "--beam-size"), "N")] = Field(5, ge=1)
     """Number of hypotheses that are extended at each step; 1 is greedy search.
 
-    Time and memory grow with the square of a wide beam; `fusetk decode` warns above 100."""
+    For wide beams, time and memory grow with the square of the beam. `fusetk decode` warns if it is
+    above 100."""
     normalize: Annotated[float, SearchOption(SEARCH, ("-n", "--length-penalty"), "ALPHA")] = Field(
         1.0, ge=0, le=10
     )
@@ -61,21 +62,21 @@ class SearchConfig(Config):
     coverage_penalty: Annotated[float, SearchOption(SEARCH, metavar="BETA")] = Field(0.0, ge=0)
     """Weight of the penalty for source tokens that get little attention.
 
-    The weight is beta of Wu et al. 2016: beta * sum over source tokens of log(min(attention, 1)) is
-    added to the score of a finished hypothesis after the division by the length penalty. The
-    attention of a source token is the sum over the target tokens, averaged over layers and heads.
-    The penalty only ranks finished hypotheses. It suits `penalty: gnmt` and an alpha of about 0.2.
-    With scores per token (`normalize: 1`) it outweighs the scores and favours translations that
-    hardly end."""
+    The weight is beta of Wu et al. 2016. After the division by the length penalty, beta * sum over
+    source tokens of log(min(attention, 1)) is added to the score of a finished hypothesis. The
+    attention to a source token is the sum over the target tokens, averaged over layers and heads.
+    The penalty changes only the order of finished hypotheses. It suits `penalty: gnmt` and an alpha
+    of about 0.2. With scores per token (`normalize: 1`) it outweighs the scores and favours very
+    long translations."""
     stop: Annotated[Literal["exact", "beam", "first"], SearchOption(SEARCH)] = "exact"
-    """When the search of a sentence ends. `exact`: no live hypothesis can still reach the n best.
-    `beam`: that, or as many hypotheses as the beam is wide are finished. `first`: that, or n
-    hypotheses are finished.
+    """End of the search of a sentence. `exact`: when no live hypothesis can become one of the n
+    best. `beam`: also when `beam` hypotheses are finished. `first`: also when n hypotheses are
+    finished.
 
-    `exact` took 1.2 to 1.8 times as long as `beam` in our measurements, longest with weak models;
+    `exact` took 1.2 to 1.8 times as long as `beam` in our measurements, longest with weak models.
     `first` finds much worse translations."""
     n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1)
-    """Number of translations of a sentence: at most `beam`; with `sample` any number."""
+    """Number of translations of a sentence: at most `beam`, or any number with `sample`."""
     min_length: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(1, ge=0)
     """Minimum number of tokens of a translation.
 
@@ -92,7 +93,7 @@ class SearchConfig(Config):
     """Maximum number of tokens of a translation for each source token; `max_length_extra` is added.
 
     EOS does not count. The maximum is raised if the minimum, a prefix or phrases need more tokens.
-    It never exceeds the positions of the model."""
+    It never exceeds the number of positions of the model."""
     max_length_extra: Annotated[int, SearchOption(SEARCH, metavar="N")] = Field(
         10, ge=0, le=100_000
     )
@@ -124,18 +125,19 @@ class SearchConfig(Config):
 
     Scores are those of the model, without the temperature."""
     top_k: Annotated[int, SearchOption(SAMPLING, metavar="K")] = Field(0, ge=0)
-    """Sample from the K most probable tokens only; 0 is all."""
+    """Sample only from the K most probable tokens; 0 is all tokens."""
     top_p: Annotated[float, SearchOption(SAMPLING, metavar="P")] = Field(1.0, gt=0, le=1)
-    """Sample from the most probable tokens only that together reach this probability; 1 is all.
+    """Sample only from the smallest set of most probable tokens that reaches this probability; 1 is
+    all tokens.
 
-    This is nucleus sampling (Holtzman et al. 2020). With `top_k`, the tokens are chosen among those
-    K."""
+    This is nucleus sampling (Holtzman et al. 2020). With `top_k`, the probabilities are those among
+    the K most probable tokens."""
     seed: Annotated[int, SearchOption(SAMPLING, metavar="N")] = Field(1, ge=0, lt=1 << 64)
-    """Seed of sampling. It is combined with the line number.
+    """Seed of sampling, combined with the line number.
 
     So a sample depends neither on the batches nor on the shards."""
     ensemble: Annotated[Literal["probability", "log"], SearchOption(SEARCH)] = "probability"
-    """What an ensemble averages: probabilities, or log-probabilities (`log`).
+    """Values that an ensemble averages: probabilities, or log-probabilities (`log`).
 
     Marian averages log-probabilities. Their mean is not a distribution, and it is not
     renormalised."""
@@ -164,7 +166,8 @@ class SearchConfig(Config):
         }
         if self.sample:
             if unused := changed & {"groups", "diversity", "coverage_penalty"}:
-                raise ValueError(f"{min(unused)} has no effect on samples: remove it, or sample")
+                key = min(unused)
+                raise ValueError(f"{key} has no effect on samples: remove {key} or remove sample")
             return self
         if self.n_best > self.beam:
             raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
@@ -178,7 +181,7 @@ class SearchConfig(Config):
 
     def wide_beam_warning(self, vocabulary: int) -> str | None:
         """Return a sentence on the cost of a wide beam with this target vocabulary, or None."""
-        if self.sample or self.beam <= WIDE:
+        if self.sample or self.beam <= WIDE_BEAM:
             return None
         width = self.beam // self.groups
         candidates = self.beam * min(width + 1, vocabulary)

@@ -1,15 +1,15 @@
 """Lexical constraints: phrases that a translation must contain, in the given order.
 
-The number of constraint tokens that a hypothesis has met goes from 0 to C. The next token of the
-current phrase adds one. Any other token breaks the phrase off; then the longest beginning of the
-phrase that the hypothesis still ends in counts (Knuth, Morris and Pratt 1977). Tokens between
-phrases are free. At C all phrases are met. Phrases do not overlap.
+The number of constraint tokens that a hypothesis has met is between 0 and C. The next token of the
+current phrase adds 1 to it. Any other token breaks the phrase off. Then only the longest beginning
+of the phrase with which the hypothesis ends is still met (Knuth, Morris and Pratt 1977). Any tokens
+may come between phrases. At C all phrases are met. Phrases do not overlap.
 
-A phrase begins at the start of a word: its first token does not count directly after a token that
-the next token continues (a token in ``inside``). So ``a bobcat``, which has the subword ``cat``,
-meets nothing of the phrase ``a cat``.
+A phrase begins at the start of a word. So its first token does not count inside a word, that is,
+directly after a token in ``inside``, which the next token continues. For example, ``bobcat`` with
+the subword ``cat`` does not meet the phrase ``cat``.
 
-In the search, the hypotheses with the same number of met tokens are a bank (dynamic beam
+In the search, the hypotheses with the same number of met tokens form a bank (dynamic beam
 allocation, Post and Vilar 2018): see ``fusetk.decoding.beam``.
 """
 
@@ -44,9 +44,9 @@ class Constraints:
             (len(_distinct_tokens(sentence_phrases)) for sentence_phrases in phrases), default=0
         )
         sentences = len(phrases)
-        # For each sentence and each number of met tokens: the next token, the number of met tokens
-        # at the start of its phrase, and the number after each distinct token or (last column) any
-        # other.
+        # The tables have an entry for each sentence and each number of met tokens: the next token,
+        # the number of met tokens at the start of its phrase, and the number of met tokens after
+        # each distinct token or (last column) any other token.
         total = torch.zeros(sentences, dtype=torch.long)
         next_token = torch.full((sentences, max_tokens + 1), PAD)
         phrase_start = torch.zeros_like(next_token)
@@ -85,7 +85,8 @@ class Constraints:
     def next(self, search_index: Tensor, num_met: Tensor, inside: Tensor) -> Tensor:
         """Return the next token (A, W) of the current phrase.
 
-        PAD if all phrases are met, or if a phrase would begin ``inside`` (A, W) a word.
+        It is PAD if all phrases are met, or if a phrase would begin inside a word (``inside``
+        (A, W) is True).
         """
         at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
         token = self.next_token[search_index].gather(1, num_met)
@@ -110,10 +111,10 @@ class Constraints:
         return self.total[search_index][:, None] - num_met
 
     def must_continue(self, search_index: Tensor, num_met: Tensor, room: Tensor) -> Tensor:
-        """Return where (A, W) the next token of the phrase must come now.
+        """Return for which hypotheses (A, W) the next token of the phrase must come now.
 
-        ``room`` (A,) is the number of positions left. Any other token could break the phrase off,
-        and then more tokens would be left than the remaining ``room`` - 1 positions hold.
+        ``room`` (A,) is the number of remaining positions. Any other token could break the phrase
+        off. Then the tokens that are not met would need more than ``room`` - 1 positions.
         """
         start = self.phrase_start[search_index].gather(1, num_met)
         left_if_broken_off = self.total[search_index][:, None] - start
@@ -126,7 +127,7 @@ def _distinct_tokens(phrases: Phrases) -> list[int]:
 
 
 def _longest_beginning(tokens: Sequence[int], phrase: Sequence[int], inside: Container[int]) -> int:
-    """Return the length of the longest beginning of ``phrase`` that ends ``tokens``.
+    """Return the length of the longest beginning of ``phrase`` that is at the end of ``tokens``.
 
     The first of ``tokens`` begins a word.
     """

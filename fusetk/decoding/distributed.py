@@ -17,21 +17,21 @@ from fusetk.processes import World
 
 Value = TypeVar("Value")
 
-# The input may be typed, so ranks wait long for it. A rank that ends closes its connections, and
-# the others notice that at once.
+# The ranks wait long for input, because a user may type it. If a rank ends, it closes its
+# connections, and the others notice that at once.
 TIMEOUT = timedelta(days=365)
 
 
 class ChunkOutput(NamedTuple):
     """The output of some translated lines."""
 
-    text: list[str]  # for each line
+    text: list[str]  # the output of each line
     sentences: int  # lines with at least one word
-    tokens: int  # of their best translations
+    tokens: int  # number of tokens of their best translations
 
 
 Chunk = tuple[int, list[Request]]  # the number of its first line, from 0, and its lines
-Translate = Callable[[Sequence[int], Sequence[Request]], ChunkOutput]  # of lines with these numbers
+Translate = Callable[[Sequence[int], Sequence[Request]], ChunkOutput]  # gets line numbers and lines
 
 
 class ProcessFailed(FusetkError):
@@ -68,7 +68,7 @@ def translate_chunks(
 
 
 def _broadcast(world: World, chunk: Chunk | None) -> Chunk | None:
-    """Return rank 0's chunk in all processes; None is the end."""
+    """Return rank 0's chunk in all processes; None means the end of the input."""
     with _connected(world):
         return world.broadcast(chunk)
 

@@ -1,4 +1,4 @@
-"""The output formats of ``fusetk decode``, and where an interrupted output is continued."""
+"""The output formats of ``fusetk decode``, and the point where an output file is continued."""
 
 import json
 import re
@@ -26,7 +26,7 @@ class OutputFormat(NamedTuple):
     n_best: int = 1
     word_scores: bool = False
     alignment: bool = False
-    soft: bool = False  # alignments are all weights
+    soft: bool = False  # whether an alignment consists of all attention weights
     timing: bool = False
 
     def format(
@@ -34,12 +34,15 @@ class OutputFormat(NamedTuple):
     ) -> str:
         """Format the translations of input line ``number``, from 0.
 
-        ``source`` are its tokens, for JSON; ``seconds`` is the time that the translation took.
+        ``source`` holds the tokens of the line, for JSON. ``seconds`` is the duration of the
+        translation.
         """
         if self.kind == "json":
             return self._json(number, source, n_best, seconds)
         if self.kind == "moses":
-            return "".join(f"{number}{SEPARATOR}{self._moses(one)}\n" for one in n_best)
+            return "".join(
+                f"{number}{SEPARATOR}{self._moses(translation)}\n" for translation in n_best
+            )
         if not n_best:
             return "\n"
         best = n_best[0]
@@ -115,10 +118,10 @@ class ResumePoint(NamedTuple):
 
 
 def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoint | None:
-    """Find where to continue a file of this format; None if the file does not exist.
+    """Find the point where a file of this format is continued; None if the file does not exist.
 
-    The first line of the file is of input line ``start``, from 0. A last line without a line end
-    does not count. Raises ConfigError or DataError if the file cannot be continued.
+    The first line of the file belongs to input line ``start``, from 0. A last line without a line
+    end does not count. Raises ConfigError or DataError if the file cannot be continued.
     """
     if target == "-" or Path(target).suffix == ".gz":
         raise ConfigError(
@@ -133,7 +136,7 @@ def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoin
 
 
 def _resume_lines(file: BinaryIO, target: str, form: OutputFormat, start: int) -> ResumePoint:
-    """Each input line has one output line."""
+    """Find the resume point of a format with one output line for each input line."""
     lines = 0
     size = 0
     last = b""
@@ -148,12 +151,13 @@ def _resume_lines(file: BinaryIO, target: str, form: OutputFormat, start: int) -
 
 
 def _resume_moses(file: BinaryIO, target: str, form: OutputFormat, start: int) -> ResumePoint:
-    """Each input line has up to N output lines that begin with its number.
+    """Find the resume point of a format with up to N output lines for each input line.
 
-    If the last input line has fewer than N, some may be missing, so it must be translated again.
+    Each output line begins with the number of its input line. If the last input line has fewer than
+    N output lines, some may be missing, so it must be translated again.
     """
     last = start - 1  # the number of the last input line
-    last_begin = 0  # where its output begins in the file
+    last_begin = 0  # the byte of the file where its output begins
     last_rows = 0
     size = 0
     for row, line in enumerate(file, 1):

@@ -12,7 +12,7 @@ STANDARD_OUTPUT = "standard output"
 
 
 class OutputFile:
-    """An open file or standard output. Each write reaches it at once and survives later errors."""
+    """An open file or standard output. Each write is flushed, so later errors do not lose it."""
 
     def __init__(self, file: Any, name: str, keep: int | None = None):
         """The first write removes all content after ``keep`` bytes; None removes nothing."""
@@ -21,7 +21,11 @@ class OutputFile:
         self.keep = keep
 
     def write(self, text: str) -> None:
-        """Raises DataError if the system cannot write, BrokenPipeError if the reader has gone."""
+        """Write text at once.
+
+        Raises DataError if the system cannot write, and BrokenPipeError if the reader of a pipe has
+        ended.
+        """
         rest = memoryview(text.encode())
         try:
             if self.keep is not None:
@@ -40,9 +44,9 @@ class OutputFile:
 def open_output(target: str, keep: int | None = None) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
-    The first ``keep`` bytes of the file stay; with None the file is emptied. If ``keep`` is given
+    The first ``keep`` bytes of the file remain; with None the file is emptied. If ``keep`` is given
     and an error occurs before the first write, the file does not change. Standard output and
-    compressed files are never shortened.
+    compressed files are never shortened. Raises DataError if the file cannot be written.
     """
     if target == "-" or Path(target).suffix == ".gz":
         keep = None
@@ -63,7 +67,7 @@ def open_output(target: str, keep: int | None = None) -> Iterator[OutputFile]:
 
 
 def _open(target: str, keep: int | None) -> Any:
-    """Open without a buffer, so that closing the file does not repeat the error of a full disk."""
+    """Open a file without a buffer. A buffer would repeat the error of a full disk at closing."""
     if target == "-":
         try:
             return open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)

@@ -10,7 +10,7 @@ from fusetk.data.text import STANDARD_INPUT, Pair, decode_lines, read_lines, sta
 from fusetk.decoding.stream import LineReader
 from fusetk.errors import ConfigError, DataError
 
-Ready = Callable[[], bool]  # whether the next line comes without a long wait
+Ready = Callable[[], bool]  # returns whether the next line comes without a long wait
 
 
 class Request(NamedTuple):
@@ -35,7 +35,7 @@ class DecodeInputs(NamedTuple):
 
     @property
     def side_files(self) -> list[str]:
-        """The files with a line for each source line."""
+        """The files with prefixes or phrases. They have a line for each source line."""
         return [path for path in (self.prefixes, self.constraints) if path is not None]
 
     @property
@@ -50,10 +50,10 @@ def display_name(path: str) -> str:
 
 
 def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:
-    """Return the first line to translate, from 0, and the line after the last; None is the end of
-    file.
+    """Return the first line to translate, from 0, and the line after the last line to translate.
 
-    Raises ConfigError if a shard is requested of an input that can be read only once. Raises
+    The second is None if all lines to the end of the file are translated. Raises ConfigError if a
+    shard is requested of an input that can be read only once. Raises
     DataError if a side file has another number of lines, or if standard input is closed.
     """
     if "-" in (inputs.source, *inputs.side_files):
@@ -86,7 +86,7 @@ def _is_stream(path: str) -> bool:
 def read_requests(
     inputs: DecodeInputs, start: int, end: int | None
 ) -> tuple[Iterator[Request], Ready]:
-    """Read the requests of the lines from ``start`` to ``end``, and whether the next line waits."""
+    """Return the requests of the lines from ``start`` to ``end``, and the function ``Ready``."""
     lines, ready = open_lines(inputs.source)
     texts = [lines, *map(read_lines, inputs.side_files)]
     names = [inputs.name, *inputs.side_files]
@@ -101,7 +101,7 @@ def read_requests(
 
 
 def open_lines(source: str) -> tuple[Iterator[str], Ready]:
-    """Read the lines of a file, or of standard input for -, and whether the next line waits."""
+    """Return the lines of a file, or of standard input for -, and the function ``Ready``."""
     if source != "-":
         return read_lines(source), lambda: True
     try:
@@ -132,7 +132,7 @@ def parallel_lines(names: Sequence[str], texts: Sequence[Iterator[str]]) -> Iter
 
 
 def _num_lines(name: str, count: int, line: str | None, rest: Iterator[str]) -> int | None:
-    """The number of lines of a text; None for standard input that has not ended."""
+    """Return the number of lines of a text; None for standard input that has not ended."""
     if line is not None and name == STANDARD_INPUT:
         return None
     return count + (line is not None) + sum(1 for _ in rest)
@@ -150,7 +150,7 @@ def _unequal(first: str, other: str, first_lines: int | None, other_lines: int |
 def skip_done(
     requests: Iterator[Request], num_done: int, redo_last: bool, inputs: DecodeInputs, target: str
 ) -> Iterator[Request]:
-    """Skip the first ``num_done`` requests; with ``redo_last`` the last of them is done again.
+    """Skip the first ``num_done`` requests; with ``redo_last`` the last of them is not skipped.
 
     Raises DataError if there are fewer requests.
     """

@@ -2,18 +2,19 @@
 
 Definition
 ----------
-N times for each sentence: at each step, one token is drawn from the models' distribution over the
-allowed tokens (``fusetk.decoding.token_mask``), until EOS is drawn. Each probability p is changed
-to p^(1 / temperature). Only the ``top_k`` most probable tokens can be drawn, and of these only the
-most probable ones that together first reach ``top_p``. Scores are the models' own
-log-probabilities; forbidden tokens keep their share of the probability, as in the search.
+Each sentence gets N samples. For a sample, one token is drawn at each step from the models'
+distribution over the allowed tokens (``fusetk.decoding.token_mask``), until EOS is drawn. Before
+the draw, each probability p is changed to p^(1 / temperature). Only the ``top_k`` most probable
+tokens can be drawn. Of these, only the smallest set of most probable tokens whose probability
+reaches ``top_p`` can be drawn. Scores are the models' own log-probabilities. Forbidden tokens keep
+their share of the probability, as in the search.
 
 The drawn token is the one with the largest log p / temperature - log(-log u), with a number u in
 (0, 1) for each token (Gumbel 1954; this is equivalent to drawing by p). The numbers u are a
 function of the seed, the line number, and the numbers of the sample, the step and the token
 (Philox, Salmon et al. 2011, for the steps; SplitMix64, Steele et al. 2014, for the tokens). So a
-sample depends neither on the batch nor on other lines. The only exceptions are two tokens that are
-equal within float32 rounding, or a token at the edge of ``top_k`` or ``top_p``.
+sample depends neither on the batch nor on other lines. There are two exceptions, because of float32
+rounding: two tokens with almost equal values, and a token at the limit of ``top_k`` or ``top_p``.
 """
 
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ def sample(
     requests = requests or [EncodedRequest()] * len(src)
     if any(request.constraints for request in requests):
         raise ConfigError(
-            "sampling cannot enforce phrases that a translation must contain: remove sample, or "
-            "the phrases"
+            "sampling cannot enforce phrases that a translation must contain: remove sample or "
+            "remove the phrases"
         )
     count = config.n_best
     device = src.device
@@ -85,11 +86,11 @@ def sample(
         if all(flags):
             break
         if sum(flags) >= COMPACTION_THRESHOLD * len(flags):
-            stay = torch.tensor([i for i, done in enumerate(flags) if not done], device=device)
-            rows = (stay[:, None] * count + torch.arange(count, device=device)).flatten()
-            search_index = search_index[stay]
-            prefix = prefix[stay]
-            states = scorer.select(states, rows, stay)
+            sentences = torch.tensor([i for i, done in enumerate(flags) if not done], device=device)
+            rows = (sentences[:, None] * count + torch.arange(count, device=device)).flatten()
+            search_index = search_index[sentences]
+            prefix = prefix[sentences]
+            states = scorer.select(states, rows, sentences)
     if scores.isnan().any():
         raise Diverged()
     return _hypotheses(ids, lengths, scores, config)
@@ -98,7 +99,7 @@ def sample(
 def _hypotheses(
     ids: Tensor, lengths: Tensor, scores: Tensor, config: SearchConfig
 ) -> list[list[Hypothesis]]:
-    """The samples of each sentence, the highest value first.
+    """Return the samples of each sentence, the highest value first.
 
     A sample is missing if all tokens were forbidden at one of its steps.
     """
@@ -156,7 +157,7 @@ def _uniform(keys: Tensor, token: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, places: int) -> Tensor:
-    """Logical shift: zeros come in at the left, instead of the sign."""
+    """Shift to the right and fill the left with zeros instead of the sign bit."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -15,19 +15,20 @@ from fusetk.nn.nested import select
 
 
 class NextToken(NamedTuple):
-    """The models' scores of the next token of R hypotheses."""
+    """The models' scores of the next token of R hypotheses, and the models' states."""
 
     logits: Tensor  # (R, V) float32; logits - log_z are log-probabilities. The caller may change it
     log_z: Tensor  # (R, 1); separate, which saves a subtraction over the vocabulary
     states: list[State]
-    attention: Tensor | None  # (R, S) to source positions, the mean over models
+    attention: Tensor | None  # (R, S), attention to source positions, mean over models
 
 
 class Scorer:
     """Models with one target vocabulary that read the same hypotheses.
 
     ``mean`` is "probability" (log of the mean probability) or "log" (mean log-probability, not
-    renormalised). ``attention`` selects the heads whose attention is returned, if any.
+    renormalised). ``attention`` selects the heads whose attention is returned; with None no
+    attention is returned.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Scorer:
         self.attention = attention
 
     def start(self, src: Tensor, src_mask: Tensor) -> list[State]:
-        """Return every model's state before the first token; ids and mask (B, S)."""
+        """Return every model's state before the first token, for ids and mask (B, S)."""
         self.positions = src.shape[1]
         return [model.start(model.encode(src, src_mask)) for model in self.models]
 
     def step(self, tokens: Tensor, states: Sequence[State]) -> NextToken:
-        """Read one token of each hypothesis (R,)."""
+        """Read one token of each hypothesis (R,) and return the scores of the next token."""
         logits = []
         next_states = []
         attention = []

@@ -1,19 +1,20 @@
 """Length-normalised scores of finished hypotheses, and upper bounds for live ones.
 
-The score of a hypothesis is the natural-log probability of its tokens and EOS. So it is at most 0
-and falls with every token. |y| is the number of its tokens *including EOS*. Its value, higher is
-better, is
+The score of a hypothesis is the natural logarithm of the probability of its tokens and EOS. So it
+is at most 0 and never rises when a token is added. The length |y| is the number of tokens
+*including EOS*. The value of a hypothesis (higher is better) is
 
     (score - word_penalty |y|) / penalty(|y|) + coverage
 
 with one of the length penalties below. With an exponent alpha of 0 and no other penalty, the value
 is the score.
 
-Bound: a live hypothesis of score s ends with a score of at most s, and the coverage term is at most
-0. So its best possible value is the maximum of (s - word_penalty m) / penalty(m) over the lengths m
-that it can still reach. Without a word penalty the longest m gives the maximum: with alpha >= 0 the
-penalties never fall as |y| grows, and a number <= 0 is nearest to 0 when it is divided by the
-largest divisor. The bound is reached only if all further tokens have probability 1.
+The bound of a live hypothesis is its best possible value. A live hypothesis of score s ends with a
+score of at most s, and the coverage term is at most 0. So the bound is the maximum of
+(s - word_penalty m) / penalty(m) over the lengths m that the hypothesis can still reach. Without a
+word penalty, the largest m gives the maximum: with alpha >= 0 the penalty never falls as m grows,
+and a number <= 0 is nearest to 0 when it is divided by the largest divisor. The bound is reached
+only if all further tokens have probability 1.
 """
 
 from collections.abc import Callable
@@ -29,23 +30,23 @@ Score = TypeVar("Score", float, Tensor)
 
 
 def power(length: Length, alpha: float) -> Length:
-    """|y|^alpha, as Marian's ``--normalize`` and fairseq's ``--lenpen``.
+    """Return |y|^alpha, as Marian's ``--normalize`` and fairseq's ``--lenpen``.
 
-    With alpha 1 the score becomes a mean per token.
+    With an alpha of 1, the score becomes the mean per token.
     """
     return length**alpha
 
 
 def gnmt(length: Length, alpha: float) -> Length:
-    """((5 + |y|) / 6)^alpha, flatter on short sentences.
+    """Return ((5 + |y|) / 6)^alpha, which changes less between short lengths than ``power``.
 
-    Wu et al. 2016, Equation 14, without the coverage penalty.
+    The source is Wu et al. 2016, Equation 14, without the coverage penalty.
     """
     return ((5 + length) / 6) ** alpha
 
 
 PENALTIES: dict[str, Callable] = {"power": power, "gnmt": gnmt}
-MIN_COVERAGE = 1e-6  # of each source token; a token without attention costs 13.8 beta
+MIN_COVERAGE = 1e-6  # lower limit for each source token; without attention it costs 13.8 beta
 
 
 def value(score: Score, length: int, config: SearchConfig) -> Score:
@@ -55,9 +56,10 @@ def value(score: Score, length: int, config: SearchConfig) -> Score:
 
 
 def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: SearchConfig) -> Tensor:
-    """Return the best possible values of live hypotheses with scores (A,) and ``length`` tokens.
+    """Return the best possible values (A,) of live hypotheses with scores (A,).
 
-    They can grow to ``limit`` (A,) tokens, EOS included; ``longest`` is the maximum of all limits.
+    The hypotheses have ``length`` tokens and can grow to ``limit`` (A,) tokens, including EOS.
+    ``longest`` is the maximum of all limits.
     """
     penalty = PENALTIES[config.penalty]
     if not config.word_penalty:
@@ -69,8 +71,8 @@ def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: Searc
 
 
 def covered(coverage: Tensor, config: SearchConfig) -> Tensor:
-    """Return beta * sum_j log(min(c_j, 1)) for the total attention c (..., S) of the source tokens.
+    """Return beta * sum_j log(min(c_j, 1)), where c (..., S) is the total attention to each token.
 
-    Wu et al. 2016, Equation 14.
+    The source is Wu et al. 2016, Equation 14.
     """
     return config.coverage_penalty * coverage.clamp(MIN_COVERAGE, 1).log().sum(-1)

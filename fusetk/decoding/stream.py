@@ -1,4 +1,4 @@
-"""Lines from a pipe, terminal or file: chunks of all lines that have arrived."""
+"""Lines from a pipe, terminal or file, in chunks of the lines that have arrived."""
 
 import select
 from collections import deque
@@ -9,11 +9,11 @@ from fusetk.errors import DataError
 
 Item = TypeVar("Item")
 
-POLL_SECONDS = 0.03  # the time to wait for more lines before the lines that came are translated
+POLL_SECONDS = 0.03  # time to wait for more lines before the lines that arrived are translated
 
 
 class LineReader:
-    """Iterate over the raw lines of a pipe, terminal or file, and tell whether more lines wait."""
+    """Iterator over the raw lines of a pipe, terminal or file, with a test for waiting lines."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -56,7 +56,7 @@ def chunks(
     ready: Callable[[], bool] = lambda: True,
     num_done: int = 0,
 ) -> Iterator[list[Item]]:
-    """Yield at most ``max_size`` lines at a time, and fewer if no more line is ``ready``.
+    """Yield at most ``max_size`` lines at a time, or fewer if no further line is ``ready``.
 
     ``num_done`` lines were done in an earlier, interrupted run. The first chunk then ends at the
     same line as without the interruption, so all later chunks and batches are the same. If
@@ -82,6 +82,9 @@ def chunks(
 
 
 def balance(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Distribute the indices of items over parts of similar total size: largest first, in turn."""
+    """Distribute the indices of items over parts of similar total size.
+
+    The parts get the items in turn, the largest item first.
+    """
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     return [order[part::parts] for part in range(parts)]

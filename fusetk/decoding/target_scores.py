@@ -42,11 +42,12 @@ def score_targets(
 ) -> list[TargetScores]:
     """Score each pair of source ids, EOS last, and target ids without BOS and EOS.
 
-    ``models`` are in evaluation mode. Several models are an ensemble as ``decoding.scorer`` defines
-    it by ``ensemble``; the attention is the mean over them. The sum of a pair's scores is the score
-    of that translation in a search. A batch has at most ``batch_tokens`` positions, including
-    padding, or one pair. Raises DataError for a pair that exceeds the positions of the models,
-    ConfigError for attention heads that a model does not have, and Diverged if a model returns NaN.
+    ``models`` must be in evaluation mode. Several models are an ensemble; ``ensemble`` is the
+    argument ``mean`` of ``decoding.scorer.Scorer``, and the attention is the mean over the models.
+    The sum of a pair's scores is the score of that translation in a search. A batch has at most
+    ``batch_tokens`` positions, including padding, or one pair. Raises DataError for a pair that
+    exceeds the positions of the models, ConfigError for attention heads that a model does not have,
+    and Diverged if a model returns NaN.
     """
     check_length(models, pairs)
     device = next(models[0].parameters()).device
@@ -79,7 +80,10 @@ def score_targets(
 def _forward(
     model: Seq2Seq, batch: Batch, heads: AttentionHeads | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities of the N target tokens without padding, and attention (B, T, S)."""
+    """Return log-probabilities (N,) of the target tokens without padding, and attention (B, T, S).
+
+    The attention is None if ``heads`` is None.
+    """
     weights = None
     if heads is None:
         features = model(batch.src, batch.src_mask, batch.tgt_in)
@@ -107,7 +111,7 @@ def log_probabilities(
 
 
 def collate(pairs: Pairs) -> Batch:
-    """Make a batch of pairs of source ids, EOS last, and target ids without BOS and EOS."""
+    """Return a batch of pairs of source ids, EOS last, and target ids without BOS and EOS."""
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
     tgt_out, _ = pad([[*target, EOS] for _, target in pairs])

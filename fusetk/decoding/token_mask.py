@@ -79,10 +79,10 @@ class TokenMask:
     ) -> None:
         """Set the logits (R, V) of forbidden tokens to -inf, in place.
 
-        The hypotheses ``prefix`` (A, W, length) begin with BOS and get their token number
-        ``length``. ``num_met`` (A, W) as in ``Constraints``. The other tokens keep their logits, so
-        the probability of forbidden tokens is not redistributed. The next token of a phrase and a
-        forced token are never forbidden.
+        The hypotheses ``prefix`` (A, W, length) begin with BOS. Their next token has the number
+        ``length``. ``num_met`` (A, W) is that of ``Constraints``. The allowed tokens keep their
+        logits, so the probability of forbidden tokens is not redistributed. The next token of a
+        phrase and a forced token are never forbidden.
         """
         phrase_token = None
         if num_met is not None and self.constraints is not None:
@@ -114,13 +114,13 @@ class TokenMask:
             logits.masked_fill_(is_forced, NEG_INF).scatter_(1, forced, forced_logits)
 
     def inside_word(self, prefix: Tensor) -> Tensor:
-        """Return where (A, W) the token after the prefixes (A, W, t) continues a word."""
+        """Return whether (A, W) the token after each prefix (A, W, t) continues a word."""
         return torch.isin(prefix[:, :, -1], self._inside)
 
     def _leave_room(
         self, logits: Tensor, search_index: Tensor, length: int, num_met: Tensor
     ) -> None:
-        """Keep enough positions for the phrases that are not met.
+        """Reserve enough positions for the phrases that are not met.
 
         Forbid EOS until all phrases are met. If a phrase must begin at the next position, forbid
         the tokens that the next token would continue.
@@ -140,9 +140,10 @@ class TokenMask:
         num_met: Tensor | None,
         phrase_token: Tensor | None,
     ) -> Tensor | None:
-        """Return the only token (R,) that each of ``width`` hypotheses may get; -1 if it is free.
+        """Return the only token (R,) that each hypothesis may get; -1 if it may get several tokens.
 
-        None if all hypotheses are free. ``phrase_token`` (A, W) has the next tokens of phrases.
+        A search has ``width`` hypotheses. ``phrase_token`` (A, W) holds the next tokens of phrases.
+        Returns None if all hypotheses may get several tokens.
         """
         forced = None
         if length in self._limits:
@@ -177,8 +178,8 @@ def length_limits(
 ) -> list[int]:
     """Return the maximum length of each translation, including EOS.
 
-    The settings give the limit. The minimum length, a prefix and phrases may raise it; the
-    positions of the models restrict it.
+    The settings give the limit. The minimum length, a prefix and phrases may raise it. It never
+    exceeds the number of positions of the models.
     """
     lengths = (src_mask.sum(1) - 1).tolist()
     minima = length_minima(src_mask, config)
@@ -206,5 +207,5 @@ def _forbid_repetition(logits: Tensor, tokens: Tensor, size: int) -> None:
     ngrams = tokens.unfold(1, size, 1)  # (R, t - size + 1, size)
     last = tokens[:, tokens.shape[1] - size + 1 :]
     repeats = (ngrams[:, :, : size - 1] == last[:, None]).all(-1)
-    # PAD is forbidden anyway, so it serves for the n-grams that are not repeated.
+    # PAD is always forbidden, so it is the token for n-grams that are not repeated.
     logits.scatter_(1, torch.where(repeats, ngrams[:, :, -1], PAD), NEG_INF)

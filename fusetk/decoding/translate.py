@@ -28,7 +28,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 class Extras(NamedTuple):
-    """Further results for each translation. They need a forced pass over it."""
+    """Further results for each translation. They need forced decoding of the translation."""
 
     word_scores: bool = False
     attention: AttentionHeads | None = None
@@ -37,7 +37,7 @@ class Extras(NamedTuple):
 
     @property
     def heads(self) -> AttentionHeads | None:
-        """The attention that the forced pass must return."""
+        """The heads whose attention forced decoding must return."""
         return self.attention or (AttentionHeads() if self.replace else None)
 
 
@@ -46,9 +46,9 @@ class Translation(NamedTuple):
 
     text: str
     tokens: list[str]  # as the model produced them
-    score: float  # natural-log probability of the tokens and EOS
+    score: float  # natural logarithm of the probability of the tokens and EOS
     normalized: float  # the value that ranks translations, see ``decoding.scores``
-    word_scores: list[float] | None = None  # for the T tokens and EOS
+    word_scores: list[float] | None = None  # log-probabilities of the T tokens and EOS
     attention: np.ndarray | None = None  # (T + 1, S), EOS last
 
 
@@ -72,7 +72,10 @@ class Translator:
         self.extras = extras or Extras()
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:
-        """Return the best translation of each line; blank for a blank line. See ``n_best``."""
+        """Return the best translation of each line; an empty string for a blank line.
+
+        The arguments and errors are those of ``n_best``.
+        """
         return [best[0].text if best else "" for best in self.n_best(lines, tokenized)]
 
     def n_best(
@@ -81,12 +84,12 @@ class Translator:
         tokenized: bool = False,
         first: int | Sequence[int] = 1,
     ) -> list[list[Translation]]:
-        """Return the n best translations of each line, best first; none for a line without a word.
+        """Return the n best translations of each line, best first.
 
-        ``tokenized`` lines are words as the pipeline makes them, before the split into subwords,
-        and so are the translations. ``first`` is the number of the first line, or the numbers of
-        all lines, for warnings and samples. Raises DataError if a prefix and phrases exceed the
-        positions of the models.
+        A line without a word has no translations. With ``tokenized``, the lines are words as the
+        pipeline makes them, before the split into subwords, and so are the translations. ``first``
+        is the number of the first line, or the numbers of all lines, for warnings and samples.
+        Raises DataError if a prefix and phrases exceed the positions of the models.
         """
         requests = [line if isinstance(line, Request) else Request(line) for line in lines]
         numbers = range(first, first + len(lines)) if isinstance(first, int) else first
@@ -112,7 +115,10 @@ class Translator:
         ]
 
     def translate_ids(self, sources: Sequence[Ids], first: int = 1) -> list[list[Hypothesis]]:
-        """Return the n best translations of each source, ids with EOS; none for EOS alone."""
+        """Return the n best translations of each source (ids with EOS).
+
+        A source that consists of EOS alone has no translations.
+        """
         numbers = range(first, first + len(sources))
         truncated = [self.truncate(source, i) for i, source in zip(numbers, sources, strict=True)]
         return self._search(truncated, [EncodedRequest(line=number) for number in numbers])
@@ -123,7 +129,10 @@ class Translator:
         return vocabulary.encode(self.tokens(side, text, tokenized))
 
     def tokens(self, side: str, text: str, tokenized: bool = False) -> list[str]:
-        """Return the tokens of a line, unknown ones too. ``side`` is "source" or "target"."""
+        """Return the tokens of a line, including unknown ones.
+
+        ``side`` is "source" or "target".
+        """
         return self.pipeline.subwords(side, text if tokenized else self.pipeline.words(side, text))
 
     @property
@@ -184,7 +193,7 @@ class Translator:
     def _score(
         self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]]
     ) -> Iterator[TargetScores | None]:
-        """Yield the forced pass over each hypothesis; None if the extras need none."""
+        """Yield the scores of each hypothesis by forced decoding; None if no extra needs them."""
         pairs = [
             (source, hypothesis.ids)
             for source, n_best in zip(sources, hypotheses, strict=True)
@@ -239,7 +248,8 @@ class Translator:
 def batches(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
     """Yield batches of the indices of sources with the given lengths (EOS included), longest first.
 
-    A batch has at most ``batch_tokens`` tokens, counted for all hypotheses, or one sentence.
+    The size of a batch is sentences * hypotheses * source tokens of the longest sentence. It is at
+    most ``batch_tokens``, unless the batch is a single sentence.
     Sources that consist of EOS alone are in no batch.
     """
     width = config.n_best if config.sample else config.beam

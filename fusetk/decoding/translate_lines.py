@@ -17,7 +17,7 @@ class InputRange(NamedTuple):
     """The input lines to translate, and the point at which an earlier run was interrupted."""
 
     start: int = 0  # the first line of the part, from 0
-    end: int | None = None  # the line after its last
+    end: int | None = None  # the line after the last line of the part
     resume: ResumePoint | None = None
 
     @property
@@ -36,7 +36,7 @@ def input_range(
 ) -> InputRange:
     """Find the lines to translate; with ``resume``, continue the file ``target``.
 
-    Raises what ``line_range`` and ``find_resume_point`` raise.
+    Raises the errors of ``line_range`` and ``find_resume_point``.
     """
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
@@ -69,7 +69,7 @@ def read_chunks(
 
 
 class LineTranslator:
-    """Translates lines and formats their translations."""
+    """Function that translates lines and formats their translations."""
 
     def __init__(self, translator: "Translator", output_format: OutputFormat, tokenized: bool):
         self.translator = translator
@@ -90,10 +90,10 @@ class LineTranslator:
             for number, line, n_best in zip(numbers, lines, translations, strict=True)
         ]
         best = [n_best[0] for n_best in translations if n_best]
-        return ChunkOutput(text, len(best), sum(len(one.tokens) for one in best))
+        return ChunkOutput(text, len(best), sum(len(translation.tokens) for translation in best))
 
     def _source_tokens(self, line: Request) -> list[str]:
-        """The tokens that the models read; only JSON shows them."""
+        """Return the tokens that the models read. Only the JSON format needs them."""
         if self.format.kind != "json":
             return []
         tokens = self.translator.tokens("source", line.text, self.tokenized)

@@ -1,6 +1,6 @@
 """Replacement of unknown words in a translation by the source words that they are aligned to.
 
-Jean et al. 2015, section 3.3; Luong et al. 2015.
+The sources are Jean et al. 2015, section 3.3, and Luong et al. 2015.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from fusetk.errors import DataError
 
 
 class Replacement:
-    """Replaces an unknown word by its aligned source word, or by the dictionary entry of that."""
+    """Replaces an unknown word by its source word, or by the dictionary entry of that word."""
 
     def __init__(self, dictionary: Mapping[str, str] | None = None, subwords: bool = True):
         """``dictionary`` maps source words, as the pipeline makes them, to target words.
@@ -26,16 +26,16 @@ class Replacement:
     def __call__(
         self, source: Sequence[str], target: Sequence[str], pairs: Iterable[tuple[int, int]]
     ) -> list[str]:
-        """Return the target tokens with replacements; ``pairs`` are aligned (source, target)
-        tokens.
+        """Return the target tokens with replacements.
 
-        A target word with an unknown token is replaced completely, by one token that is a word.
-        Adjacent target words that are aligned to the same source word are pieces of it and become
-        one word. An unknown word that is not aligned stays.
+        ``pairs`` are aligned tokens (source, target), counted from 0. A target word with an unknown
+        token is replaced completely, by one token that is a word. Adjacent unknown target words
+        that are aligned to the same source word are parts of it, so one word replaces them. An
+        unknown word that is not aligned does not change.
         """
         if SPECIAL[UNK] not in target:
             return list(target)
-        # Of several source tokens for a target token, the first counts.
+        # If a target token is aligned to several source tokens, the first counts.
         source_of = {target_token: i for i, target_token in sorted(pairs, reverse=True)}
         source_words = self._words(source)
         replaced: list[str] = []
@@ -56,7 +56,7 @@ class Replacement:
         return replaced
 
     def _words(self, tokens: Sequence[str]) -> list[range]:
-        """The indices of the tokens of each word."""
+        """Return the indices of the tokens of each word."""
         starts = [
             i
             for i in range(len(tokens))

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Shazeer and Stern 2018, Algorithms 4 and 5.
+    """The optimiser Adafactor (Shazeer and Stern 2018, Algorithms 4 and 5).
 
     ``torch.optim.Adafactor`` differs: it limits the rate to t^-0.5 and uses eps1 elsewhere.
 
-    Rows and columns hold means; the paper has sums, which give the same V. They are never
-    multiplied with each other, because eps1 squared is 0 in float32.
+    The state of a matrix holds the means of rows and columns; the paper has sums, which give the
+    same V. Means are never multiplied with each other, because eps1 squared is 0 in float32.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Change every parameter that has a gradient, without waiting for the device."""
+        """Update every parameter that has a gradient, without a synchronisation with the device."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -76,5 +76,5 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def rms(x: Tensor) -> Tensor:
-    """Root mean square."""
+    """Return the root mean square of all elements."""
     return x.square().mean().sqrt()

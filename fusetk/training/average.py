@@ -18,9 +18,10 @@ def choose(
     metric: str = "loss",
     updates: Sequence[int] = (),
 ) -> list[Path]:
-    """Return the last n checkpoints of a run, the best n by a metric, or those of some updates.
+    """Return the last checkpoints of a run, the best by ``metric``, or those of some updates.
 
-    Raises CheckpointError if the run has fewer.
+    ``last`` or ``best`` is their number; by default it is the last checkpoint. Raises
+    CheckpointError if the run has fewer checkpoints.
     """
     folders = checkpoints(run)
     if updates:
@@ -53,7 +54,8 @@ def choose(
 def average(folders: Sequence[Path], into: Path) -> None:
     """Write the mean of the weights of some checkpoints as the checkpoint ``into``.
 
-    Raises CheckpointError if their parameters differ.
+    The mean is computed in float64. Raises CheckpointError if the names or shapes of parameters
+    differ.
     """
     first = read_tensors(folders[0], MODEL)
     shapes = {name: tensor.shape for name, tensor in first.items()}

@@ -31,7 +31,7 @@ FILE_OVERHEAD = 4096  # bytes that a file may need on disk in addition to its co
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by name; a shared parameter appears once."""
+    """Return the parameters by name. A shared parameter appears once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -46,7 +46,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Fill the state of a new optimiser from a checkpoint. Raises CheckpointError."""
+    """Fill the state of a new optimiser from a checkpoint.
+
+    Raises CheckpointError if the file is damaged or does not fit the model.
+    """
     parameters = dict(model.named_parameters())
     for full_name, full_tensor in read_tensors(folder, TRAINING).items():
         name, _, key = full_name.rpartition(":")
@@ -71,24 +74,24 @@ def save(
     state: Mapping[str, Any],
     ema: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a checkpoint under another name, flush it to disk, and rename it.
+    """Write a checkpoint under a temporary name, flush it to disk, and rename it.
 
-    Raises CheckpointError if it cannot be written, DiskFull if there is no space. Then an existing
-    checkpoint of this name is unchanged.
+    Raises CheckpointError if it cannot be written, and DiskFull if there is not enough space. After
+    an error, an existing checkpoint of this name is unchanged.
     """
-    aside = folder.with_name("." + folder.name)
+    temporary = folder.with_name("." + folder.name)
     old = folder.with_name("." + folder.name + ".old")
     files = {MODEL: model, TRAINING: training, **({EMA: ema} if ema else {})}
     try:
-        _write(aside, files, state)
-        if folder.exists():  # a run that was set back reaches this update again
+        _write(temporary, files, state)
+        if folder.exists():  # a run that restarted from an earlier checkpoint reaches it again
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
-        aside.rename(folder)
+        temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
         flush(folder.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if old.exists() and not folder.exists():
             old.rename(folder)
         sizes = [
@@ -99,27 +102,27 @@ def save(
 
 
 def _write(
-    aside: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+    folder: Path, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     checksums = {}
     for file, tensors in files.items():
         on_cpu = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-        save_file(on_cpu, aside / file)
-        checksums[file] = checksum(aside / file)
-        flush(aside / file)
+        save_file(on_cpu, folder / file)
+        checksums[file] = checksum(folder / file)
+        flush(folder / file)
     content = json.loads(json.dumps({"format": FORMAT, **state, "sha256": checksums}))
     text = json.dumps({**content, "digest": digest(content)}, indent=1) + "\n"
-    (aside / STATE).write_text(text, encoding="utf-8")
-    flush(aside / STATE)
-    flush(aside)
+    (folder / STATE).write_text(text, encoding="utf-8")
+    flush(folder / STATE)
+    flush(folder)
 
 
 def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
     """Return the error for a file or folder of a run that cannot be written.
 
-    ``sizes`` are the sizes of its files in bytes, if they are known.
+    ``sizes`` are the sizes of the files in bytes, if they are known.
     """
     sizes = [size + FILE_OVERHEAD for size in sizes]
     needed = sum(sizes) + FILE_OVERHEAD
@@ -151,7 +154,10 @@ def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> Chec
 
 
 def _error_number(error: Exception) -> int:
-    """The number of a system error. safetensors gives it in the text of its error only."""
+    """Return the number of a system error; 0 if there is none.
+
+    The errors of safetensors have the number only in their text.
+    """
     if isinstance(error, OSError) and error.errno:
         return error.errno
     match = re.search(r"os error (\d+)", str(error))
@@ -159,7 +165,7 @@ def _error_number(error: Exception) -> int:
 
 
 def _megabytes(size: int) -> str:
-    """A size in MB, rounded up so that a small one is not 0.0 MB."""
+    """Format a size in MB, rounded up so that a small size is not 0.0 MB."""
     return f"{math.ceil(size / 1e5) / 10:,.1f} MB"
 
 
@@ -183,19 +189,24 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def link(run: Path, name: str, target: Path) -> None:
-    """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step."""
+    """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step. Raises CheckpointError."""
     path = run / CHECKPOINTS / name
-    aside = run / CHECKPOINTS / f".{name}"
+    temporary = run / CHECKPOINTS / f".{name}"
     with _writing(path):
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(target.name)
-        if path.is_dir() and not path.is_symlink():  # a copy of the run that followed the links
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)
+        # A copy of a run has folders in place of links if the links were followed.
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        aside.rename(path)
+        temporary.rename(path)
 
 
 def prune(run: Path, keep: Iterable[Path]) -> None:
-    """Delete all other checkpoints. Each one is hidden before its files are deleted."""
+    """Delete all checkpoints except ``keep``.
+
+    Each checkpoint is hidden before its files are deleted. Raises CheckpointError if a checkpoint
+    cannot be renamed.
+    """
     names = {path.name for path in keep}
     for path in checkpoints(run):
         if path.name not in names:

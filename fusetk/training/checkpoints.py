@@ -21,7 +21,7 @@ from fusetk.weights import damaged, load_weights, read_state, read_tensors
 
 
 class Checkpoints:
-    """Saves a model with its moving average, optimiser and progress in a run folder, and loads it.
+    """The checkpoints of a run: model, moving average, optimiser state and progress.
 
     Rank 0 writes. All processes take part, because sharded tensors must be gathered.
     """
@@ -75,7 +75,7 @@ class Checkpoints:
         self._write(progress, self._tensors(optimizer), None, interrupted=True)
 
     def _tensors(self, optimizer: torch.optim.Optimizer | None) -> list[dict[str, Tensor]]:
-        """The tensors of model, optimiser and moving average."""
+        """Return the tensors of model, optimiser and moving average."""
         return [
             checkpoint.model_tensors(self.model),
             checkpoint.optimizer_tensors(self.model, optimizer) if optimizer else {},
@@ -108,9 +108,10 @@ class Checkpoints:
     def _prune(self, progress: Progress, folder: Path) -> None:
         """Delete the checkpoints that are neither among the last nor among the best.
 
-        ``folder`` is the current one, which is kept. Two kinds do not count among the last. A
-        checkpoint of an interruption would not exist without it, and later averages must not
-        include it. Checkpoints of later updates exist in a run that was set back.
+        ``folder`` is the current checkpoint, which is kept. Two kinds of earlier checkpoints do not
+        count among the last. The first kind was written only because of an interruption, and later
+        averages must not include it. The second kind has later updates; it exists if the run was
+        restarted from an earlier checkpoint.
         """
         metric = self.config.validation.metric
         ranked = sorted(
@@ -130,7 +131,7 @@ class Checkpoints:
     # Load
 
     def load_weights(self, folder: Path) -> None:
-        """Load the model and its moving average. Raises CheckpointError."""
+        """Load the model and its moving average. Raises CheckpointError if a file is damaged."""
         load_weights(self.model, folder, place=shard_like)
         if self.ema:
             self.ema.load(read_tensors(folder, EMA))
@@ -147,7 +148,7 @@ class Checkpoints:
         except (KeyError, TypeError, ValueError):
             raise damaged(folder, f"{folder / STATE} has no valid training progress") from None
         if self.world.first:
-            # In a run that was set back, the link may point to a later checkpoint.
+            # After a restart from an earlier checkpoint, the link may point to a later one.
             best = folder.with_name(checkpoint_name(progress.best_update))
             if best.exists():
                 checkpoint.link(self.run, "best", best)

@@ -1,7 +1,7 @@
-"""Layers compiled by torch: the operations between their matrix products become a few kernels.
+"""Compilation of layers by torch: the operations between matrix products become a few kernels.
 
-Each layer is compiled, not the full model: equal layers share the compiled code, and recomputation
-and sharding, which wrap a layer, are not affected. Parameter names do not change.
+Each layer is compiled, not the full model. So equal layers share the compiled code, and
+recomputation and sharding, which wrap a layer, still work. Parameter names do not change.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MAX_VARIANTS = 64  # compiled variants of one kind of layer: different widths, a
 
 
 def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
-    """Run every layer compiled in training, and uncompiled in evaluation.
+    """Compile every layer for training. In evaluation, layers run uncompiled.
 
     Sequence lengths and batch sizes are symbolic, so new ones need no compilation.
     Raises ConfigError for a model without layers.
@@ -57,10 +57,10 @@ def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     "fusetk::random_bits", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def _random_bits(x: Tensor) -> Tensor:
-    """Draw the random bits of ``Dropout.random_bits`` as one operator that the compiler does not inline.
+    """Draw the random bits of ``Dropout.random_bits`` as an operator that is not inlined.
 
     The result does not depend on the values of ``x``, but ``x`` must be an argument: the compiler
-    merges calls with equal arguments, so with a shape as argument all dropouts of a layer would
+    merges calls with equal arguments. With the shape as argument, all dropouts of a layer would
     zero the same elements.
     """
     return Dropout(0.0).random_bits(x.shape, x.device)
@@ -72,7 +72,7 @@ def _(x: Tensor) -> Tensor:
 
 
 def compile_failure(error: RuntimeError) -> str | None:
-    """Return the message for an error of torch's compiler; None for another error."""
+    """Return the message for an error of torch's compiler; None for any other error."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return None
     reason = next(line for line in str(error).splitlines() if line.strip())

@@ -12,20 +12,21 @@ from fusetk.training.validation import ValidationConfig
 
 
 class EndConfig(Config):
-    """When a stage ends: as soon as one of these is reached."""
+    """Limits of a stage. The stage ends as soon as one of them is reached."""
 
     epochs: int | None = Field(None, ge=1)
-    """Passes over the training pairs."""
+    """Number of passes over the training pairs."""
     updates: int | None = Field(None, ge=1)
-    """Updates of this stage."""
+    """Number of updates of this stage."""
     patience: int | None = Field(None, ge=1)
-    """Validations in a row without a new best."""
+    """Number of consecutive validations without a new best result."""
     rate: float | None = Field(None, gt=0)
-    """The learning rate falls below this, for example with `schedule: plateau`. A warm-up that
-    starts below it does not count."""
+    """Learning rate below which the stage ends, for example with `schedule: plateau`. A warm-up
+    that starts below it does not end the stage."""
     hours: float | None = Field(None, gt=0)
-    """Hours of updates, validations and checkpoints of this stage, summed over all resumes. The
-    number of updates then depends on the machine, so such a stage is not reproducible."""
+    """Duration of the updates, validations and checkpoints of this stage in hours, summed over all
+    resumes. The number of updates then depends on the machine, so such a stage is not
+    reproducible."""
 
     @model_validator(mode="after")
     def _ends(self) -> "EndConfig":
@@ -38,29 +39,32 @@ class EndConfig(Config):
 
 
 class StageConfig(Config):
-    """A part of training with its own optimiser, whose state starts empty."""
+    """A part of training with its own optimiser. The state of the optimiser is empty at the start
+    of the stage."""
 
     optimizer: Annotated[ComponentConfig, component(OPTIMIZERS, "an optimiser")]
-    """How gradients change parameters."""
+    """Optimiser: the rule by which gradients change parameters."""
     schedule: Annotated[ComponentConfig, component(SCHEDULES, "a learning-rate schedule")]
-    """The learning rate as a function of the updates of the stage."""
+    """Learning rate as a function of the updates of the stage."""
     batch: BatchConfig = BatchConfig()
-    """The size of an update."""
+    """Number of sentence pairs in one update."""
     weights: dict[str, NonNegativeFloat] | None = None
     """Sampling weight of each training corpus, keyed by its prefix in `data.train` or by the end of
-    that path. With weight 2.5, an epoch has each pair twice, and a third time with probability 0.5,
-    drawn by seed and epoch. The default is 1; 0 excludes a corpus: a later stage with weights can
-    fine-tune on one of several corpora."""
+    that path. With weight 2.5, an epoch has each pair twice, and a third time with probability 0.5.
+    The seed and the epoch determine which pairs are drawn. The default weight is 1. Weight 0
+    excludes a corpus, so a later stage can fine-tune on one of several corpora."""
     clip: float = Field(0.0, ge=0)
-    """Largest gradient norm; 0 for none."""
+    """Maximum gradient norm. Gradients with a larger norm are scaled down to it; 0 is no
+    clipping."""
     end: EndConfig
-    """When the stage ends."""
+    """Limits of the stage."""
     dropout: float | None = Field(None, ge=0, lt=1)
-    """In this stage, replaces every dropout rate of the model that is not 0. By default the
-    model's rates apply."""
+    """Dropout rate of this stage. It replaces every dropout rate of the model that is not 0. By
+    default the model's rates apply."""
     start: Literal["last", "best"] = "last"
-    """Initial weights of a later stage: those at the end of the stage before it, or those of the
-    best checkpoint so far. They are the raw weights, also with `ema`."""
+    """Initial weights of a stage after the first: those at the end of the previous stage (`last`),
+    or those of the best checkpoint so far (`best`). Even with `ema` they are the raw weights, not
+    the average."""
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -97,42 +101,42 @@ class TrainingConfig(Config):
     seed: int = Field(1, ge=0, lt=1 << 32)
     """Determines initial weights, batches and dropout."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of matrix products and activations; weights, reductions and losses stay in float32.
-    Prefer bf16 on devices that have it: fp16 has a narrow exponent range and needs dynamic loss
-    scaling."""
+    """Precision of matrix products and activations. Weights, reductions and losses are always
+    float32. Prefer bf16 on devices that have it: fp16 has a narrow exponent range and needs dynamic
+    loss scaling."""
     matmul: Literal["highest", "high", "medium"] = "highest"
     """Precision of the factors in float32 matrix products. `highest` is float32. `high` is tf32
-    (10 fraction bits) on GPUs that have it. `medium` is bf16 (7 fraction bits) on CPUs that have it
-    and the same as `high` on GPUs. The log states the precision that is used."""
+    (10 fraction bits) on GPUs that have it. `medium` is bf16 (7 fraction bits) on CPUs that have
+    it; on GPUs it is the same as `high`. The log states the precision that is used."""
     compile: bool = False
     """Compile the layers with torch for training: the operations between their matrix products
-    become a few kernels. Compilation takes a minute or more at the start and is mainly of use on a
-    GPU. Results change by rounding, and dropout masks change on a GPU. Not for recurrent models,
-    which have their own kernels."""
+    become a few kernels. Compilation takes a minute or more at the start and is useful mainly on a
+    GPU. Results change by rounding, and dropout masks change on a GPU. Recurrent models cannot be
+    compiled: they have their own kernels."""
     shard: bool = False
     """With torchrun, split parameters, gradients and optimiser state over the processes (FSDP), for
     models that are too large for one GPU. Each layer is gathered when it runs; in validation, every
     process holds all parameters. Checkpoints do not change. With one process it has no effect."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Probability taken from the correct token and spread over all others. Reported losses are
-    without label smoothing."""
+    """Probability that is taken from the correct token and spread evenly over all other tokens.
+    Reported losses are without label smoothing."""
     stages: list[StageConfig] = Field(min_length=1)
     """The stages of training, in order."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Keep an exponential moving average (EMA) of the weights with this decay, such as 0.999.
-    Validation and `fusetk decode` use the average."""
+    """Decay of an exponential moving average (EMA) of the weights, such as 0.999. Validation and
+    `fusetk decode` use the average. By default there is no average."""
     validation: ValidationConfig = ValidationConfig()
-    """When and with which metric the model is validated."""
+    """Times and metric of validations."""
     save_every: int | None = Field(None, ge=1)
-    """Updates between checkpoints, in addition to those at validations."""
+    """Number of updates between checkpoints, in addition to the checkpoints at validations."""
     keep_last: int = Field(5, ge=1)
-    """Latest checkpoints to keep."""
+    """Number of latest checkpoints to keep."""
     keep_best: int = Field(1, ge=1)
-    """Best checkpoints to keep, by the validation metric."""
+    """Number of best checkpoints to keep, by the validation metric."""
     log_every: int = Field(100, ge=1)
-    """Updates between log lines."""
+    """Number of updates between log lines."""
     max_skipped: int = Field(5, ge=1)
-    """Skipped updates in a row after which training stops with an error. An update is skipped if
-    its gradient is not finite."""
+    """Number of consecutive skipped updates after which training stops with an error. An update is
+    skipped if its gradient is not finite."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder (needs the package tensorboard)."""

@@ -10,9 +10,11 @@ from fusetk.training.sharding import local, shard_like
 
 
 class Ema:
-    """e = d e + (1 - d) w after update t, with d = min(decay, (1 + t) / (10 + t)), so that the
-    first weights soon lose their influence (Polyak and Juditsky 1992; the smaller decay at the
-    start is that of TensorFlow's ExponentialMovingAverage).
+    """Exponential moving average e of the weights w of a model.
+
+    After update t, e = d e + (1 - d) w with d = min(decay, (1 + t) / (10 + t)) (Polyak and Juditsky
+    1992). The smaller decay at the start is that of TensorFlow's ExponentialMovingAverage; with it
+    the initial weights soon lose their influence.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -37,7 +39,7 @@ class Ema:
             self._exchange()
 
     def load(self, mean: dict[str, Tensor]) -> None:
-        """Replace the average by one from a checkpoint."""
+        """Replace the average by the one of a checkpoint, given as full tensors by name."""
         for name, tensor in mean.items():
             self.mean[name].copy_(shard_like(tensor, self.mean[name]))
 

@@ -36,7 +36,7 @@ class AppendingFile:
         self._reported = False
 
     def add(self, text: str) -> None:
-        """Write a line, after the buffered ones."""
+        """Append a line, after the buffered lines."""
         self._buffer += text.encode() + b"\n"
         try:
             while self._buffer:
@@ -46,7 +46,7 @@ class AppendingFile:
             if not self._reported:
                 _print_error(
                     f"{self._path} cannot be written ({error.strerror}): "
-                    "training continues, lines are kept in memory until it can be written"
+                    "training continues, and lines are kept in memory until it can be written"
                 )
             self._reported = True
 
@@ -56,7 +56,7 @@ class AppendingFile:
 
 
 class _StandardError:
-    """Standard error without exceptions: it may be closed, for example with its terminal."""
+    """Standard error that raises no exceptions if it is closed, for example with its terminal."""
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):
@@ -72,7 +72,7 @@ class _StandardError:
 
 
 class Log:
-    """Writes into a run folder and to standard error. Use it as a context."""
+    """Output of training into a run folder and to standard error. Use it as a context manager."""
 
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
         self._text = AppendingFile(run / LOG)
@@ -116,7 +116,7 @@ class Log:
                 self._tensorboard.close()
 
     def line(self, text: str) -> None:
-        """Print a line, and write it with the time into the log file."""
+        """Print a line, and write it with date and time into the log file."""
         self._text.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
         if not self._display.disable:
             self._console.print(text, markup=False)
@@ -144,7 +144,7 @@ class Log:
             )
 
     def show_progress(self, update: int, total: float | None, **fields: Any) -> None:
-        """Move the live display; ``total`` is the last update, if it is known.
+        """Update the live display. ``total`` is the number of the last update, if it is known.
 
         Fields that are not given do not change.
         """
@@ -156,7 +156,7 @@ class Log:
 
 
 class NullLog(Log):
-    """Writes nothing. All processes but rank 0 use it."""
+    """Log that writes nothing. All processes except rank 0 use it."""
 
     def __init__(self) -> None:
         pass
@@ -183,7 +183,7 @@ class NullLog(Log):
 
 
 class Reporter:
-    """Reports updates, averaged over ``log_every`` of them, and validations."""
+    """Reports of validations, and of updates as averages over ``log_every`` updates."""
 
     def __init__(self, log: Log, world: World, device: torch.device, log_every: int):
         self.log = log
@@ -202,7 +202,7 @@ class Reporter:
     ) -> None:
         """Add an update, and report the average if it is due.
 
-        ``updates_left`` are the remaining updates of the stage; infinite if they are not known.
+        ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
         self._updates.append(stats)
         last = progress.update + updates_left if updates_left < math.inf else None
@@ -254,7 +254,10 @@ class Reporter:
         is_best: bool,
         seconds: float,
     ) -> None:
-        """Report the results of a validation that ``progress`` includes already."""
+        """Report the results of a validation, which took ``seconds``.
+
+        ``progress`` includes the validation already.
+        """
         self.log.record(
             "valid",
             {
@@ -278,7 +281,7 @@ class Reporter:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes, of torch on a GPU or of this process; 0 if unknown."""
+    """Return the peak memory in bytes: of torch on a GPU, else of this process; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -290,9 +293,9 @@ def peak_memory(device: torch.device) -> int:
 
 
 def forget_after(run: Path, update: int) -> None:
-    """Remove later updates and damaged lines from ``metrics.jsonl``.
+    """Remove damaged lines and those of updates after ``update`` from ``metrics.jsonl``.
 
-    A resumed run repeats those updates.
+    A resumed run repeats these updates.
     """
     path = run / METRICS
     if not path.exists():

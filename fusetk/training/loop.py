@@ -35,7 +35,7 @@ from fusetk.training.validation import LOWER_IS_BETTER, PartialResults, Validato
 
 
 class Trainer:
-    """Trains a model on its data, and writes its run folder."""
+    """Training of a model on its data. It writes checkpoints into the run folder."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Trainer:
         fingerprint: str,
         world: World = ALONE,
     ):
-        """``width`` is the model's width, which some schedules divide by; ``fingerprint`` is that
-        of the data, stored in checkpoints; ``world`` are the processes that train together.
+        """``width`` is the width of the model; some schedules depend on it. ``fingerprint`` of the
+        data is stored in checkpoints. ``world`` are the processes that train together.
 
-        Raises DataError if a sentence is longer than a batch of a stage, ConfigError for sampling
-        weights of an unknown corpus or a dropout rate without effect.
+        Raises DataError if a sentence is longer than a batch of a stage. Raises ConfigError for
+        sampling weights of an unknown corpus, or for a dropout rate of a stage without effect.
         """
         self.config = config
         self.model = model
@@ -70,7 +70,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run, config, model, self.ema, fingerprint, world)
         splitter = BatchSplitter(corpus, self.sharded, self._notify)
         self.gradients = GradientComputer(config, model, corpus, world, splitter)
-        self._shares = [sampling_spans(corpus.parts, stage.weights) for stage in config.stages]
+        self._spans = [sampling_spans(corpus.parts, stage.weights) for stage in config.stages]
         self._check_stages()
 
     def _check_stages(self) -> None:
@@ -81,10 +81,10 @@ class Trainer:
             if stage.dropout and not any(module.base_rate for module in dropouts):
                 raise ConfigError(
                     f"training.stages.{i}.dropout is {stage.dropout}, but every dropout rate of "
-                    "the model is 0 and a stage does not change those: "
-                    "set model.dropout, or remove it from the stage"
+                    "the model is 0, and a stage does not change such rates: "
+                    "set model.dropout, or remove dropout from the stage"
                 )
-            spans = self._shares[i] or all_pairs
+            spans = self._spans[i] or all_pairs
             fits(
                 max(int(lengths[start:end].max(initial=0)) for start, end, _ in spans), stage.batch
             )
@@ -92,7 +92,8 @@ class Trainer:
     def train(self, log: Log, stop: Stop) -> None:
         """Train from ``progress`` to the end of the last stage.
 
-        Raises Interrupted after a signal, when everything is saved.
+        After a signal, save a checkpoint and raise Interrupted. Raises FusetkError if too many
+        consecutive gradients are not finite.
         """
         self.log = log
         self.stop = stop
@@ -108,7 +109,9 @@ class Trainer:
             self._start_next_stage()
 
     def resume(self, folder: Path) -> None:
-        """Load weights, optimiser and progress from a checkpoint. Raises CheckpointError."""
+        """Load weights, optimiser state and progress from a checkpoint. Raises CheckpointError if
+        the checkpoint cannot be read.
+        """
         self.progress = self.checkpoints.resume(folder)
         if self.progress.stage_update:
             self.optimizer = self._build_optimizer(self.config.stages[self.progress.stage])
@@ -173,14 +176,14 @@ class Trainer:
     # Updates
 
     def _batches(self, stage: StageConfig) -> Sequence[Indices]:
-        """The batches of the current epoch."""
+        """Return the batches of the current epoch."""
         return batches(
             self.corpus.source.lengths,
             self.corpus.target.lengths,
             stage.batch,
             self.config.seed,
             self.progress.epoch,
-            self._shares[self.progress.stage],
+            self._spans[self.progress.stage],
         )
 
     def _update(
@@ -215,7 +218,8 @@ class Trainer:
     def _count_time(self, stage: StageConfig) -> None:
         """Add the time since the last call to the stage's duration.
 
-        If the duration ends the stage, all processes use rank 0's, so that they end together.
+        If ``end.hours`` limits the stage, all processes use the duration of rank 0, so that they
+        end together.
         """
         now = time.monotonic()
         self.progress.seconds += now - self._last_time
@@ -225,7 +229,7 @@ class Trainer:
             [self.progress.seconds] = self.world.all_sum([seconds])
 
     def _notify(self, message: str) -> None:
-        """Log a message of this process."""
+        """Write a message of this process into the log (rank 0) or to standard error."""
         if self.world.first:
             self.log.line(message)
         else:
@@ -249,7 +253,8 @@ class Trainer:
     def _validate(self, due: bool = False) -> None:
         """Validate and save a checkpoint.
 
-        Only validations that are ``due`` reach the schedule, not one that only ends a stage.
+        The schedule gets the result only if the validation is ``due`` by the config. A validation
+        that is needed only at the end of a stage does not change the learning rate.
         """
         metric = self.config.validation.metric
         start = time.perf_counter()
@@ -265,8 +270,8 @@ class Trainer:
     def _validate_parts(self) -> list[PartialResults]:
         """Validate in all processes and gather the results.
 
-        After a signal or an error in a process it saves a checkpoint first, and then raises
-        Interrupted or the error.
+        After a signal in a process, save a checkpoint and raise Interrupted. After an error in a
+        process, save a checkpoint and raise the error.
         """
         part: PartialResults | None = None
         error: Exception | None = None

@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing from features, with the logits computed in pieces.
+"""Cross-entropy with label smoothing from features. The logits are computed in pieces of rows.
 
 PyTorch's ``F.linear_cross_entropy`` cannot replace it: with label smoothing its chunked path falls
 back to full logits, it does not also return the unsmoothed loss, and fusetk supports torch 2.4,
@@ -14,27 +14,27 @@ from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
 
-# In bf16 on CPU, pieces have a multiple of this number of rows: each new shape of a matrix product
-# is first compiled.
+# In bf16 on CPU, the number of rows of a piece is a multiple of this number. A matrix product of a
+# new shape is compiled first, so shapes should recur.
 ROW_MULTIPLE = 32
 
 
 class Loss(NamedTuple):
-    """Sums over tokens, natural logarithms."""
+    """Sums over tokens, in natural logarithms."""
 
     smoothed: Tensor  # (), the loss with label smoothing, which is minimised
     nll: Tensor  # (), -log p(y), which is reported
-    correct: Tensor  # (), tokens whose most probable prediction is y; -1 in training (not computed)
+    correct: Tensor  # (), number of tokens whose most probable prediction is y; -1 in training
 
 
 def loss(
     features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float
 ) -> Loss:
-    """Return sums over N tokens for their features (N, D), without padding, and targets y (N,).
+    """Return the loss of N tokens, given their features (N, D), without padding, and targets (N,).
 
-    With smoothing e, the target distribution is 1 - e for y and e / (V - 1) for each other token
-    (Szegedy et al. 2016, with the normalisation of Vaswani et al. 2017 and fairseq). Its constant
-    entropy is not subtracted.
+    With smoothing e, the target distribution is 1 - e for the target y and e / (V - 1) for each
+    other token (Szegedy et al. 2016, with the normalisation of Vaswani et al. 2017 and fairseq).
+    The constant entropy of this distribution is not subtracted.
     """
     with_gradient = torch.is_grad_enabled()
     smoothed, nll, correct = _SmoothedCrossEntropy.apply(
@@ -44,7 +44,7 @@ def loss(
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients together with the loss, in the memory of each piece's logits.
+    """Cross-entropy whose gradients are computed with the loss, in the memory of a piece's logits.
 
     With the target distribution q, d loss / d logits = p - q. The sum of log-probabilities over the
     vocabulary and the constant part of q are linear in the logits, so both follow from the column
@@ -66,23 +66,23 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             gradients = None
             if with_gradient:
                 gradients = _Gradients(features, weight, bias, smoothing, dtype)
-            log_p_all, log_p_right, correct = _sums(
+            log_p_all, log_p_target, correct = _sums(
                 features, weight, bias, targets, dtype, gradients
             )
             if gradients is not None:
                 ctx.gradients = gradients.finish(features, targets)
         other, gap = _target_probabilities(smoothing, len(weight))
-        return -(gap * log_p_right + other * log_p_all), -log_p_right, correct
+        return -(gap * log_p_target + other * log_p_all), -log_p_target, correct
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
-        ctx.gradients = None  # they are scaled in place, so they serve one backward pass
+        ctx.gradients = None  # scaled in place below, so they are valid for one backward pass
         return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None
 
 
 def _target_probabilities(smoothing: float, vocabulary: int) -> tuple[float, float]:
-    """Return the probability of each wrong token, and how much more the right token has."""
+    """Return the target probability of each other token, and its difference to that of y."""
     other = smoothing / (vocabulary - 1)
     return other, 1 - smoothing - other
 
@@ -107,7 +107,9 @@ class _Gradients:
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
     def add(self, start: int, features: Tensor, p: Tensor, targets: Tensor) -> None:
-        """Add n rows from row ``start``: padded features, probabilities p (n, V), targets (n,).
+        """Add the gradients of n rows from row ``start``.
+
+        The rows have padded features, probabilities p (n, V) and targets (n,).
 
         ``p`` is overwritten.
         """
@@ -125,7 +127,7 @@ class _Gradients:
         self.features[start : start + rows] = grad_features
 
     def finish(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add what is constant over the pieces, and return the gradients."""
+        """Add the terms that are constant over the pieces, and return the gradients."""
         self.weight -= self.other * features.sum(0, dtype=torch.float32)
         if self.bias is not None:
             gaps = torch.full_like(targets, -self.gap, dtype=torch.float32)
@@ -141,15 +143,15 @@ def _sums(
     dtype: torch.dtype,
     gradients: _Gradients | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of all log-probabilities, of those of the targets, and of correct tokens.
+    """Return the sum of all log-probabilities, the sum for the targets, and the correct tokens.
 
-    Pass each piece to ``gradients``. With ``gradients``, correct tokens are not counted (-1).
+    Add each piece to ``gradients``. With ``gradients``, correct tokens are not counted (-1).
     """
     matrix = weight.to(dtype) if gradients is None else gradients.matrix
     column_sum = weight.sum(0, dtype=torch.float32)  # (D,)
     bias_sum = bias.sum(dtype=torch.float32) if bias is not None else 0.0
     log_p_all = features.new_zeros((), dtype=torch.float32)
-    log_p_right = features.new_zeros((), dtype=torch.float32)
+    log_p_target = features.new_zeros((), dtype=torch.float32)
     correct = features.new_zeros((), dtype=torch.float32)
     rows = _rows_in_piece(features, len(weight), dtype)
     for start in range(0, len(targets), rows):
@@ -161,20 +163,20 @@ def _sums(
         else:
             logits = torch.addmm(bias.to(dtype), padded, matrix.T)
         logits = logits[: len(h)]
-        right = logits.gather(1, y[:, None]).float()
+        target_logits = logits.gather(1, y[:, None]).float()
         log_p = torch.log_softmax(logits, dim=1, dtype=torch.float32)  # (n, V)
-        piece_log_p_right = log_p.gather(1, y[:, None])
-        log_z = right - piece_log_p_right
+        piece_log_p_target = log_p.gather(1, y[:, None])
+        log_z = target_logits - piece_log_p_target
         logit_sum = (h.sum(0, dtype=torch.float32) @ column_sum) + len(h) * bias_sum
         log_p_all += logit_sum - len(weight) * log_z.sum()
-        log_p_right += piece_log_p_right.sum()
+        log_p_target += piece_log_p_target.sum()
         if gradients is None:
             correct += (log_p.argmax(1) == y).sum()
         else:
             gradients.add(start, padded, log_p.exp_(), y)
     if gradients is not None:
         correct.fill_(-1.0)
-    return log_p_all, log_p_right, correct
+    return log_p_all, log_p_target, correct
 
 
 def _rows_in_piece(features: Tensor, vocabulary: int, dtype: torch.dtype) -> int:

@@ -30,7 +30,7 @@ def next_scale(scale: float, updates: int, finite: bool) -> tuple[float, int]:
 
 
 class GradientCheck:
-    """Adapts the fp16 loss scale, counts skipped updates, and stops a run that has diverged."""
+    """Check of gradients. It adapts the fp16 loss scale and stops a run that has diverged."""
 
     def __init__(self, precision: str, max_skipped: int, run: Path, log: Log):
         self.fp16 = precision == "fp16"
@@ -39,14 +39,14 @@ class GradientCheck:
         self.log = log
 
     def scale(self, progress: Progress) -> float:
-        """Return the factor of the losses of the next update."""
+        """Return the factor by which the losses of the next update are multiplied."""
         return progress.scale if self.fp16 else 1.0
 
     def check(self, progress: Progress, grad_norm: float, batches: Sequence[Indices]) -> None:
         """Record whether the update after ``progress`` had a finite gradient.
 
-        A gradient that is not finite is no failure in fp16 while the loss scale can still be
-        lowered. Raises FusetkError after ``max_skipped`` failures in a row.
+        In fp16, a gradient that is not finite is not a failure while the loss scale can still be
+        lowered. Raises FusetkError after ``max_skipped`` consecutive failures.
         """
         finite = math.isfinite(grad_norm)
         if self.fp16:

@@ -1,4 +1,4 @@
-"""Optimisers: how gradients change parameters."""
+"""Optimisers: the rules by which gradients change parameters."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -21,10 +21,10 @@ class AdamConfig(ComponentConfig):
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.98)
     """Decay rates of the moving averages of the gradient and of its square."""
     eps: float = Field(1e-9, gt=0)
-    """Added to the root of the mean square."""
+    """Term that is added to the root of the mean square."""
     weight_decay: float = Field(0.0, ge=0)
-    """Times the weight, added to the gradient. With `adamw`, times the weight and the rate,
-    subtracted from the weight."""
+    """Weight decay. `adam` adds decay * weight to the gradient. `adamw` subtracts rate * decay *
+    weight from the weight."""
 
 
 class NAGConfig(ComponentConfig):
@@ -34,7 +34,7 @@ class NAGConfig(ComponentConfig):
     momentum: float = Field(0.99, gt=0, lt=1)
     """Decay rate of the velocity."""
     weight_decay: float = Field(0.0, ge=0)
-    """Times the weight, added to the gradient."""
+    """Weight decay: decay * weight is added to the gradient."""
 
 
 class SGDConfig(ComponentConfig):
@@ -42,9 +42,9 @@ class SGDConfig(ComponentConfig):
 
     kind: str = "sgd"
     momentum: DecayRate = 0.0
-    """Decay rate of the velocity; 0 for none."""
+    """Decay rate of the velocity; 0 is no momentum."""
     weight_decay: float = Field(0.0, ge=0)
-    """Times the weight, added to the gradient."""
+    """Weight decay: decay * weight is added to the gradient."""
 
 
 class AdafactorConfig(ComponentConfig):
@@ -52,16 +52,17 @@ class AdafactorConfig(ComponentConfig):
 
     kind: str = "adafactor"
     eps: tuple[Annotated[float, Field(ge=1e-37)], Annotated[float, Field(gt=0)]] = (1e-30, 1e-3)
-    """eps1, added to the square of the gradient; eps2, the lower limit of RMS(w)."""
+    """eps1 and eps2: eps1 is added to the square of the gradient; eps2 is the lower limit of
+    RMS(w)."""
     clip_rms: float = Field(1.0, gt=0)
-    """d: largest RMS of U; a tensor with a larger one is scaled down. This is not the stage's
-    `clip`, which limits the gradient norm."""
+    """Maximum RMS of U (d in the paper). A tensor U with a larger RMS is scaled down. This is not
+    the stage's `clip`, which limits the gradient norm."""
     decay: float = Field(0.8, gt=0, le=1)
-    """Exponent of the decay rate of the mean square, 1 - t^-decay."""
+    """Exponent in the decay rate of the mean square, which is 1 - t^-decay."""
     beta1: DecayRate = 0.0
-    """Decay rate of the moving average of the steps; 0 for none, which saves its memory."""
+    """Decay rate of the moving average of the steps; 0 is no average, which saves its memory."""
     scale_parameter: bool = True
-    """Multiply the rate by max(eps2, RMS(w)). Without it, the rate is that of the step itself."""
+    """Multiply the rate by max(eps2, RMS(w)). Otherwise the rate is not relative to the weights."""
 
 
 def configured_by(config: type[ComponentConfig]) -> Callable[[Builder], Builder]:
@@ -106,15 +107,17 @@ def adamw(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim
 
 @configured_by(NAGConfig)
 def nag(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """v = mu v + g; w -= lr (g + mu v): Nesterov's momentum (Sutskever et al. 2013), PyTorch's SGD
-    with ``nesterov``.
+    """v = mu v + g; w -= lr (g + mu v), Nesterov's momentum (Sutskever et al. 2013).
+
+    This is PyTorch's SGD with ``nesterov``.
 
     fairseq's ``nag`` keeps u = -lr v and computes, with c = lr / lr_before,
 
         w += mu^2 c u - (1 + mu) lr g;  u = mu c u - lr g
 
-    This is the same for all rates above 0. Only its weight decay differs: w -= lr * decay * w in
-    addition to the step. v does not depend on the rate, so a checkpoint stores nothing else.
+    Both rules give the same weights for all rates above 0. Only the weight decay of fairseq
+    differs: it subtracts lr * decay * w in addition to the step. v does not depend on the rate, so
+    a checkpoint stores only v.
     """
     return torch.optim.SGD(
         parameters,

@@ -22,8 +22,8 @@ from fusetk.training.step import accumulate_gradients, length_multiple, out_of_m
 class BatchSplitter:
     """Splits batches until they are smaller than the smallest batch that did not fit into memory.
 
-    ``notify`` receives one message, at the first batch that did not fit. With ``sharded``, all
-    processes must compute the same number of batches, so none can be split.
+    ``notify`` receives one message, after the first batch that did not fit. With ``sharded``, all
+    processes must compute the same number of batches, so batches cannot be split.
     """
 
     def __init__(self, corpus: Corpus, sharded: bool, notify: Callable[[str], None]):
@@ -41,7 +41,7 @@ class BatchSplitter:
     def split_after_failure(
         self, batches: Sequence[Indices], error: RuntimeError, update: int
     ) -> list[Indices]:
-        """Lower the limit to the largest of the batches of an update, and split them.
+        """Lower the limit to the size of the largest batch of an update, and split the batches.
 
         Raises FusetkError if that batch is a single pair, or if the model is sharded.
         """
@@ -101,8 +101,9 @@ class GradientComputer:
         """Compute gradients of the losses times ``scale / tokens``, and return the losses.
 
         ``indices`` are the batches of all processes, and ``updates`` the number of updates before
-        this one. If memory does not suffice, batches are split and computed again.
-        Raises FusetkError if it does not suffice for a single pair.
+        this one. If the memory does not suffice, batches are split and computed again. Raises
+        FusetkError if the memory does not suffice for a single pair, and ConfigError if torch
+        cannot compile the layers.
         """
         parts = [
             part
@@ -136,7 +137,8 @@ class GradientComputer:
     def _collate(self, pairs: Indices) -> Batch:
         """Return a batch on the device.
 
-        With a sharded model, a process without pairs runs one pair and counts none of its tokens.
+        If a process has no pairs, its batch is one pair without target tokens in the loss. This
+        occurs only with a sharded model.
         """
         multiple = length_multiple(self.device, self.config.precision)
         limit = self.model.max_positions

@@ -1,9 +1,9 @@
-"""Data parallelism: each process computes a part of every batch, and the gradients are summed.
+"""Data parallelism: each process computes a part of an update, and the gradients are summed.
 
 The content of a batch does not depend on the number of processes. Gradients are summed after the
-backward passes and not during them as in ``DistributedDataParallel``: a process may repeat a batch
-or have none, and the others need not know. If the model is sharded (``sharding.py``), all processes
-run the same number of batches.
+backward passes, not during them as in ``DistributedDataParallel``. So a process may repeat a batch,
+or have no batch, independently of the others. If the model is sharded (``sharding.py``), all
+processes run the same number of batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,8 @@ BUCKET = 1 << 24  # gradient elements in one all-reduce: 64 MB in float32
 def local_batches(world: World, batches: Sequence[Indices]) -> list[Indices]:
     """Return this process' part of the batches of an update.
 
-    These are entire batches if their number divides evenly, else a part of each batch.
+    If the number of batches is a multiple of the number of processes, these are entire batches.
+    Otherwise they are a part of each batch.
     """
     if len(batches) % world.size == 0:
         return list(batches[world.rank :: world.size])
@@ -30,7 +31,7 @@ def local_batches(world: World, batches: Sequence[Indices]) -> list[Indices]:
 
 
 def all_reduce_gradients(world: World, model: nn.Module) -> None:
-    """Sum the gradients of all processes. Sharded gradients are sums already."""
+    """Replace each gradient by its sum over all processes. Sharded gradients are sums already."""
     if world.size == 1:
         return
     for parameter in model.parameters():
@@ -46,7 +47,7 @@ def all_reduce_gradients(world: World, model: nn.Module) -> None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Yield runs of tensors with at most BUCKET elements, or a single larger tensor."""
+    """Yield lists of consecutive tensors with at most BUCKET elements, or a single larger one."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -12,9 +12,9 @@ from fusetk.training.validation import rank
 
 @dataclass
 class Progress:
-    """The position of training. With weights and optimiser state it determines every next update.
+    """The position of training. Each checkpoint stores it in ``state.json``.
 
-    It is stored in ``state.json`` of each checkpoint.
+    Together with the weights and the optimiser state, it determines all later updates.
     """
 
     update: int = 0  # updates of all stages
@@ -22,15 +22,15 @@ class Progress:
     stage_update: int = 0
     stage_epoch: int = 0  # finished epochs of this stage
     epoch: int = 0  # finished epochs of all stages
-    epochs: float = 0.0  # epochs of all stages with the finished part of the current one
+    epochs: float = 0.0  # epochs of all stages, including the finished part of the current one
     position: int = 0  # finished updates of the current epoch
-    seconds: float = 0.0  # duration of the stage
+    seconds: float = 0.0  # duration of the stage so far
     scale: float = 65536.0  # factor of fp16 losses
     scale_updates: int = 0  # updates since ``scale`` changed
-    skipped: int = 0  # skipped updates in a row
+    skipped: int = 0  # consecutive skipped updates
     skipped_ever: int = 0
-    best: float | None = None
-    best_loss: float | None = None
+    best: float | None = None  # metric of the best validation
+    best_loss: float | None = None  # loss of the best validation
     best_update: int = 0
     stalled: int = 0  # validations since the best one
     # (update, metric, loss) of every validation
@@ -38,7 +38,7 @@ class Progress:
     schedule_state: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, updates_in_epoch: int) -> None:
-        """Count an update."""
+        """Count an update. An epoch has ``updates_in_epoch`` updates."""
         self.update += 1
         self.stage_update += 1
         self.position += 1
@@ -65,7 +65,7 @@ class Progress:
         value = results[metric]
         is_best = not math.isnan(value)
         if is_best and self.best is not None:
-            # Runs of version 0.1 have no best_loss. There, an equal metric is no new best.
+            # Runs of version 0.1 have no best_loss. In these, an equal metric is not a new best.
             best_loss = -math.inf if self.best_loss is None else self.best_loss
             is_best = rank(metric, results) < rank(metric, {"loss": best_loss, metric: self.best})
         if is_best:
@@ -89,7 +89,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, values: Mapping[str, Any]) -> "Progress":
-        """Read the entry ``progress`` of ``state.json``, also of earlier versions.
+        """Return the progress from the entry ``progress`` of ``state.json``, also of old versions.
 
         Raises TypeError or ValueError if it is not valid.
         """

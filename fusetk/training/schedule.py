@@ -19,7 +19,10 @@ class ScheduleConfig(ComponentConfig):
     """Base of the configs of schedules."""
 
     def rate_limits(self) -> tuple[float, float]:
-        """The lowest and the highest rate after the warm-up, as far as the config fixes them."""
+        """Return the lowest and the highest rate after the warm-up.
+
+        They are 0 and infinity if the config does not determine them.
+        """
         return 0.0, math.inf
 
 
@@ -28,9 +31,9 @@ class NoamConfig(ScheduleConfig):
 
     kind: str = "noam"
     warmup: int = Field(4000, ge=1)
-    """Updates of warm-up."""
+    """Number of updates of the warm-up."""
     factor: float = Field(1.0, gt=0)
-    """Multiplies the rate."""
+    """Factor of the rate."""
 
 
 class InverseSqrtConfig(ScheduleConfig):
@@ -40,7 +43,7 @@ class InverseSqrtConfig(ScheduleConfig):
     peak: float = Field(gt=0)
     """Highest rate, reached at the end of the warm-up."""
     warmup: int = Field(4000, ge=1)
-    """Updates of warm-up."""
+    """Number of updates of the warm-up."""
     start: float = Field(1e-7, ge=0)
     """Rate at the start of the warm-up."""
 
@@ -63,20 +66,21 @@ class LinearDecayConfig(ScheduleConfig):
     peak: float = Field(gt=0)
     """Highest rate, reached at the end of the warm-up."""
     warmup: int = Field(4000, ge=0)
-    """Updates of warm-up; 0 for none."""
+    """Number of updates of the warm-up; 0 is no warm-up."""
     start: float = Field(1e-7, ge=0)
     """Rate at the start of the warm-up."""
     floor: float = Field(0.0, ge=0)
     """Lowest rate, reached at the last of `updates`."""
     updates: int = Field(ge=1)
-    """Total updates of warm-up and decay. If the stage is longer, the rate stays at `floor`."""
+    """Number of updates of warm-up and decay together. In a longer stage, the rate then stays at
+    `floor`."""
 
     @model_validator(mode="after")
     def _decays(self) -> "LinearDecayConfig":
         if self.updates <= self.warmup:
             raise ValueError(
-                f"updates {self.updates} are over before the rate falls: "
-                f"make them more than warmup {self.warmup}"
+                f"updates {self.updates} end before the rate falls: "
+                f"give more updates than warmup {self.warmup}"
             )
         if self.floor >= self.peak:
             raise ValueError(
@@ -107,7 +111,8 @@ class RnmtPlusConfig(ScheduleConfig):
     replicas: int = Field(1, ge=1)
     """Number of batches in an update (`batch.accumulate`), whatever the number of GPUs."""
     warmup: int = Field(500, ge=1)
-    """Updates of warm-up for each replica: the warm-up ends after `warmup` * `replicas` updates."""
+    """Number of updates of the warm-up for each replica: the warm-up ends after `warmup` *
+    `replicas` updates."""
     decay_start: int = Field(ge=0)
     """The decay starts after `decay_start` / `replicas` updates."""
     decay_end: int = Field(ge=1)
@@ -123,7 +128,7 @@ class RnmtPlusConfig(ScheduleConfig):
 
 
 class PlateauConfig(ScheduleConfig):
-    """A constant rate that is cut when the validation metric gets worse."""
+    """A constant rate that is lowered ("cut") when the validation metric gets worse."""
 
     kind: str = "plateau"
     rate: float = Field(gt=0)
@@ -137,7 +142,8 @@ class PlateauConfig(ScheduleConfig):
     """Relative improvement over the best that a validation needs to count as better. With 0, an
     equal validation counts as worse."""
     not_before_epoch: int = Field(0, ge=0)
-    """Epochs of the stage without a cut. Until then, the last validation counts as the best."""
+    """Number of epochs at the start of the stage without a cut. In these epochs, the last
+    validation counts as the best."""
     floor: float = Field(0.0, ge=0)
     """Lowest rate: no cut goes below it."""
 
@@ -162,7 +168,7 @@ class Schedule:
     """Whether the results of validations change the rate."""
 
     def __init__(self, config: Any, width: int):
-        """``width`` is the width of the model, which some schedules divide by."""
+        """``width`` is the width of the model; some schedules depend on it."""
         raise NotImplementedError
 
     def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
@@ -240,7 +246,7 @@ class LinearDecay(Schedule):
         return config.floor + (config.peak - config.floor) * self._height(remaining)
 
     def _height(self, remaining: float) -> float:
-        """The height above the floor, from 1 to 0, when this share of the decay remains."""
+        """Return (rate - floor) / (peak - floor) when this fraction of the decay remains."""
         return remaining
 
 
@@ -283,9 +289,9 @@ class RnmtPlus(Schedule):
 class Plateau(Schedule):
     """lr = max(rate * factor^n, floor) after n cuts (DenseNMT section 4.3, as Gehring et al. 2017).
 
-    A validation is compared with the last one that led to no cut, as in the authors' toolkit,
-    fairseq for Lua. This is the best validation, except if a worse one was ignored before
-    `not_before_epoch`. NaN counts as worse.
+    A validation is compared with the last validation that was not counted as worse, as in the
+    authors' toolkit, fairseq for Lua. This is the best validation, unless a worse one was ignored
+    before `not_before_epoch`. NaN counts as worse.
     """
 
     Config = PlateauConfig

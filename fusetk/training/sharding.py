@@ -1,11 +1,10 @@
-"""A model with parameters, gradients and optimiser state split over the processes, with PyTorch's
-``fully_shard`` (FSDP2; Zhao et al. 2023).
+"""Sharding: parameters, gradients and optimiser state are split over the processes.
 
-Each process holds its shard of every parameter. The parameters of a layer are gathered when it
-runs, forward and backward. Its gradients are reduced and scattered after each batch, so that no
-process ever holds the gradients of all layers. Parameters outside the layers (embeddings, output,
-fusions, a recurrence) are gathered for an entire pass. Parameter names and values are those of the
-unsharded model.
+PyTorch's ``fully_shard`` does this (FSDP2; Zhao et al. 2023). Each process holds its shard of every
+parameter. The parameters of a layer are gathered when it runs, forward and backward. Its gradients
+are reduced and scattered after each batch, so a process never holds the gradients of all layers.
+Parameters outside the layers (embeddings, output, fusions, a recurrence) are gathered for an entire
+pass. Parameter names and values are those of the unsharded model.
 """
 
 import warnings
@@ -25,7 +24,7 @@ from fusetk.processes import World
 
 
 def shard(model: Seq2Seq, world: World) -> None:
-    """Shard a model that is equal in all processes, with each shard on its process' device.
+    """Shard a model that is equal in all processes. Each shard is on the device of its process.
 
     Raises ConfigError if torch is too old.
     """
@@ -71,7 +70,8 @@ def shard(model: Seq2Seq, world: World) -> None:
     split(model, root=True)
     for parameter in replicated:
         parameter.data = parameter.data.to(world.device)
-    for unit in _units(model):  # sum the gradients, as without sharding, instead of averaging them
+    # Gradients are summed, as without sharding. The default is their mean.
+    for unit in _units(model):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
 
@@ -79,8 +79,8 @@ def shard(model: Seq2Seq, world: World) -> None:
 def _shard_dimension(parameter: Tensor, processes: int) -> int | None:
     """Return the dimension along which a parameter is split; None if it is too small.
 
-    This is the first one if each process gets a part of it, else one that divides evenly, which
-    torch requires of the later dimensions.
+    This is the first dimension if each process gets a part of it. Otherwise it is a later dimension
+    whose size is a multiple of the number of processes, as torch requires.
     """
     if parameter.dim() and len(parameter) >= processes:
         return 0
@@ -88,12 +88,15 @@ def _shard_dimension(parameter: Tensor, processes: int) -> int | None:
 
 
 def _units(model: nn.Module) -> list[Any]:
-    """The modules whose parameters are gathered together."""
+    """Return the modules whose parameters are gathered together."""
     return [module for module in model.modules() if hasattr(module, "unshard")]
 
 
 def sharded(tensor: Tensor | None) -> bool:
-    """Whether a tensor is a ``DTensor``. The test of an attribute avoids an import of seconds."""
+    """Whether a tensor is a ``DTensor``.
+
+    An attribute is tested, because the import of the class takes seconds.
+    """
     return hasattr(tensor, "placements")
 
 
@@ -103,7 +106,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def gather(tensors: Mapping[str, Any], keep: bool) -> dict[str, Tensor]:
-    """Return full tensors, on the CPU if they were sharded; an empty dict without ``keep``.
+    """Return full tensors, on the CPU if they were sharded; an empty dict if ``keep`` is False.
 
     All processes must call it with the same names.
     """
@@ -118,8 +121,8 @@ def gather(tensors: Mapping[str, Any], keep: bool) -> dict[str, Tensor]:
 def shard_like(full: Tensor, like: Any) -> Tensor:
     """Return this process' shard of ``full`` if the parameter ``like`` is sharded, else ``full``.
 
-    It is split in the same dimension. A tensor that has another size there, such as a statistic of
-    Adafactor, is replicated.
+    ``full`` is split along the same dimension as ``like``. It is replicated if it has another size
+    in this dimension, for example as a statistic of Adafactor.
     """
     if not sharded(like) or not full.dim():
         return full
@@ -134,7 +137,10 @@ def shard_like(full: Tensor, like: Any) -> Tensor:
 
 
 def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """Return parameter groups for an optimiser: torch cannot mix sharded and unsharded tensors."""
+    """Return parameter groups for an optimiser.
+
+    Sharded and unsharded parameters have separate groups, because torch cannot mix them.
+    """
     parameters = list(parameters)
     if not any(map(sharded, parameters)):
         return parameters
@@ -147,9 +153,9 @@ def optimizer_groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients down to a norm of ``max_norm`` and return the norm before.
+    """Scale the gradients down to a norm of at most ``max_norm``. Return the norm before clipping.
 
-    The norm is that of all gradients together, equal in every process.
+    The norm is that of all gradients together. It is equal in every process.
     """
     if not any(map(sharded, parameters)):
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
@@ -168,8 +174,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
 def unsharded(model: nn.Module) -> Iterator[None]:
     """Within this context every process has all parameters and may run any part of the model.
 
-    Processes need not run the same parts: the hooks that gather and split parameters, which record
-    an order of layers that must be equal in all processes, are removed meanwhile.
+    Processes may run different parts. For this, the hooks that gather and split parameters are
+    removed within the context: they require the same order of layers in all processes.
     """
     units = _units(model)
     attributes = [dict(vars(unit)) for unit in units]

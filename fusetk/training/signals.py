@@ -1,4 +1,4 @@
-"""Signals that ask for an end of training. They are recorded, so that training can save first."""
+"""Signals that end training. They are recorded, so that training can save a checkpoint first."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 
 
 class StopNow(Exception):
-    """A signal arrived during work that may be dropped at once."""
+    """A signal arrived during work that may be abandoned at once."""
 
 
 class Stop:
@@ -25,7 +25,8 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         self._handlers = {}
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+        # Only the main thread can set handlers.
+        if threading.current_thread() is threading.main_thread():
             ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             for number in self.SIGNALS:
                 if not (number is signal.SIGHUP and ignores_hangup):
@@ -46,7 +47,7 @@ class Stop:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number).name
         if self._raises:
-            self._raises = False  # raise once: a second signal may arrive at any point
+            self._raises = False  # raise only once, because a second signal may arrive at any time
             raise StopNow
 
     @contextmanager

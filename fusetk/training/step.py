@@ -1,4 +1,4 @@
-"""One update: accumulate the gradients of some batches, clip them, and take an optimiser step."""
+"""An update: accumulation of the gradients of some batches, clipping, and an optimiser step."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,19 +17,23 @@ from fusetk.training.sharding import clip_gradients, local
 
 
 class UpdateStats(NamedTuple):
-    """Sums over the target tokens of an update.
+    """Sums over the target tokens of an update, and its gradient norm.
 
-    With several processes, the losses are those of this process; tokens and norm are those of all.
+    With several processes, the losses are those of this process. The number of tokens and the norm
+    are those of all processes.
     """
 
-    smoothed: Tensor
-    nll: Tensor
+    smoothed: Tensor  # (), see training.loss.Loss
+    nll: Tensor  # ()
     tokens: int
     grad_norm: float  # before clipping; not finite if the update was skipped
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """Compute matrix products in bf16 or fp16 with float32 weights, or leave float32 as it is."""
+    """Within this context matrix products are in bf16 or fp16, unless ``precision`` is fp32.
+
+    The weights stay float32.
+    """
     return torch.autocast(
         device.type,
         torch.float16 if precision == "fp16" else torch.bfloat16,
@@ -40,8 +44,8 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 def length_multiple(device: torch.device, precision: str) -> int:
     """Return the multiple to which the lengths of training batches are padded.
 
-    In bf16 on CPU each new shape of a matrix product is first compiled, which takes 3 ms. Padding
-    lets shapes recur.
+    In bf16 on CPU, a matrix product of a new shape is compiled first, which takes 3 ms. With
+    padding, shapes recur.
     """
     return 4 if device.type == "cpu" and precision == "bf16" else 1
 
@@ -65,7 +69,7 @@ def accumulate_gradients(
     tokens: int,
     scale: float = 1.0,
 ) -> list[Loss]:
-    """Add the gradients of the batches' losses, times ``scale / tokens``. Return the losses."""
+    """Add the gradients of the batches' losses times ``scale / tokens``. Return the losses."""
     losses = []
     for batch in batches:
         with autocast(batch.src.device, precision):
@@ -87,9 +91,9 @@ def optimizer_step(
 ) -> UpdateStats:
     """Sum the gradients of all processes, unscale and clip them, and take an optimiser step.
 
-    ``losses`` are those of this process, ``tokens`` the target tokens of all processes, and
-    ``scale`` the factor by which the gradients are too large. If the gradient norm is not finite,
-    weights and optimiser state do not change.
+    ``losses`` are those of this process. ``tokens`` is the number of target tokens of all
+    processes. ``scale`` is the loss scale, by which the gradients are divided. If the gradient norm
+    is not finite, weights and optimiser state do not change.
     """
     all_reduce_gradients(world, model)
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -108,6 +112,6 @@ def optimizer_step(
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error means that a device or the host has no free memory."""
+    """Whether an error means that the memory of a device or of the host does not suffice."""
     messages = ("out of memory", "can't allocate memory", "_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

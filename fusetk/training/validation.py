@@ -28,25 +28,25 @@ LOWER_IS_BETTER = {"loss", "ppl"}
 
 
 class ValidationConfig(Config):
-    """When and with which metric a model is validated during training."""
+    """Times and metric of the validations during training."""
 
     every_updates: int | None = Field(None, ge=1)
-    """Updates between validations."""
+    """Number of updates between validations."""
     every_epochs: int | None = Field(None, ge=1)
-    """Epochs between validations; 1 if neither is given."""
+    """Number of epochs between validations; 1 if neither key is given."""
     metric: Metric = "loss"
-    """Metric that selects the best checkpoint and decides when to stop. `loss` and `ppl` are per
-    token, without label smoothing. `accuracy` is that of single tokens given the reference prefix.
-    `bleu` is that of beam search (tokenised, with the arithmetic of multi-bleu). The loss decides
-    between equal values."""
+    """Metric that selects the best checkpoint and that `patience` and `schedule: plateau` use.
+    `loss` and `ppl` are per token, without label smoothing. `accuracy` is the fraction of tokens
+    that are predicted correctly, given the reference prefix. `bleu` is the score of beam search
+    (tokenised, with the arithmetic of multi-bleu). If values are equal, the loss decides."""
     bleu: bool = False
-    """Translate the validation text at each validation, even if another metric decides."""
+    """Compute BLEU at each validation, even if `metric` is another metric."""
     tokens: int = Field(8192, ge=1)
-    """Target tokens in a batch when losses are computed."""
+    """Maximum number of target tokens in a batch when losses are computed."""
 
 
 def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
-    """Return a sort key of validation results: the metric, then the loss; the best comes first.
+    """Return a sort key of validation results: the metric, then the loss. The best has the lowest.
 
     NaN is the worst value.
     """
@@ -59,14 +59,14 @@ def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
 class PartialResults(NamedTuple):
     """The results of one process: sums over its part of the validation corpus."""
 
-    nll: float
-    correct: float
+    nll: float  # natural logarithm, without label smoothing
+    correct: float  # number of tokens that are predicted correctly
     tokens: int
     translations: dict[int, str]  # by position in the corpus; empty without BLEU
 
 
 class Validator:
-    """The validation corpus, its references, and the metrics to compute."""
+    """The validation corpus, its references, and the computation of the metrics."""
 
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
@@ -89,7 +89,7 @@ class Validator:
     def validate_part(
         self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
     ) -> PartialResults:
-        """Validate on this process' part of the corpus. Leave the model in training mode."""
+        """Validate on this process' part of the corpus. Leave it in training mode."""
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
@@ -100,7 +100,7 @@ class Validator:
             model.train()
 
     def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
-        """Return the metrics over the parts of all processes: loss per token, ppl, accuracy, BLEU.
+        """Return the metrics over the parts of all processes: loss per token, ppl and accuracy.
 
         BLEU is included if it is configured.
         """
@@ -133,7 +133,8 @@ class Validator:
 
     def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
-        # Every n-th sentence in order of length, so that all processes have the same work.
+        # With n processes, each takes every n-th sentence in order of length. So all have similar
+        # work.
         positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()
         hypotheses = translator.translate_ids([self.corpus.source[i] for i in positions])
         vocabulary = self.pipeline.target_vocab

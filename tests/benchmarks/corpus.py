@@ -160,7 +160,7 @@ def measure(config: Path, weights: bool) -> None:
         time.perf_counter(),
     )
     with anonymous() as memory:
-        order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._shares[0])
+        order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._spans[0])
         ordered = time.perf_counter() - begun
     print(
         f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, "

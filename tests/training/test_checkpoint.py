@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, and damage is named."""
+"""Checkpoints are complete or missing, and errors name the damaged file."""
 
 import pickle
 from collections.abc import Iterable
@@ -105,7 +105,8 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(
         CheckpointError,
-        match=r"the disk is full, it takes 0\.1 MB, .* are free; update-0000001 is complete; make room",
+        match=r"the disk is full, it takes 0\.1 MB, .* are free; "
+        "update-0000001 is complete; make room",
     ):
         write(tmp_path, 2)
     assert [p.name for p in runs.checkpoints(tmp_path)] == ["update-0000001"]
@@ -118,7 +119,7 @@ def test_a_model_of_other_shape_is_refused(tmp_path: Path) -> None:
 
 
 class Mixed(torch.nn.Module):
-    """Parameters of every number of dimensions, and one that nothing goes through."""
+    """Model with parameters of 0 to 3 dimensions, and one parameter without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,11 +142,11 @@ class Mixed(torch.nn.Module):
 def optimizer_of(
     model: torch.nn.Module, kind: str, options: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    found: Any = OPTIMIZERS[kind]
-    built: torch.optim.Optimizer = found(
-        found.Config.model_validate({"kind": kind, **options}), model.parameters()
+    builder: Any = OPTIMIZERS[kind]
+    optimizer: torch.optim.Optimizer = builder(
+        builder.Config.model_validate({"kind": kind, **options}), model.parameters()
     )
-    return built
+    return optimizer
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: Iterable[int]) -> None:
@@ -167,7 +168,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in OPTIMIZERS), *OPTIONS])
-def test_every_optimizer_goes_on_to_the_bit(
+def test_every_optimizer_resumes_exactly(
     tmp_path: Path, kind: str, options: dict[str, Any]
 ) -> None:
     whole, half, rest = Mixed(), Mixed(), Mixed()
@@ -180,14 +181,15 @@ def test_every_optimizer_goes_on_to_the_bit(
     weights_module.load_weights(rest, tmp_path)
     checkpoint.load_optimizer(rest, after, tmp_path)
     train(rest, after, range(8, 15))
-    for one, other in (
+    for expected_tensors, resumed_tensors in (
         (checkpoint.model_tensors(whole), checkpoint.model_tensors(rest)),
         (checkpoint.optimizer_tensors(whole, expected), checkpoint.optimizer_tensors(rest, after)),
     ):
-        assert one.keys() == other.keys()
+        assert expected_tensors.keys() == resumed_tensors.keys()
         assert all(
-            torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
-            for name in one
+            torch.equal(expected_tensors[name], resumed_tensors[name])
+            and expected_tensors[name].dtype == resumed_tensors[name].dtype
+            for name in expected_tensors
         )
 
 

@@ -27,8 +27,11 @@ SHAPES = [(3, 5, 7), (4, 6, 8), (2, 9, 3), (5, 4, 6)]  # sentences, source, targ
 
 
 def passes(model: Seq2Seq) -> list[list[torch.Tensor]]:
-    """Features and gradients of batches of several shapes, with dropout, and the number that the generator draws next."""
-    found = []
+    """Return features and gradients of batches of several shapes, with dropout.
+
+    The last value of each batch is the next number of the generator.
+    """
+    results = []
     for seed, (rows, source, target) in enumerate(SHAPES):
         torch.manual_seed(seed)
         src, tgt = (torch.randint(3, 9, (rows, length)) for length in (source, target))
@@ -37,30 +40,30 @@ def passes(model: Seq2Seq) -> list[list[torch.Tensor]]:
         model.zero_grad()
         features.square().sum().backward()
         grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        found.append([features.detach(), *grads, torch.rand(1)])
-    return found
+        results.append([features.detach(), *grads, torch.rand(1)])
+    return results
 
 
 def same(name: str, backend: str) -> None:
-    """Also the masks of dropout, none of which stands for another one."""
+    """Check that compiled layers give the same results, including separate dropout masks."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model = SYSTEMS[name]().train()
-    names, wanted = [n for n, _ in model.named_parameters()], passes(model)
+    names, uncompiled = [n for n, _ in model.named_parameters()], passes(model)
     compile_layers(model, backend)
-    for ours, theirs in zip(passes(model), wanted, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
+    for actual, expected in zip(passes(model), uncompiled, strict=True):
+        for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
     assert [n for n, _ in model.named_parameters()] == names
     counted = torch._dynamo.utils.counters
     assert not counted["graph_break"], counted["graph_break"]
-    made = counted["stats"]["unique_graphs"]
-    assert 0 < made <= 2 * len(model.layers()), "lengths are symbols"
+    graphs = counted["stats"]["unique_graphs"]
+    assert 0 < graphs <= 2 * len(model.layers()), "lengths must be symbolic"
     model.eval()
     with torch.inference_mode():
         model(torch.full((1, 2), 3), torch.ones(1, 2, dtype=torch.bool), torch.full((1, 3), 3))
-    assert counted["stats"]["unique_graphs"] == made, "evaluation runs as it is"
+    assert counted["stats"]["unique_graphs"] == graphs, "evaluation must run uncompiled"
 
 
 def test_compiled_layers_are_the_layers() -> None:
@@ -91,18 +94,21 @@ def test_a_recurrence_is_refused_before_anything_is_written(toy: Path, tmp_path:
 
 @pytest.mark.slow
 def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
-    """As inductor compiles, layers recomputed; begun in two processes that are split, ended by one that is not compiled."""
-    given = [*PLAIN, "model.encoder.checkpoint=true", "training.validation.every_updates=3"]
+    """Training with inductor and recomputed layers gives the checkpoints of plain training.
+
+    Two sharded processes start another run, and one uncompiled process ends it.
+    """
+    overrides = [*PLAIN, "model.encoder.checkpoint=true", "training.validation.every_updates=3"]
     both, begun = (
         ["training.compile=true", "training.shard=true"],
         "training.stages.0.end.updates=3",
     )
-    train_module.train(load(toy, given), tmp_path / "plain", "cpu", quiet=True)
-    train_module.train(load(toy, [*given, *both]), tmp_path / "compiled", "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path / "plain", "cpu", quiet=True)
+    train_module.train(load(toy, [*overrides, *both]), tmp_path / "compiled", "cpu", quiet=True)
     assert ", layers compiled" in (tmp_path / "compiled" / "log.txt").read_text()
     close(tmp_path / "compiled", tmp_path / "plain", 8, MODEL, TRAINING, EMA)
-    finished(launch(2, toy, tmp_path / "split", [*given, begun, *both]), seconds=500)
-    train_module.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
+    finished(launch(2, toy, tmp_path / "split", [*overrides, begun, *both]), seconds=500)
+    train_module.train(load(toy, overrides), tmp_path / "split", "cpu", quiet=True)
     for update in (3, 8):
         close(tmp_path / "split", tmp_path / "plain", update, MODEL, TRAINING, EMA)
 

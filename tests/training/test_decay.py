@@ -15,7 +15,7 @@ STAGE += "schedule: {kind: %s, peak: 0.05, warmup: 2, floor: 0.01, updates: 6}}"
 
 
 def train(toy: Path, run: Path, kind: str, end: str) -> dict[int, float]:
-    """Train; returns the rate of each update."""
+    """Train, and return the learning rate of each update."""
     train_module.train(
         load(toy, [STAGE % (end, kind), "training.log_every=1"]), run, "cpu", quiet=True
     )
@@ -30,7 +30,7 @@ def state(run: Path) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_a_stage_that_goes_on_holds_the_floor_and_resumes_to_the_bit(
+def test_the_rate_stays_at_the_floor_and_resuming_is_exact(
     toy: Path, tmp_path: Path, kind: str
 ) -> None:
     rates = train(toy, tmp_path / "whole", kind, "{updates: 9}")

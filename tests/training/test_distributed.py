@@ -1,4 +1,6 @@
-"""Several processes train as one would, to rounding; resume exactly; end together."""
+"""Several processes train as one process, except for rounding. They resume exactly, and all end if
+one of them fails.
+"""
 
 import json
 import os
@@ -24,7 +26,7 @@ from fusetk.recipe import load
 from fusetk.training.parallel import local_batches
 from fusetk.weights import read_state
 
-# Adam would blow up the rounding error in gradients that are zero, such as those of the keys' biases.
+# Adam would enlarge the rounding error of zero gradients, such as those of the keys' biases.
 PLAIN = [
     "training.validation.metric=bleu",
     "model.dropout=0",
@@ -35,7 +37,7 @@ PLAIN = [
 def launch(
     processes: int, config: Path, run: Path, overrides: list[str], *options: str, code: str = ""
 ) -> subprocess.Popen[str]:
-    """``fusetk train`` in several processes of this machine; ``code`` is run in each before it."""
+    """Start ``fusetk train`` in several processes. Each process first runs ``code``."""
     given = [item for override in overrides for item in ("--set", override)]
     command = ["train", str(config), "-r", str(run), "--device", "cpu", *given]
     program = ["-m", "fusetk", *command]
@@ -85,21 +87,21 @@ def validations(run: Path) -> list[dict[str, float]]:
 def test_several_processes_are_one(
     toy: Path, tmp_path: Path, processes: int, accumulate: int
 ) -> None:
-    """The same batches, the same mean over their tokens, the same decisions."""
+    """Batches and results do not depend on the number of processes."""
     overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
     said = finished(launch(processes, toy, tmp_path / "many", overrides))
     assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
-    found, wanted = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
-    for ours, theirs in zip(
+    actual, expected = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
+    for several, single in zip(
         validations(tmp_path / "many"), validations(tmp_path / "one"), strict=True
     ):
-        assert ours.keys() == theirs.keys() and ours["update"] == theirs["update"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours[
+        assert several.keys() == single.keys() and several["update"] == single["update"]
+        assert several["loss"] == pytest.approx(single["loss"], rel=1e-4) and several[
             "bleu"
-        ] == pytest.approx(theirs["bleu"], abs=0.5)
+        ] == pytest.approx(single["bleu"], abs=0.5)
 
 
 def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
@@ -109,14 +111,14 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     finished(launch(2, toy, tmp_path / "parts", first))
     said = finished(launch(2, toy, tmp_path / "parts", ["training.save_every=3"]))
     assert "resumed after update 3" in said
-    one, other = (
+    uninterrupted, resumed = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
     )
     for file in (runs.MODEL, runs.TRAINING):
-        assert (one / file).read_bytes() == (other / file).read_bytes()
+        assert (uninterrupted / file).read_bytes() == (resumed / file).read_bytes()
 
 
-def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_process_saves_and_ends_all(toy: Path, tmp_path: Path) -> None:
     run, pids = tmp_path / "run", tmp_path / "pids"
     pids.mkdir()
     note = f"open({str(pids)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
@@ -138,13 +140,14 @@ def test_a_signal_to_one_stops_all_and_all_is_saved(toy: Path, tmp_path: Path) -
     )
 
 
-def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
+def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"
-        "def apply(*given, **named):\n"
+        "def apply(*arguments, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
-        "    if os.environ['RANK'] == '1' and loop.calls == 3: raise RuntimeError('the third is enough')\n"
-        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
+        "    if os.environ['RANK'] == '1' and loop.calls == 3:\n"
+        "        raise RuntimeError('the third is enough')\n"
+        "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
     begun = time.monotonic()
     said = finished(
@@ -161,10 +164,11 @@ def test_one_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -> None
     ids=["error", "killed"],
 )
 def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure: str) -> None:
-    """In one of two processes, which reports it or is gone; the run then resumes as if nothing had happened."""
+    """Validation fails in one of two processes, or the process ends. The run then resumes."""
     fail = (
         "from fusetk.training.validation import Validator\nplain = Validator.validate_part\n"
-        f"def part(*given):\n    if os.environ['RANK'] == '1': {failure}\n    return plain(*given)\n"
+        f"def part(*arguments):\n    if os.environ['RANK'] == '1': {failure}\n"
+        "    return plain(*arguments)\n"
         "Validator.validate_part = part\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
@@ -179,10 +183,10 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
     )
 
 
-def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
+def test_a_write_error_of_rank_0_ends_all_with_the_reason(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"
-        "def save(*given): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
+        "def save(*arguments): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
     assert said.count("the disk is full") == 2 and all(
@@ -190,43 +194,44 @@ def test_what_the_first_cannot_write_ends_all_with_the_reason(toy: Path, tmp_pat
     )
 
 
-def test_processes_of_an_attempt_meet_under_one_name_whoever_stood_there_before() -> None:
-    """Counts of attempts may differ between hosts, so names are agreed upon."""
+def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
+    """The number of starts may differ between hosts, so the processes agree on a name."""
     store = dist.HashStore()
     names = []
     for _ in range(3):
-        store.set("fusetk/hello/1", "somebody who is gone")
+        store.set("fusetk/hello/1", "a process that has ended")
         with ThreadPoolExecutor(4) as pool:
-            found = list(
+            prefixes = list(
                 pool.map(lambda rank: process_module._agree_on_prefix(store, rank, 4), [3, 0, 1, 2])
             )
-        assert len(set(found)) == 1
-        names.append(found[0])
+        assert len(set(prefixes)) == 1
+        names.append(prefixes[0])
     assert len(set(names)) == 3
 
 
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
-    """Two launchers that find each other by a rendezvous, one process each: as two processes of one."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    """Two launchers with one process each, connected by a rendezvous, train as one launcher."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     meet = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=7"]
     hosts = [launch(1, toy, tmp_path / "hosts", PLAIN, *meet) for _ in range(2)]
     said = [finished(host) for host in hosts]
     assert sum("done: 8 updates" in text for text in said) == 1
     finished(launch(2, toy, tmp_path / "one", PLAIN))
-    found_, wanted = weights(tmp_path / "hosts", 8), weights(tmp_path / "one", 8)
-    assert all(torch.equal(found_[name], wanted[name]) for name in wanted)
+    actual, expected = weights(tmp_path / "hosts", 8), weights(tmp_path / "one", 8)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
+def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"
-        "def apply(*given, **named):\n"
+        "def apply(*arguments, **named):\n"
         "    loop.calls = getattr(loop, 'calls', 0) + 1\n"
         "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "    if first and os.environ['RANK'] == '1' and loop.calls == 6: raise RuntimeError('once')\n"
-        "    return plain(*given, **named)\nloop.optimizer_step = apply\n"
+        "    if first and os.environ['RANK'] == '1' and loop.calls == 6:\n"
+        "        raise RuntimeError('once')\n"
+        "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
     said = finished(
         launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail)
@@ -240,7 +245,7 @@ def test_torchruns_restart_goes_on_by_itself(toy: Path, tmp_path: Path) -> None:
 
 
 def test_parts_of_a_batch() -> None:
-    """Each pair once, as many batches in each process, and none depends on chance."""
+    """Each pair is in one part, and all processes have the same number of batches."""
     batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
     for size in (1, 2, 3, 4):
         shares = [local_batches(World(rank, size), batches) for rank in range(size)]
@@ -255,4 +260,4 @@ def _until(condition, seconds: float = 60) -> None:
         if condition():
             return
         time.sleep(0.1)
-    raise AssertionError("it does not happen")
+    raise AssertionError(f"the condition is not true after {seconds} seconds")

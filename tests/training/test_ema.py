@@ -20,7 +20,7 @@ GIVEN = ["training.ema=0.9", "training.validation.every_updates=2"]
 def test_the_formula() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
-    ema, wanted = (
+    ema, expected = (
         Ema(model, 0.4),
         {name: p.detach().clone() for name, p in model.named_parameters()},
     )
@@ -28,17 +28,17 @@ def test_the_formula() -> None:
         for name, p in model.named_parameters():
             p.data += torch.randn_like(p)
             d = min(0.4, (1 + t) / (10 + t))
-            wanted[name] = d * wanted[name] + (1 - d) * p.detach()
+            expected[name] = d * expected[name] + (1 - d) * p.detach()
         ema.update(t)
     raw = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(RuntimeError), ema.in_place():
-        torch.testing.assert_close(dict(model.named_parameters()), wanted)
+        torch.testing.assert_close(dict(model.named_parameters()), expected)
         raise RuntimeError
     torch.testing.assert_close(dict(model.named_parameters()), raw)
-    torch.testing.assert_close(ema.mean, wanted)
+    torch.testing.assert_close(ema.mean, expected)
 
 
-def test_it_is_judged_kept_and_translated_with(toy: Path, tmp_path: Path) -> None:
+def test_validation_checkpoints_and_translation_use_the_average(toy: Path, tmp_path: Path) -> None:
     train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
     last = tmp_path / "run" / "checkpoints" / "last"
     raw, mean = (weights_module.read_tensors(last, file) for file in (runs.MODEL, runs.EMA))

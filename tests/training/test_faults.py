@@ -1,4 +1,4 @@
-"""Full disks, damaged files, changed configs, signals: nothing is lost, and the error says it."""
+"""Full disks, damaged files, changed configs and signals destroy nothing and give clear errors."""
 
 import errno
 import gc
@@ -56,19 +56,19 @@ def train(config: Path, run: Path, *overrides: str) -> Result:
         "--device",
         "cpu",
         "--quiet",
-        *(word for one in overrides for word in ("--set", one)),
+        *(word for override in overrides for word in ("--set", override)),
     )
 
 
 def refusal(result: Result, code: int = 2) -> str:
-    """What a command that ended with this exit code said, in one sentence."""
+    """Check that a command ended with this exit code and one message. Return the message."""
     assert result.exit_code == code and isinstance(result.exception, SystemExit), (
         result.output,
         result.exception,
     )
-    found = [line for line in result.output.splitlines() if line.startswith("fusetk: ")]
-    assert len(found) == 1 and "Traceback" not in result.output
-    return found[0]
+    messages = [line for line in result.output.splitlines() if line.startswith("fusetk: ")]
+    assert len(messages) == 1 and "Traceback" not in result.output
+    return messages[0]
 
 
 def folder_of(run: Path, update: int) -> Path:
@@ -97,11 +97,11 @@ def copy(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-# Damage --------------------------------------------------------------------------------------------------------------
+# Damage -------------------------------------------------------------------------------------------
 
 
 class Evil:
-    """Unpickled, it makes a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -111,7 +111,7 @@ class Evil:
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    """Change the state, its checksum with it."""
+    """Change the state and its checksum."""
     state = json.loads((folder / STATE).read_text()) | changes
     state.pop("digest")
     (folder / STATE).write_text(json.dumps({**state, "digest": digest(state)}))
@@ -155,20 +155,21 @@ KINDS = (
 
 @pytest.mark.parametrize("file", [*FILES, STATE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_damage_is_named_and_the_newest_whole_one_is_offered(
+def test_the_error_names_damage_and_the_newest_complete_checkpoint(
     toy: Path, trained: Path, copy: Path, tmp_path: Path, kind: str, file: str
 ) -> None:
-    """Training goes on from the one that is offered when the damaged one is removed, to the same model."""
+    """When the damaged checkpoint is removed, training resumes and ends with the same model."""
     if (kind, file) == ("another", STATE):
         pytest.skip(
-            "an older state.json is a whole one with checksums of other files, which is what is said of those"
+            "an older state.json is valid; its checksums differ, so the error names the other files"
         )
     damage(folder_of(copy, 8), kind, file, tmp_path)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     said = refusal(train(toy, copy, *GIVEN, "training.stages.0.end.updates=10"))
     assert file in said and str(folder_of(copy, 8)) in said
     assert said.endswith(
-        "; use checkpoints/update-0000006, the newest complete one; to resume from there, remove update-0000008"
+        "; use checkpoints/update-0000006, the newest complete one; "
+        "to resume from there, remove update-0000008"
     )
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before, (
         "nothing is written"
@@ -184,7 +185,7 @@ def test_damage_is_named_and_the_newest_whole_one_is_offered(
         "--device",
         "cpu",
     )
-    if file in (EMA, STATE):  # what is translated with
+    if file in (EMA, STATE):  # files that translation reads
         said = refusal(decoded)
         assert file in said and "use checkpoints/update-0000006, the newest complete one" in said
     elif file == MODEL:
@@ -218,7 +219,7 @@ def test_a_config_makes_no_objects(toy: Path, copy: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "owned").exists()
 
 
-def test_what_is_offered_is_whole_itself(toy: Path, trained: Path, copy: Path) -> None:
+def test_the_offered_checkpoint_is_complete(toy: Path, trained: Path, copy: Path) -> None:
     flip(folder_of(copy, 8) / MODEL, -1)
     flip(folder_of(copy, 6) / TRAINING, -1)
     flip(
@@ -236,7 +237,7 @@ def test_what_is_offered_is_whole_itself(toy: Path, trained: Path, copy: Path) -
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(copy))
 
 
-def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) -> None:
+def test_without_a_complete_checkpoint_training_does_not_restart(toy: Path, copy: Path) -> None:
     for update in (2, 4, 6):
         shutil.rmtree(folder_of(copy, update))
     (folder_of(copy, 8) / STATE).unlink()
@@ -256,7 +257,8 @@ def test_none_to_offer_is_said_and_nothing_begins_anew(toy: Path, copy: Path) ->
     [
         (
             {"format": 2},
-            "was written by a newer fusetk (format 2, this one reads 1): update fusetk; use checkpoints/update-0000006",
+            "was written by a newer fusetk (format 2, this one reads 1): update fusetk; "
+            "use checkpoints/update-0000006",
         ),
         ({"format": "1"}, "state.json is damaged"),
         ({"sha256": []}, "state.json is damaged"),
@@ -275,21 +277,21 @@ def test_a_newer_or_foreign_state_is_named(
 
 
 def test_no_byte_of_the_state_changes_unnoticed(copy: Path) -> None:
-    """Unless it changes nothing."""
+    """The only exception is a byte that does not change the values."""
     folder, noticed = folder_of(copy, 8), 0
     content, state = (folder / STATE).read_bytes(), read_state(folder)
     for place in range(0, len(content), 7):
         flip(folder / STATE, place)
         try:
-            found = read_state(folder)
-            assert all(found[key] == state[key] for key in state)
+            changed = read_state(folder)
+            assert all(changed[key] == state[key] for key in state)
         except CheckpointError:
             noticed += 1
         (folder / STATE).write_bytes(content)
     assert noticed > len(content) / 7 / 2
 
 
-def test_checkpoints_of_before_there_was_a_checksum_of_the_state_are_read(copy: Path) -> None:
+def test_old_checkpoints_without_a_checksum_of_the_state_are_read(copy: Path) -> None:
     folder = folder_of(copy, 8)
     state = json.loads((folder / STATE).read_text())
     (folder / STATE).write_text(
@@ -319,7 +321,8 @@ def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(
     newest = runs.checkpoints(copy)[-1]
     said = refusal(call("decode", "-m", copy, "-i", toy, "--device", "cpu"))
     assert said.endswith(
-        f"checkpoints/{name} points to a checkpoint that is missing; use {newest}, the newest complete one"
+        f"checkpoints/{name} points to a checkpoint that is missing; "
+        f"use {newest}, the newest complete one"
     )
     assert call("decode", "-m", newest, "-i", toy, "--device", "cpu").exit_code == 0
     for folder in runs.checkpoints(copy):
@@ -346,10 +349,10 @@ def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(
     )
 
 
-def test_a_run_with_a_mean_of_the_weights_is_not_translated_with_others(
+def test_a_run_with_an_average_is_not_translated_with_raw_weights(
     toy: Path, copy: Path, tmp_path: Path
 ) -> None:
-    """But the average of checkpoints is one of the weights themselves."""
+    """The average of checkpoints, however, is an average of raw weights."""
     assert train(toy, tmp_path / "other", *GIVEN[1:]).exit_code == 0
     shutil.rmtree(folder_of(copy, 8))
     shutil.copytree(folder_of(tmp_path / "other", 8), folder_of(copy, 8))
@@ -380,14 +383,14 @@ def test_a_damaged_older_state_does_not_stop_training(toy: Path, copy: Path) -> 
 def test_a_checkpoint_that_was_being_replaced_comes_back(
     toy: Path, trained: Path, copy: Path
 ) -> None:
-    """A kill between two renames, one in the middle of writing, and one in the middle of deleting."""
-    old, aside, gone = (
+    """Kills came between two renames, in the middle of writing, and in the middle of deleting."""
+    old, temporary, gone = (
         copy / "checkpoints" / name
         for name in (".update-0000008.old", ".update-0000010", ".update-0000001.gone")
     )
     folder_of(copy, 8).rename(old)
-    aside.mkdir()
-    (aside / MODEL).write_bytes(b"half")
+    temporary.mkdir()
+    (temporary / MODEL).write_bytes(b"half")
     shutil.copytree(folder_of(copy, 2), gone)
     assert train(toy, copy, *GIVEN).exit_code == 0
     assert "nothing to do" in (copy / "log.txt").read_text()
@@ -396,7 +399,7 @@ def test_a_checkpoint_that_was_being_replaced_comes_back(
 
 def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     """BLEU is 0 for a while, and the first such checkpoint is the best."""
-    given = [
+    overrides = [
         "training.validation={every_updates: 2, metric: bleu}",
         "training.keep_last=1",
         "decoding.max_length_factor=0.1",
@@ -404,7 +407,7 @@ def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert (
         train(
-            toy, run, *given, "training.stages.0.schedule={kind: constant, rate: 1e-30}"
+            toy, run, *overrides, "training.stages.0.schedule={kind: constant, rate: 1e-30}"
         ).exit_code
         == 0
     )
@@ -412,7 +415,7 @@ def test_the_best_of_equals_is_kept(toy: Path, tmp_path: Path) -> None:
     assert (run / "checkpoints" / "best").resolve() == folder_of(run, 2)
 
 
-# Full disks ----------------------------------------------------------------------------------------------------------
+# Full disks ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -427,7 +430,7 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 def command(config: Path, run: Path, *overrides: str) -> list[str]:
-    given = [word for one in overrides for word in ("--set", one)]
+    options = [word for override in overrides for word in ("--set", override)]
     return [
         sys.executable,
         "-m",
@@ -441,7 +444,7 @@ def command(config: Path, run: Path, *overrides: str) -> list[str]:
         "--threads",
         "1",
         "--quiet",
-        *given,
+        *options,
     ]
 
 
@@ -483,7 +486,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full(toy: Path, trained: Path, small_disk: Path) -> None:
-    """Also when it is full to the last byte; with room the same command goes on to the same model."""
+    """The disk may be full to the last byte. With more space, the same command resumes exactly."""
     run = small_disk / "run"
     size = sum(path.stat().st_size for path in folder_of(trained, 8).iterdir())
     room = 2 * size + size // 2
@@ -546,9 +549,9 @@ def test_every_lack_of_space_has_its_exit_code(
     folder = folder_of(tmp_path, 1)
     checkpoint.save(folder, tensors, tensors, {})
     monkeypatch.setattr(checkpoint, "save_file", refuse)
-    for there in (folder_of(tmp_path, 2), folder):
+    for target in (folder_of(tmp_path, 2), folder):
         with pytest.raises(DiskFull, match=said):
-            checkpoint.save(there, tensors, tensors, {})
+            checkpoint.save(target, tensors, tensors, {})
     assert names(tmp_path) == ["update-0000001"] and runs.is_intact(folder)
 
 
@@ -601,16 +604,16 @@ def test_lines_wait_until_there_is_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = log.AppendingFile(tmp_path / "lines")
-    wanted = "".join(f"line {i}\n" for i in range(300))
+    expected = "".join(f"line {i}\n" for i in range(300))
     for i in range(300):
         with file_limit(100 if i < 200 else 1 << 20):
             file.add(f"line {i}")
     file.close()
-    assert (tmp_path / "lines").read_text() == wanted and capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "lines").read_text() == expected and capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None:
-    """config.yaml, and the text preparation that translation needs: as they were, or as they are to be."""
+def test_config_and_pipeline_are_never_half_written(toy: Path, copy: Path) -> None:
+    """After an error, config.yaml and the text pipeline are complete."""
     before = {
         path: path.read_bytes()
         for path in copy.rglob("*")
@@ -627,11 +630,17 @@ def test_what_decides_a_run_is_never_half_written(toy: Path, copy: Path) -> None
     } == before
 
 
-# Configs that changed ------------------------------------------------------------------------------------------------
+# Configs that changed -----------------------------------------------------------------------------
 
 
-SECOND = "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 400}, end: {updates: 2}}"
-FIRST = "{optimizer: adam, schedule: {kind: inverse-sqrt, peak: 0.01, warmup: 20}, batch: {size: 400}, end: {updates: 8}}"
+FIRST = (
+    "{optimizer: adam, schedule: {kind: inverse-sqrt, peak: 0.01, warmup: 20}, "
+    "batch: {size: 400}, end: {updates: 8}}"
+)
+SECOND = (
+    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, "
+    "batch: {size: 400}, end: {updates: 2}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -725,7 +734,7 @@ def test_only_what_changes_no_model_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "change"),
+    ("overrides", "change"),
     [
         (["training.validation.metric=bleu"], "decoding.normalize=0"),
         (
@@ -735,14 +744,20 @@ def test_only_what_changes_no_model_is_free() -> None:
     ],
 )
 def test_what_validation_decides_with_is_not_free(
-    toy: Path, tmp_path: Path, given: list[str], change: str
+    toy: Path, tmp_path: Path, overrides: list[str], change: str
 ) -> None:
-    given = [*given, "training.validation.every_updates=2", "training.stages.0.end.updates=2"]
-    assert train(toy, tmp_path / "run", *given).exit_code == 0
-    assert f"({change.partition('=')[0]}: " in refusal(train(toy, tmp_path / "run", *given, change))
+    overrides = [
+        *overrides,
+        "training.validation.every_updates=2",
+        "training.stages.0.end.updates=2",
+    ]
+    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
+    assert f"({change.partition('=')[0]}: " in refusal(
+        train(toy, tmp_path / "run", *overrides, change)
+    )
 
 
-# Signals -------------------------------------------------------------------------------------------------------------
+# Signals ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -757,8 +772,11 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     where: str,
     update: int,
 ) -> None:
-    """Within an update, the losses or the search of a validation, or a save: then the same command ends with the same model."""
-    given = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
+    """The signal arrives in an update, in the losses or search of a validation, or in a save.
+
+    Then the same command ends with the same model.
+    """
+    overrides = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
     owner, name = {
         "update": (loop, "optimizer_step"),
         "losses": (Validator, "_loss_sums"),
@@ -777,7 +795,7 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, signalled)
-        said = refusal(train(toy, tmp_path / "run", *given), 75)
+        said = refusal(train(toy, tmp_path / "run", *overrides), 75)
     assert (
         f"{number.name} received: saved after update {update}; run the same command again to resume"
         in said
@@ -785,8 +803,8 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(
         tmp_path / "run", update
     )
-    assert train(toy, tmp_path / "run", *given).exit_code == 0
-    assert train(toy, tmp_path / "whole", *given).exit_code == 0
+    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
+    assert train(toy, tmp_path / "whole", *overrides).exit_code == 0
     for file in (MODEL, TRAINING):
         assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (
             folder_of(tmp_path / "whole", 8) / file
@@ -827,15 +845,16 @@ def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(
 
 
 def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
-    """Even where an update takes long; what was saved before stays."""
+    """This is also true in a long update. Earlier checkpoints remain."""
     slow = (
-        "import sys, time\nfrom fusetk.training import loop\nplain = loop.optimizer_step\ncalls = []\n"
-        "def apply(*given):\n"
+        "import sys, time\nfrom fusetk.training import loop\n"
+        "plain = loop.optimizer_step\ncalls = []\n"
+        "def apply(*arguments):\n"
         "    calls.append(0)\n"
         "    if len(calls) == 6:\n"
         "        print('slow', file=sys.stderr, flush=True)\n"
         "        time.sleep(300)\n"
-        "    return plain(*given)\n"
+        "    return plain(*arguments)\n"
         "loop.optimizer_step = apply\nfrom fusetk.cli.main import main\nmain()\n"
     )
     arguments = command(toy, tmp_path / "run")[3:]

@@ -94,12 +94,13 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 6), (1, 7), (2, 3, 5)]
 def build(
     kind: str, options: dict[str, Any], parameters: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    built: torch.optim.Optimizer = OPTIMIZERS[kind](config(OPTIMIZERS, kind, options), parameters)  # type: ignore[attr-defined]
+    builder: Any = OPTIMIZERS[kind]
+    built: torch.optim.Optimizer = builder(config(OPTIMIZERS, kind, options), parameters)
     return built
 
 
-def config(table: dict[str, type], kind: str, options: dict[str, Any]) -> Any:
-    return table[kind].Config.model_validate({"kind": kind, **options})  # type: ignore[attr-defined]
+def config(table: dict[str, Any], kind: str, options: dict[str, Any]) -> Any:
+    return table[kind].Config.model_validate({"kind": kind, **options})
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
@@ -289,7 +290,7 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
     [
         (
             {"updates": 4_000},
-            r"updates 4000 are over before the rate falls: make them more than warmup 4000",
+            r"updates 4000 end before the rate falls: give more updates than warmup 4000",
         ),
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),

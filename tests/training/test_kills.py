@@ -20,9 +20,10 @@ from fusetk.weights import read_state
 
 STAGES = (
     "training.stages=["
-    "{{optimizer: adam, schedule: {{kind: inverse-sqrt, peak: 0.01, warmup: 20}}, batch: {{size: 400}}, end: {{updates: {first}}}}}, "
-    "{{optimizer: nag, schedule: {{kind: constant, rate: 0.001}}, batch: {{size: 30, unit: sentences}}, start: best, "
-    "end: {{updates: {second}}}}}]"
+    "{{optimizer: adam, schedule: {{kind: inverse-sqrt, peak: 0.01, warmup: 20}}, "
+    "batch: {{size: 400}}, end: {{updates: {first}}}}}, "
+    "{{optimizer: nag, schedule: {{kind: constant, rate: 0.001}}, "
+    "batch: {{size: 30, unit: sentences}}, start: best, end: {{updates: {second}}}}}]"
 )
 OFTEN = [
     "training.validation={every_updates: 5, metric: bleu}",
@@ -32,8 +33,11 @@ OFTEN = [
 
 
 def start(config: Path, run: Path, updates: tuple[int, int], fresh: bool) -> int:
-    """A process that trains: a fresh one, or a fork of this one, which has imported all and so begins at once."""
-    given = [STAGES.format(first=updates[0], second=updates[1]), *OFTEN]
+    """Start a training process and return its id.
+
+    It is a fresh process, or a fork of this one, which starts at once because it imports nothing.
+    """
+    overrides = [STAGES.format(first=updates[0], second=updates[1]), *OFTEN]
     arguments = [
         "train",
         str(config),
@@ -45,7 +49,7 @@ def start(config: Path, run: Path, updates: tuple[int, int], fresh: bool) -> int
         "cpu",
         "--quiet",
     ]
-    arguments += [word for one in given for word in ("--set", one)]
+    arguments += [word for override in overrides for word in ("--set", override)]
     if pid := os.fork():
         return pid
     try:
@@ -68,7 +72,7 @@ def ended(pid: int) -> int:
 
 
 def until(condition: Callable[[], bool]) -> float:
-    """Wait for something; returns when it was."""
+    """Wait at most 60 seconds for a condition. Return the time at the end."""
     end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
@@ -76,25 +80,25 @@ def until(condition: Callable[[], bool]) -> float:
 
 
 def said(run: Path) -> int:
-    """How much training has said."""
+    """Return the size of the log in bytes."""
     return (run / "log.txt").stat().st_size if (run / "log.txt").exists() else 0
 
 
 def last(run: Path) -> int:
-    """The update of its last checkpoint."""
+    """Return the update of the last checkpoint; 0 if there is none."""
     link = run / "checkpoints" / "last"
     return int(link.readlink().name.removeprefix("update-")) if link.is_symlink() else 0
 
 
 def contents(run: Path, update: int) -> dict[str, Any]:
-    """All that a checkpoint holds, but for how long it took."""
+    """Return the content of a checkpoint, except the duration of training."""
     folder = run / "checkpoints" / runs.checkpoint_name(update)
-    found: dict[str, Any] = {
+    files: dict[str, Any] = {
         path.name: path.read_bytes() for path in folder.iterdir() if path.name != runs.STATE
     }
     state = read_state(folder)
     state["progress"].pop("seconds")
-    return {**found, **state}
+    return {**files, **state}
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
@@ -108,45 +112,54 @@ def validations(run: Path) -> list[dict[str, Any]]:
 def kill_and_compare(
     config: Path, folder: Path, kills: int, updates: tuple[int, int], seed: int, fresh: bool
 ) -> None:
-    """Kill at random moments of the start, or some random updates later at a random moment between two checkpoints."""
-    choose, one, other, total = (
+    """Kill a training several times, and compare it with an uninterrupted one.
+
+    A kill comes at a random moment of the start, or some random updates later at a random moment
+    between two checkpoints.
+    """
+    choose, uninterrupted, killed, total = (
         random.Random(seed),
         folder / "alone",
         folder / "killed",
         sum(updates),
     )
     begun = time.monotonic()
-    alone = start(config, one, updates, fresh)
-    began, saved = until(lambda: said(one) > 0), until(lambda: last(one) > 0)
-    assert ended(alone) == 0, one.with_suffix(".said").read_text()
+    alone = start(config, uninterrupted, updates, fresh)
+    began, saved = until(lambda: said(uninterrupted) > 0), until(lambda: last(uninterrupted) > 0)
+    assert ended(alone) == 0, uninterrupted.with_suffix(".said").read_text()
     between = 2 * (time.monotonic() - saved) / total
     done: list[int] = []
     for _ in range(kills):
-        goal = min(last(other) + choose.randrange(total * 8 // (kills * 5)), total - 4)
-        before = said(other)
-        process = start(config, other, updates, fresh)
+        goal = min(last(killed) + choose.randrange(total * 8 // (kills * 5)), total - 4)
+        before = said(killed)
+        process = start(config, killed, updates, fresh)
         if choose.random() < 0.1:
             time.sleep(choose.random() * (began - begun))
         else:
-            until(lambda before=before, goal=goal: said(other) > before and last(other) >= goal)
+            until(lambda before=before, goal=goal: said(killed) > before and last(killed) >= goal)
             time.sleep(choose.random() * 2 * between)
         os.kill(process, signal.SIGKILL)
         if ended(process) != -signal.SIGKILL:
             break
-        done.append(last(other))
+        done.append(last(killed))
     print(f"{len(done)} kills, after the updates {done}")
     assert len(done) > kills // 2, "killed too late"
-    assert ended(start(config, other, updates, fresh)) == 0, other.with_suffix(".said").read_text()
-    assert contents(other, total) == contents(one, total)
-    assert validations(other) == validations(one)
-    names = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (one, other)]
+    assert ended(start(config, killed, updates, fresh)) == 0, killed.with_suffix(
+        ".said"
+    ).read_text()
+    assert contents(killed, total) == contents(uninterrupted, total)
+    assert validations(killed) == validations(uninterrupted)
+    names = [
+        sorted(path.name for path in (run / "checkpoints").iterdir())
+        for run in (uninterrupted, killed)
+    ]
     assert names[0] == names[1]
-    best = [(run / "checkpoints" / "best").resolve().name for run in (one, other)]
+    best = [(run / "checkpoints" / "best").resolve().name for run in (uninterrupted, killed)]
     assert best[0] == best[1]
 
 
 def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
-    """In a process of its own, from which it is safe to fork."""
+    """The test runs in a separate process, from which a fork is safe."""
     subprocess.run(
         [sys.executable, __file__, toy, tmp_path],
         check=True,

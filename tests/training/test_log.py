@@ -44,7 +44,7 @@ def test_a_reader_that_has_gone_stops_nothing(
     assert "unread" in (tmp_path / "log.txt").read_text()
 
 
-def test_what_came_later_is_forgotten_and_a_torn_line_too(tmp_path: Path) -> None:
+def test_later_updates_and_an_incomplete_line_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [f'{{"kind": "train", "update": {update}}}\n' for update in (1, 2, 3)]
     path.write_text("".join(lines) + '{"kind": "tra')
@@ -74,7 +74,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     assert written == [("valid/update", 7, 7), ("valid/loss", 2.5, 7), ("closed",)]
 
 
-def test_tensorboard_that_is_not_there_is_one_sentence(
+def test_missing_tensorboard_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

@@ -1,4 +1,4 @@
-"""Training as a whole: resuming is exact, stages restart, the best is kept."""
+"""The training loop: resuming is exact, stages restart, and the best checkpoint is kept."""
 
 import json
 import os
@@ -31,8 +31,10 @@ from fusetk.weights import read_state
 
 TWO_STAGES = [
     "training.stages=["
-    "{optimizer: adam, schedule: {kind: noam, warmup: 10}, batch: {size: 300}, end: {updates: 11}}, "
-    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, batch: {size: 30, unit: sentences, accumulate: 2}, "
+    "{optimizer: adam, schedule: {kind: noam, warmup: 10}, batch: {size: 300}, "
+    "end: {updates: 11}}, "
+    "{optimizer: nag, schedule: {kind: constant, rate: 0.01}, "
+    "batch: {size: 30, unit: sentences, accumulate: 2}, "
     "clip: 1, start: best, end: {epochs: 1}}]",
     "training.validation.every_updates=5",
     "training.keep_last=50",
@@ -45,17 +47,17 @@ def files(run: Path, update: int) -> dict[str, bytes]:
 
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {k: v for k, v in line.items() if k not in ("tokens_per_second", "memory")}
-        for line in found
+        for line in records
         if line["kind"] == kind
     ]
 
 
 @pytest.fixture(scope="module")
 def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
-    """A run of two stages in one go."""
+    """An uninterrupted run of two stages."""
     run, recipe = tmp_path_factory.mktemp("whole") / "run", load(toy, TWO_STAGES)
     train_module.train(recipe, run, "cpu", quiet=True)
     return recipe, run
@@ -65,20 +67,23 @@ def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, 
 def test_resuming_gives_the_same_run_to_the_bit(
     whole: tuple[Recipe, Path], stop: int, tmp_path: Path
 ) -> None:
-    """Set back to each of its checkpoints: inside an epoch, at a stage's end, inside the second stage."""
+    """The run restarts from each checkpoint.
+
+    The checkpoints are in an epoch, at the end of a stage, and in the second stage.
+    """
     recipe, run = whole
-    there = runs.checkpoints(run)
-    last = int(there[-1].name.removeprefix("update-"))
+    checkpoints = runs.checkpoints(run)
+    last = int(checkpoints[-1].name.removeprefix("update-"))
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
-    kept = runs.checkpoints(copy)[:stop]
-    checkpoint.prune(copy, kept)
-    checkpoint.link(copy, "last", kept[-1])
-    best = read_state(kept[-1])["progress"]["best_update"]
+    remaining = runs.checkpoints(copy)[:stop]
+    checkpoint.prune(copy, remaining)
+    checkpoint.link(copy, "last", remaining[-1])
+    best = read_state(remaining[-1])["progress"]["best_update"]
     checkpoint.link(copy, "best", copy / "checkpoints" / runs.checkpoint_name(best))
     train_module.train(recipe, copy, "cpu", quiet=True)
     assert files(copy, last) == files(run, last)
-    assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in there]
+    assert [p.name for p in runs.checkpoints(copy)] == [p.name for p in checkpoints]
     for kind in ("train", "valid"):
         assert [line["update"] for line in lines(copy, kind)] == [
             line["update"] for line in lines(run, kind)
@@ -102,7 +107,7 @@ def test_best_is_the_lowest_validation_loss(whole: tuple[Recipe, Path]) -> None:
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(best)
 
 
-def test_nothing_to_do_is_said_and_more_updates_go_on(
+def test_a_run_that_has_ended_says_so_and_continues_with_more_updates(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_module.train(load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "a", "cpu")
@@ -167,18 +172,18 @@ def test_a_lost_link_does_not_start_again(toy: Path, tmp_path: Path) -> None:
     assert [line["update"] for line in lines(tmp_path / "a", "valid")] == [4, 8]
 
 
-def test_a_run_that_was_set_back_keeps_what_it_writes(
+def test_a_restart_from_an_earlier_checkpoint_keeps_its_new_checkpoints(
     whole: tuple[Recipe, Path], tmp_path: Path
 ) -> None:
-    """Later checkpoints of the first time must not push the new ones out."""
+    """Later checkpoints of the first training do not count among the last."""
     recipe, run = whole
     copy = tmp_path / "run"
     subprocess.run(["cp", "-a", run, copy], check=True)
     checkpoint.link(copy, "last", runs.checkpoints(copy)[0])
-    few = recipe.model_copy(
+    keep_one = recipe.model_copy(
         update={"training": recipe.training.model_copy(update={"keep_last": 1})}
     )
-    train_module.train(few, copy, "cpu", quiet=True)
+    train_module.train(keep_one, copy, "cpu", quiet=True)
     assert (copy / "checkpoints" / "last").resolve().name == runs.checkpoints(run)[-1].name
 
 
@@ -187,52 +192,58 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
 ) -> None:
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
     before = files(tmp_path, 8)
-    wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
+    diverging = (
+        "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
+        "end: {updates: 90}}]"
+    )
     with pytest.raises(FusetkError, match="5 updates in a row after update"):
-        train_module.train(load(toy, [wild]), tmp_path / "wild", "cpu", quiet=True)
+        train_module.train(load(toy, [diverging]), tmp_path / "diverging", "cpu", quiet=True)
     assert (
         "skipped: its gradient is not finite (prepared training pairs"
-        in (tmp_path / "wild" / "log.txt").read_text()
+        in (tmp_path / "diverging" / "log.txt").read_text()
     )
     assert files(tmp_path, 8) == before
 
 
 def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:
-    def wild(updates: int) -> Recipe:
+    def diverging(updates: int) -> Recipe:
         return load(
             toy,
             [
-                f"training.stages=[{{optimizer: nag, schedule: {{kind: constant, rate: 1e30}}, end: {{updates: {updates}}}}}]",
+                "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
+                f"end: {{updates: {updates}}}}}]",
                 "training.max_skipped=6",
                 "training.log_every=1",
             ],
         )
 
-    train_module.train(wild(4), tmp_path / "run", "cpu", quiet=True)
+    train_module.train(diverging(4), tmp_path / "run", "cpu", quiet=True)
     with pytest.raises(FusetkError, match="6 updates in a row after update"):
-        train_module.train(wild(90), tmp_path / "run", "cpu", quiet=True)
+        train_module.train(diverging(90), tmp_path / "run", "cpu", quiet=True)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     norms = [
         json.loads(line, parse_constant=pytest.fail)["grad_norm"]
         for line in lines
         if '"kind": "train"' in line
     ]
-    assert norms[0] is not None and norms[-1] is None, "what is not finite is no number in JSON"
+    assert norms[0] is not None and norms[-1] is None, (
+        "JSON has null for a number that is not finite"
+    )
 
 
-def test_what_a_kill_left_goes_when_training_goes_on(
+def test_surplus_checkpoints_of_a_kill_are_deleted_on_resume(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing is left to do, and with a path that is not absolute."""
+    """This is also true if training has ended, and with a relative path."""
     monkeypatch.chdir(tmp_path)
     recipe = load(toy, ["training.keep_last=1", "training.validation.every_updates=2"])
     train_module.train(recipe, Path("run"), "cpu", quiet=True)
-    kept = sorted(path.name for path in Path("run/checkpoints").iterdir())
+    names_before = sorted(path.name for path in Path("run/checkpoints").iterdir())
     last = Path("run/checkpoints/last").resolve()
-    left = last.with_name(runs.checkpoint_name(1))
-    shutil.copytree(last, left)
+    surplus = last.with_name(runs.checkpoint_name(1))
+    shutil.copytree(last, surplus)
     train_module.train(recipe, Path("run"), "cpu", quiet=True)
-    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == kept
+    assert sorted(path.name for path in Path("run/checkpoints").iterdir()) == names_before
 
 
 def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> None:
@@ -242,7 +253,8 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
         [
             sys.executable,
             "-c",
-            "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\nprint(flush=True)\ninput()",
+            "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], 0), 2)\n"
+            "print(flush=True)\ninput()",
             str(tmp_path),
         ],
         stdin=subprocess.PIPE,
@@ -256,10 +268,10 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
 
 
-def test_what_validation_cannot_do_loses_no_update(
+def test_a_validation_without_memory_loses_no_update(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def part(*given: object) -> None:
+    def part(*arguments: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Validator, "validate_part", part)
@@ -292,8 +304,8 @@ def test_a_stage_cannot_drop_out_where_the_model_does_not(toy: Path, tmp_path: P
 def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(
     toy: Path, tmp_path: Path
 ) -> None:
-    later = "training.stages=[{optimizer: adam, schedule: {kind: constant, rate: 1}, end: {updates: 1}}, "
-    later += "{optimizer: adam, schedule: {kind: constant, rate: 1}, batch: {size: 3}, end: {updates: 1}}]"
+    stage = "{optimizer: adam, schedule: {kind: constant, rate: 1}, %send: {updates: 1}}"
+    later = f"training.stages=[{stage % ''}, {stage % 'batch: {size: 3}, '}]"
     short = "model={kind: transformer, positions: learned, max_positions: 4, width: 8, heads: 2}"
     for override, said in ((later, "a batch holds 3"), (short, "4 positions")):
         with pytest.raises(DataError, match=said):
@@ -302,7 +314,7 @@ def test_sentences_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 def test_padded_lengths_of_bf16_stay_within_learned_positions(toy: Path, tmp_path: Path) -> None:
-    """The longest sentence has all positions that there are, and not a multiple of four."""
+    """The longest sentence needs all positions, and their number is not a multiple of four."""
     folder = Path(load(toy, []).data.folder)
     corpora = [Corpus.open(folder, name) for name in ("train", "valid")]
     longest = max(
@@ -417,9 +429,9 @@ def test_a_closed_terminal_saves(toy: Path, tmp_path: Path) -> None:
     process, terminal = pty.fork()
     if not process:
         os.execv(command[0], command)
-    shown = b""
-    while b"update 3" not in shown:
-        shown += os.read(terminal, 1000)
+    output = b""
+    while b"update 3" not in output:
+        output += os.read(terminal, 1000)
     os.close(terminal)
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 75
@@ -438,26 +450,30 @@ def test_nohup_trains_on(toy: Path, tmp_path: Path) -> None:
 def test_equal_metrics_are_ranked_by_loss(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BLEU 0 at each validation while the loss falls: the last is best, patience does not run out, a higher loss is no new best."""
+    """BLEU is 0 at each validation, so the loss decides.
+
+    While it falls, the last checkpoint is the best and patience does not end the stage. A higher
+    loss is not a new best.
+    """
     losses = iter([5.0, 4.0, 3.0, 3.5, 2.0, 2.0])
     monkeypatch.setattr(
         Validator,
         "combine",
         lambda self, parts: {"loss": next(losses), "ppl": 1.0, "accuracy": 0.0, "bleu": 0.0},
     )
-    given = [
+    overrides = [
         "training.validation.metric=bleu",
         "training.validation.every_updates=1",
         "training.stages.0.end={updates: 6, patience: 2}",
     ]
     run = tmp_path / "run"
     train_module.train(
-        load(toy, [*given, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True
+        load(toy, [*overrides, "training.stages.0.end.updates=4"]), run, "cpu", quiet=True
     )
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(3)
-    train_module.train(load(toy, [*given, "training.keep_best=2"]), run, "cpu", quiet=True)
+    train_module.train(load(toy, [*overrides, "training.keep_best=2"]), run, "cpu", quiet=True)
     assert (run / "checkpoints" / "best").resolve().name == runs.checkpoint_name(5), (
-        "also over a resume"
+        "the best checkpoint is also kept over a resume"
     )
     assert [path.name for path in choose(run, best=2, metric="bleu")] == [
         runs.checkpoint_name(update) for update in (5, 6)
@@ -466,7 +482,7 @@ def test_equal_metrics_are_ranked_by_loss(
 
 
 def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path: Path) -> None:
-    """As version 0.1 wrote them."""
+    """Version 0.1 wrote such runs."""
     train_module.train(
         load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True
     )
@@ -480,7 +496,7 @@ def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path
     assert files(tmp_path / "run", 8) == files(tmp_path / "whole", 8)
 
 
-def test_a_signal_in_validation_drops_it_and_does_it_again(
+def test_a_validation_is_repeated_after_a_signal(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Validator.validate_part
@@ -505,10 +521,15 @@ def test_a_signal_in_validation_drops_it_and_does_it_again(
 
 
 def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None:
-    """Attention's dropout, too; what the model does not drop out stays so; the next stage is as the model has it, resumed or not."""
+    """The dropout of a stage replaces all rates that are not 0, including that of attention.
+
+    The next stage has the rates of the model, whether the run was resumed or not.
+    """
     stages = [
-        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, dropout: 0.6, end: {updates: 2}}",
-        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, end: {updates: 2}}",
+        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, "
+        "dropout: 0.6, end: {updates: 2}}",
+        "{optimizer: adam, schedule: {kind: constant, rate: 0.001}, batch: {size: 400}, "
+        "end: {updates: 2}}",
     ]
     seen: list[set[float]] = []
     overrides = [
@@ -518,9 +539,9 @@ def test_a_stage_may_drop_out_at_another_rate(toy: Path, tmp_path: Path) -> None
     ]
 
     class Watched(Validator):
-        def validate_part(self, model: Any, *given: Any) -> PartialResults:
+        def validate_part(self, model: Any, *arguments: Any) -> PartialResults:
             seen.append({module.rate for module in model.modules() if isinstance(module, Dropout)})
-            return super().validate_part(model, *given)
+            return super().validate_part(model, *arguments)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train_module, "Validator", Watched)
@@ -555,12 +576,15 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     train_module.train(
         load(toy, ["training.stages.0.batch.accumulate=2"]), tmp_path / "a", "cpu", quiet=True
     )
-    told = (tmp_path / "a" / "log.txt").read_text()
+    log_text = (tmp_path / "a" / "log.txt").read_text()
     fingerprint = read_state(runs.checkpoints(tmp_path / "a")[-1])["data"]
-    assert "batches of 400 target tokens x 2; seed 1" in told and f"data {fingerprint[:12]}" in told
+    assert (
+        "batches of 400 target tokens x 2; seed 1" in log_text
+        and f"data {fingerprint[:12]}" in log_text
+    )
     if found := revision():
-        assert f"fusetk 0.1.0 ({found})" in told
-    [line, *_] = [line for line in told.splitlines() if "  train  " in line]
+        assert f"fusetk 0.1.0 ({found})" in log_text
+    [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
     assert (

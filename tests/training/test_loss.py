@@ -11,7 +11,7 @@ from fusetk.training.loss import loss
 
 
 def plain(features: Tensor, output: OutputProjection, targets: Tensor, smoothing: float) -> Tensor:
-    """-sum_k q(k) log p(k), q built entry by entry."""
+    """Return -sum_k q(k) log p(k), with each entry of q computed."""
     log_p = F.log_softmax(output(features), -1)
     q = torch.full_like(log_p, smoothing / (log_p.shape[1] - 1)).scatter_(
         1, targets[:, None], 1 - smoothing
@@ -45,15 +45,15 @@ def test_value_and_gradient_are_the_formulas(
     inputs = [features.requires_grad_(), *output.parameters()]
     expected = plain(features, output, targets, smoothing)
     expected_grads = torch.autograd.grad(expected / 7, inputs)
-    found = loss(features, output, targets, smoothing)
-    torch.testing.assert_close(found.smoothed, expected)
+    actual = loss(features, output, targets, smoothing)
+    torch.testing.assert_close(actual.smoothed, expected)
     torch.testing.assert_close(
-        found.nll, F.cross_entropy(output(features), targets, reduction="sum")
+        actual.nll, F.cross_entropy(output(features), targets, reduction="sum")
     )
-    for one, other in zip(
-        torch.autograd.grad(found.smoothed / 7, inputs), expected_grads, strict=True
+    for gradient, expected_grad in zip(
+        torch.autograd.grad(actual.smoothed / 7, inputs), expected_grads, strict=True
     ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, expected_grad, rtol=1e-4, atol=1e-5)
 
 
 def test_hits_are_counted_without_gradients(case: tuple[Tensor, OutputProjection, Tensor]) -> None:
@@ -69,11 +69,11 @@ def test_improbable_words_have_a_finite_loss(case: tuple[Tensor, OutputProjectio
     features, output, targets = case
     with torch.no_grad():
         output.weight.mul_(500)
-    found = loss(features.requires_grad_(), output, targets, 0.1)
+    actual = loss(features.requires_grad_(), output, targets, 0.1)
     torch.testing.assert_close(
-        found.nll, F.cross_entropy(output(features), targets, reduction="sum")
+        actual.nll, F.cross_entropy(output(features), targets, reduction="sum")
     )
-    (grad,) = torch.autograd.grad(found.smoothed, features)
+    (grad,) = torch.autograd.grad(actual.smoothed, features)
     assert torch.isfinite(grad).all()
 
 

@@ -1,4 +1,4 @@
-"""How exact float32 products are: as the config says in training, as before behind it."""
+"""Precision of float32 products: the config sets it in training, and it is restored afterwards."""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ def test_the_setting_ends_with_its_context(matmul: str) -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processor_has() -> None:
-    """What is fastest and exact on a processor is called medium, and would be tf32 on a GPU."""
+def test_products_are_exact_with_highest_on_every_device() -> None:
+    """On a processor, torch's setting medium may be exact. On a GPU it would be tf32."""
     torch.set_float32_matmul_precision("medium")
     try:
         with computing(torch.device("cuda"), "highest") as said:
@@ -46,25 +46,25 @@ def test_exact_products_stay_exact_inside_and_on_a_gpu_are_not_what_the_processo
         device_of("cpu")
 
 
-def test_training_uses_it_says_it_and_leaves_nothing(
+def test_training_uses_and_logs_the_setting_and_restores_it(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, plain = set(), loop.optimizer_step
 
-    def spied(*given: Any) -> Any:
+    def spied(*arguments: Any) -> Any:
         seen.add(torch.get_float32_matmul_precision())
-        return plain(*given)
+        return plain(*arguments)
 
     monkeypatch.setattr(loop, "optimizer_step", spied)
     device_of("cpu")
     before = torch.get_float32_matmul_precision()
-    given = ["training.stages.0.end.updates=4", "training.matmul=medium"]
-    train_module.train(load(toy, given), tmp_path / "run", "cpu", quiet=True)
+    overrides = ["training.stages.0.end.updates=4", "training.matmul=medium"]
+    train_module.train(load(toy, overrides), tmp_path / "run", "cpu", quiet=True)
     assert seen == {"medium"} and torch.get_float32_matmul_precision() == before
     assert "cpu, float32 products medium, in fact " in (tmp_path / "run" / "log.txt").read_text()
     with pytest.raises(
         ConfigError, match=r"another config.*training\.matmul: .medium. -> .highest."
     ):
         train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
-    train_module.train(load(toy, given[:1]), tmp_path / "other", "cpu", quiet=True)
+    train_module.train(load(toy, overrides[:1]), tmp_path / "other", "cpu", quiet=True)
     assert f"cpu, float32 products {choices()}, " in (tmp_path / "other" / "log.txt").read_text()

@@ -23,19 +23,20 @@ GIVEN = ["model.dropout=0", "training.stages.0.optimizer={kind: nag, momentum: 0
 def small_memory(
     monkeypatch: pytest.MonkeyPatch, tokens: int, kind: type[Exception] = RuntimeError
 ) -> list[int]:
-    """Let batches with more target tokens fail after their backward pass; return their sizes."""
+    """Let batches with more target tokens fail after their backward pass. Return their sizes."""
     plain, failed = oversize.accumulate_gradients, list[int]()
 
-    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *given: Any) -> list[Loss]:
-        found = []
+    def gradients(model: torch.nn.Module, batches: Iterable[Batch], *arguments: Any) -> list[Loss]:
+        losses = []
         for batch in batches:
-            found += plain(model, [batch], *given)  # type: ignore[arg-type]
+            losses += plain(model, [batch], *arguments)  # type: ignore[arg-type]
             if len(batch.target_index) > tokens:
                 failed.append(len(batch.target_index))
                 raise kind(
-                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes\nand more"
+                    "[enforce fail] DefaultCPUAllocator: can't allocate memory: "
+                    "you tried to allocate 1 bytes\nand more"
                 )
-        return found
+        return losses
 
     monkeypatch.setattr(oversize, "accumulate_gradients", gradients)
     return failed
@@ -48,15 +49,15 @@ def test_batches_are_done_in_halves(
     train_module.train(load(toy, GIVEN), tmp_path / "whole", "cpu", quiet=True)
     failed = small_memory(monkeypatch, 200, kind)
     train_module.train(load(toy, GIVEN), tmp_path / "halves", "cpu", quiet=True)
-    found, wanted = (
+    actual, expected = (
         weights_module.read_tensors(
             tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
         )
         for name in ("halves", "whole")
     )
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6)
-    assert 0 < len(failed) <= 4, "what did not fit is not tried again"
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-6)
+    assert 0 < len(failed) <= 4, "a batch of a size that failed is tried again"
     said = (tmp_path / "halves" / "log.txt").read_text()
     assert said.count("batches of this size are split into halves") == 1
 
@@ -67,15 +68,16 @@ def test_a_sentence_that_does_not_fit_is_named(
     small_memory(monkeypatch, 0)
     with pytest.raises(
         FusetkError,
-        match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into memory alone",
+        match=r"training pair \d+ \(\d+ source and \d+ target tokens\) does not fit into "
+        "memory alone",
     ):
         train_module.train(load(toy, GIVEN), tmp_path / "run", "cpu", quiet=True)
 
 
-def test_other_errors_are_not_taken_for_it(
+def test_other_errors_are_not_treated_as_lack_of_memory(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any) -> list[Loss]:
+    def broken(*arguments: Any) -> list[Loss]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(oversize, "accumulate_gradients", broken)
@@ -91,5 +93,5 @@ def test_other_errors_are_not_taken_for_it(
         "CUBLAS_STATUS_ALLOC_FAILED",
     ],
 )
-def test_words_of_other_libraries(said: str) -> None:
+def test_messages_of_other_libraries(said: str) -> None:
     assert out_of_memory(RuntimeError(said)) and not out_of_memory(ValueError(said))

@@ -1,4 +1,7 @@
-"""NAG is fairseq's, and what cuts a rate; formulas are in test_formulas.py."""
+"""NAG is that of fairseq, and the plateau schedule cuts the rate as defined.
+
+The formulas of optimisers and schedules are tested in test_formulas.py.
+"""
 
 import math
 from typing import Any
@@ -14,7 +17,10 @@ from fusetk.training.schedule import Plateau, PlateauConfig
 
 @pytest.mark.parametrize("momentum", [0.5, 0.99])
 def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
-    """Its buffer holds the step, ours the gradients: the rate's change, which it makes good in each step, falls out."""
+    """fairseq's buffer holds steps, so it corrects for a change of the rate.
+
+    Our buffer holds gradients and needs no correction.
+    """
     random = np.random.default_rng(3)
     gradients, rates = (
         random.normal(size=(12, 5)),
@@ -35,9 +41,9 @@ def test_nag_is_fairseqs_where_the_rate_changes(momentum: float) -> None:
 def cuts(
     schedule: Plateau, values: list[float], lower_is_better: bool = True, first_epoch: int = 1
 ) -> list[int]:
-    """Cuts after each of some validations, one at the end of each epoch."""
+    """Return the number of cuts after each validation. Each epoch ends with a validation."""
     seen: Any = {}
-    found = []
+    counts = []
     for epoch, value in enumerate(values, first_epoch):
         seen = schedule.after_validation(seen, value, lower_is_better, epoch)
         assert (
@@ -45,8 +51,8 @@ def cuts(
             == schedule.rate(7 * epoch, seen)
             == schedule.config.rate * schedule.config.factor ** seen["cuts"]
         )
-        found.append(seen["cuts"])
-    return found
+        counts.append(seen["cuts"])
+    return counts
 
 
 LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
@@ -61,7 +67,7 @@ LOSSES = [5.0, 4.0, 4.2, 4.1, 3.9, 3.95, 3.0]
             {"not_before_epoch": 4},
             LOSSES,
             [0, 0, 0, 0, 0, 1, 1],
-        ),  # the rise of epoch 3 is let pass, 4.1 is below it
+        ),  # the rise of epoch 3 is ignored, and 4.1 is below it
         ({"not_before_epoch": 3, "rule": "after-first-rise"}, LOSSES, [0, 0, 1, 2, 3, 4, 5]),
         ({"not_before_epoch": 4, "rule": "after-first-rise"}, LOSSES, [0, 0, 0, 0, 0, 1, 2]),
         ({"threshold": 0.03}, [5.0, 4.9, 4.8, 4.8], [0, 1, 1, 2]),  # 4.9 is not 3 % below 5, 4.8 is
@@ -84,23 +90,23 @@ def test_plateau(options: dict[str, Any], values: list[float], expected: list[in
 def test_plateau_after_the_first_rise_counts_epochs_not_validations() -> None:
     schedule = Plateau(PlateauConfig(rate=1, factor=0.5, rule="after-first-rise"), 256)
     seen: Any = {}
-    found = []
+    rates = []
     for epoch, value in [(0, 3.0), (0, 2.0), (1, 2.5), (1, 2.4), (2, 1.0), (4, 1.0)]:
         seen = schedule.after_validation(seen, value, True, epoch)
-        found.append(schedule.rate(1, seen))
-    assert found == [1, 1, 0.5, 0.5, 0.25, 0.0625]
+        rates.append(schedule.rate(1, seen))
+    assert rates == [1, 1, 0.5, 0.5, 0.25, 0.0625]
 
 
 @pytest.mark.parametrize("rule", ["each-rise", "after-first-rise"])
-def test_plateau_is_not_cut_below_its_floor(rule: str) -> None:
-    schedule = Plateau(PlateauConfig(rate=0.25, floor=1e-3, rule=rule), 256)  # type: ignore[arg-type]
+def test_plateau_is_not_cut_below_its_floor(rule: Any) -> None:
+    schedule = Plateau(PlateauConfig(rate=0.25, floor=1e-3, rule=rule), 256)
     seen: Any = {}
-    found = []
+    rates = []
     for epoch, value in enumerate([1.0, 2.0, 2.0, 2.0, 2.0], 1):
         seen = schedule.after_validation(seen, value, True, epoch)
         assert seen["rate"] == schedule.rate(7, seen)
-        found.append(seen["rate"])
-    assert found == pytest.approx([0.25, 0.025, 0.0025, 1e-3, 1e-3])
+        rates.append(seen["rate"])
+    assert rates == pytest.approx([0.25, 0.025, 0.0025, 1e-3, 1e-3])
 
 
 def test_a_plateau_without_room_for_a_cut_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The parts of the training loop alone: split batches, check gradients, keep checkpoints, count."""
+"""The parts of the training loop: split batches, gradient checks, checkpoints and progress."""
 
 import math
 from pathlib import Path

@@ -15,8 +15,9 @@ from fusetk.recipe import load
 from fusetk.training import checkpoint
 from fusetk.weights import read_state
 
-# Whatever is not 3 % better is a rise.
-STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, schedule: {kind: plateau, rate: 0.25, threshold: 0.03%s}, clip: 0.1, "
+# A validation that is not at least 3 % better counts as worse.
+STAGE = "training.stages.0={optimizer: {kind: nag, momentum: 0.9}, "
+STAGE += "schedule: {kind: plateau, rate: 0.25, threshold: 0.03%s}, clip: 0.1, "
 STAGE += "batch: {size: 400}, end: %s}"
 MORE = ["training.log_every=1", "training.keep_last=99"]
 
@@ -24,7 +25,7 @@ MORE = ["training.log_every=1", "training.keep_last=99"]
 def train(
     toy: Path, run: Path, end: str, options: str = "", *overrides: str
 ) -> list[tuple[int, float]]:
-    """Train; returns the rate of each update."""
+    """Train, and return each update with its learning rate."""
     train_module.train(
         load(toy, [STAGE % (options, end), *MORE, *overrides]), run, "cpu", quiet=True
     )
@@ -39,28 +40,26 @@ def state(run: Path, update: int) -> tuple[bytes, bytes, object]:
 
 
 @pytest.mark.parametrize("options", ["", ", rule: after-first-rise"])
-def test_resuming_on_either_side_of_a_cut_gives_the_same_run_to_the_bit(
-    toy: Path, tmp_path: Path, options: str
-) -> None:
+def test_resuming_before_or_after_a_cut_is_exact(toy: Path, tmp_path: Path, options: str) -> None:
     whole = tmp_path / "whole"
     rates = train(toy, whole, "{updates: 48}", options)
     cuts = [update for (_, before), (update, after) in itertools.pairwise(rates) if after != before]
-    assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the test sees no cut"
+    assert cuts and cuts[0] > 4 and cuts[-1] < 48, "the rate is never cut"
     for before_it in (True, False):
-        kept = [
+        remaining = [
             p
             for p in runs.checkpoints(whole)
             if before_it is (int(p.name.removeprefix("update-")) < cuts[0] - 1)
         ]
         copy = tmp_path / f"copy{before_it}"
         shutil.copytree(whole, copy, symlinks=True)
-        checkpoint.link(copy, "last", kept[-1] if before_it else kept[0])
+        checkpoint.link(copy, "last", remaining[-1] if before_it else remaining[0])
         assert train(toy, copy, "{updates: 48}", options) == rates
         assert state(copy, 48) == state(whole, 48)
 
 
-def test_twice_as_long_is_as_long_twice(toy: Path, tmp_path: Path) -> None:
-    """The validation at the end of the first half, which the whole has not, does not count."""
+def test_a_stage_that_is_extended_is_as_a_longer_stage(toy: Path, tmp_path: Path) -> None:
+    """The validation at the end of the shorter stage does not change the rate."""
     rates = train(toy, tmp_path / "whole", "{updates: 44}")
     assert len({rate for _, rate in rates}) > 1
     train(toy, tmp_path / "halves", "{updates: 22}")
@@ -96,8 +95,9 @@ def test_a_warm_up_below_the_floor_does_not_end_a_stage(toy: Path, tmp_path: Pat
     )  # 1e-2 sqrt(4/9) < 7e-3 <= 1e-2 sqrt(4/8)
 
 
-def test_a_later_stage_starts_with_the_whole_rate(toy: Path, tmp_path: Path) -> None:
-    stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, batch: {size: 400}, end: {updates: 9}}"
+def test_a_later_stage_starts_with_its_initial_rate(toy: Path, tmp_path: Path) -> None:
+    stage = "{optimizer: nag, schedule: {kind: plateau, rate: 0.1, threshold: 0.9}, "
+    stage += "batch: {size: 400}, end: {updates: 9}}"
     train_module.train(
         load(toy, [f"training.stages=[{stage}, {stage}]", *MORE]), tmp_path, "cpu", quiet=True
     )

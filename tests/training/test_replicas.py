@@ -27,7 +27,7 @@ def equation(t: int, n: int, p: int, s: int, e: int, rate: float) -> float:
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_rates_are_those_of_the_equation(task: tuple[int, int, int, int, float]) -> None:
     n, p, s, e, rate = task
-    found = schedule(*task)
+    actual = schedule(*task)
     for t in (
         1,
         2,
@@ -41,31 +41,33 @@ def test_rates_are_those_of_the_equation(task: tuple[int, int, int, int, float])
         e // n,
         2 * e // n,
     ):
-        assert found.rate(t) == pytest.approx(equation(t, *task))
+        assert actual.rate(t) == pytest.approx(equation(t, *task))
     assert (
-        found.rate(n * p) == pytest.approx(n * rate) == pytest.approx(found.rate(s // n))
+        actual.rate(n * p) == pytest.approx(n * rate) == pytest.approx(actual.rate(s // n))
     )  # held between
-    assert found.rate(n * p - 1) < n * rate > found.rate(s // n + 1)
-    assert found.rate(e // n) == pytest.approx(rate / 2)
-    assert found.rate((2 * e - s) // n) == pytest.approx(rate / (4 * n))  # still falling
+    assert actual.rate(n * p - 1) < n * rate > actual.rate(s // n + 1)
+    assert actual.rate(e // n) == pytest.approx(rate / 2)
+    assert actual.rate((2 * e - s) // n) == pytest.approx(rate / (4 * n))  # still falling
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_there_is_no_jump(task: tuple[int, int, int, int, float]) -> None:
     n, p, s, e, rate = task
-    found = schedule(*task)
+    actual = schedule(*task)
     rise, fall = rate * (n - 1) / (n * p), 1 - (2 * n) ** (-n / (e - s))
     for about in (1, n * p, s // n, e // n):
         for t in range(max(about - 3, 1), about + 3):
             assert (
-                -fall * found.rate(t) * 1.001 <= found.rate(t + 1) - found.rate(t) <= rise * 1.001
+                -fall * actual.rate(t) * 1.001
+                <= actual.rate(t + 1) - actual.rate(t)
+                <= rise * 1.001
             )
 
 
 def test_one_replica_has_no_warm_up_and_halves_its_rate_from_start_to_end() -> None:
-    found = schedule(1, 500, 8_000, 10_000, 3e-4)
-    assert {found.rate(t) for t in (1, 250, 500, 7_999, 8_000)} == {3e-4}
-    assert [found.rate(t) / 3e-4 for t in (9_000, 10_000, 12_000, 14_000)] == pytest.approx(
+    actual = schedule(1, 500, 8_000, 10_000, 3e-4)
+    assert {actual.rate(t) for t in (1, 250, 500, 7_999, 8_000)} == {3e-4}
+    assert [actual.rate(t) / 3e-4 for t in (9_000, 10_000, 12_000, 14_000)] == pytest.approx(
         [2**-0.5, 1 / 2, 1 / 4, 1 / 8]
     )
 
@@ -73,7 +75,7 @@ def test_one_replica_has_no_warm_up_and_halves_its_rate_from_start_to_end() -> N
 def test_where_the_decay_is_short_or_long_over_rates_are_numbers() -> None:
     assert (
         schedule(8, 1, 10**9, 10**9 + 1, 1.0).rate(8) == 8
-    )  # 16 to the power of 10^9 - 64 is none
+    )  # 16 to the power of 10^9 - 64 would overflow
     assert 0 <= schedule(8, 1, 0, 1, 1.0).rate(10**6) < 1e-9
     assert math.isfinite(schedule(1, 1, 0, 1, 1.0).rate(10**9))
 

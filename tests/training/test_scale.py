@@ -30,12 +30,12 @@ def test_down_at_once_and_up_slowly() -> None:
 
 def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
     for precision in ("fp16", "fp32"):
-        given = [
+        overrides = [
             f"training.precision={precision}",
             "training.stages.0.end.updates=40",
             "model.dropout=0",
         ]
-        train_module.train(load(toy, given), tmp_path / precision, "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / precision, "cpu", quiet=True)
     half, full = (
         read_state(tmp_path / name / "checkpoints" / "last")["valid"]["loss"]
         for name in ("fp16", "fp32")
@@ -44,7 +44,7 @@ def test_it_trains_as_in_float32(toy: Path, tmp_path: Path) -> None:
 
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
-    """Gradients are not finite where the losses were multiplied by more than this."""
+    """Make gradients infinite if the losses were multiplied by more than ``above``."""
     plain = loop.optimizer_step
 
     def step(model, optimizer, losses, rate, clip, tokens, world, scale):
@@ -55,7 +55,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, above: float) -> None:
     monkeypatch.setattr(loop, "optimizer_step", step)
 
 
-def test_what_is_too_large_is_halved_and_resuming_is_exact(
+def test_overflow_halves_the_scale_and_resuming_is_exact(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflowing(monkeypatch, 8192)
@@ -88,14 +88,14 @@ def test_what_is_too_large_is_halved_and_resuming_is_exact(
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_what_no_scale_mends_ends_training(
+def test_overflow_at_every_scale_ends_training(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflowing(monkeypatch, 0)
     with pytest.raises(FusetkError, match="5 updates in a row"):
-        given = [
+        overrides = [
             *GIVEN,
             "training.stages.0.end.updates=100",
             "training.validation.every_updates=1000",
         ]
-        train_module.train(load(toy, given), tmp_path / "a", "cpu", quiet=True)
+        train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)

@@ -1,4 +1,4 @@
-"""A model that is split over two processes: the same training, the same checkpoints."""
+"""A model that is sharded over processes has the same training and the same checkpoints."""
 
 import os
 import subprocess
@@ -18,46 +18,49 @@ from fusetk.runs import EMA, MODEL, TRAINING
 SHARD = "training.shard=true"
 
 
-def close(found: Path, wanted: Path, update: int, *files: str) -> None:
-    """Checkpoints of the same names, shapes and values to rounding."""
+def close(actual_run: Path, expected_run: Path, update: int, *files: str) -> None:
+    """Check that two checkpoints have the same names and shapes, and values equal to rounding."""
     for file in files:
-        ours, theirs = (
+        actual, expected = (
             weights_module.read_tensors(run / "checkpoints" / runs.checkpoint_name(update), file)
-            for run in (found, wanted)
+            for run in (actual_run, expected_run)
         )
-        assert ours.keys() == theirs.keys()
-        for name in theirs:
+        assert actual.keys() == expected.keys()
+        for name in expected:
             torch.testing.assert_close(
-                ours[name], theirs[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}"
+                actual[name], expected[name], rtol=1e-4, atol=1e-6, msg=f"{file}: {name}"
             )
 
 
-def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: Path) -> None:
-    """One process begins, two that are split go on, one ends: as one does from the beginning. Tied embeddings, a number that stays whole,
-    recomputed layers, accumulation, clipping, EMA, search in validation.
+def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: Path) -> None:
+    """One process starts, two sharded processes resume, and one process ends the training.
+
+    The result is that of one process alone. The model has tied embeddings, a parameter that is not
+    sharded, and recomputed layers. Training has accumulation, clipping, EMA and search.
     """
     model = [
         "model.tie=target",
         "model.norm=pre",
         "model.encoder={layers: 2, checkpoint: true}",
-        "model.decoder={layers: 2, checkpoint: true, fuse: {kind: linear, weights: matrix, aggregation: ewp-ffn}}",
+        "model.decoder={layers: 2, checkpoint: true, "
+        "fuse: {kind: linear, weights: matrix, aggregation: ewp-ffn}}",
     ]
-    given = [
+    overrides = [
         *PLAIN,
         *model,
         "training.ema=0.9",
         "training.stages.0.clip=0.5",
         "training.stages.0.batch.accumulate=2",
     ]
-    given += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
+    overrides += ["training.validation.every_updates=3", "training.stages.0.end.updates=9"]
     train_module.train(
-        load(toy, [*given, "training.stages.0.end.updates=3"]),
+        load(toy, [*overrides, "training.stages.0.end.updates=3"]),
         tmp_path / "parts",
         "cpu",
         quiet=True,
     )
     said = finished(
-        launch(2, toy, tmp_path / "parts", [*given, "training.stages.0.end.updates=6", SHARD])
+        launch(2, toy, tmp_path / "parts", [*overrides, "training.stages.0.end.updates=6", SHARD])
     )
     assert (
         "2 processes, sharded" in said
@@ -65,17 +68,17 @@ def test_split_is_whole_and_either_goes_on_from_the_other(toy: Path, tmp_path: P
         and "returned a view" not in said
     )
     train_module.train(
-        load(toy, [*given, SHARD]), tmp_path / "parts", "cpu", quiet=True
-    )  # alone it does nothing
-    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+        load(toy, [*overrides, SHARD]), tmp_path / "parts", "cpu", quiet=True
+    )  # with one process, sharding has no effect
+    train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     for update in (6, 9):
         close(tmp_path / "parts", tmp_path / "one", update, MODEL, TRAINING, EMA)
-    for ours, theirs in zip(
+    for actual, expected in zip(
         validations(tmp_path / "parts"), validations(tmp_path / "one"), strict=True
     ):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4) and ours[
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-4) and actual[
             "bleu"
-        ] == pytest.approx(theirs["bleu"], abs=0.5)
+        ] == pytest.approx(expected["bleu"], abs=0.5)
 
 
 BACKBONES = """
@@ -95,13 +98,18 @@ world = connect(device_of("cpu"))
 
 def batch(rows, source, target, seed):
     generator = torch.Generator().manual_seed(seed)
-    src, tgt = (torch.randint(3, 9, (rows, length), generator=generator) for length in (source, target))
+    src = torch.randint(3, 9, (rows, source), generator=generator)
+    tgt = torch.randint(3, 9, (rows, target), generator=generator)
     mask = torch.ones_like(src, dtype=torch.bool)
     mask[-1, source // 2 :] = False
     return Batch(src, mask, tgt, tgt.roll(-1, 1), torch.arange(rows * target))
 
 
-mine = [[batch(3, 5, 7, 1), batch(2, 6, 4, 2)], [batch(2, 4, 6, 3), batch(1, 6, 4, 4)._replace(target_index=torch.arange(0))]]
+without_tokens = batch(1, 6, 4, 4)._replace(target_index=torch.arange(0))
+batches_of_ranks = [
+    [batch(3, 5, 7, 1), batch(2, 6, 4, 2)],
+    [batch(2, 4, 6, 3), without_tokens],
+]
 for name in NAMES or SYSTEMS:
     models = []
     for _ in range(2):
@@ -113,26 +121,29 @@ for name in NAMES or SYSTEMS:
     plain, split = models
     before = {n: p.detach().clone() for n, p in plain.named_parameters()}
     shard(split, world)
-    held = sum(local(p).numel() for p in split.parameters())
-    assert held < 0.65 * sum(p.numel() for p in plain.parameters()), (name, held)
-    for batches in mine:
+    local_size = sum(local(p).numel() for p in split.parameters())
+    assert local_size < 0.65 * sum(p.numel() for p in plain.parameters()), (name, local_size)
+    for batches in batches_of_ranks:
         accumulate_gradients(plain, batches, 0.1, "fp32", 41)
-    accumulate_gradients(split, mine[world.rank], 0.1, "fp32", 41)
+    accumulate_gradients(split, batches_of_ranks[world.rank], 0.1, "fp32", 41)
     all_reduce_gradients(world, split)
-    found = gather({n: p.grad for n, p in split.named_parameters()}, True)
+    gradients = gather({n: p.grad for n, p in split.named_parameters()}, True)
     for n, p in plain.named_parameters():
-        assert torch.allclose(found[n], p.grad, rtol=1e-4, atol=1e-4 * float(p.grad.abs().max()) + 1e-8), (name, n)
+        tolerance = 1e-4 * float(p.grad.abs().max()) + 1e-8
+        assert torch.allclose(gradients[n], p.grad, rtol=1e-4, atol=tolerance), (name, n)
     with unsharded(split), torch.inference_mode():
         for model in models:
             model.eval()
-        for step in range(1 + 2 * world.rank):  # each as often as it likes
-            one = batch(2, 3 + step, 1, 5)
-            outs = [m.output(m.decode(one.tgt_in, m.start(m.encode(one.src, one.src_mask)))[0]) for m in models]
-            assert torch.allclose(*outs, atol=1e-5), name
+        for step in range(1 + 2 * world.rank):  # the number of steps differs between processes
+            data = batch(2, 3 + step, 1, 5)
+            states = [m.start(m.encode(data.src, data.src_mask)) for m in models]
+            features = [m.decode(data.tgt_in, state)[0] for m, state in zip(models, states)]
+            logits = [m.output(f) for m, f in zip(models, features)]
+            assert torch.allclose(*logits, atol=1e-5), name
     after = gather({n: p.detach() for n, p in split.named_parameters()}, True)
     assert all(torch.equal(after[n], p) for n, p in before.items()), name
     split.train()
-    accumulate_gradients(split, mine[world.rank], 0.1, "fp32", 41)  # training goes on
+    accumulate_gradients(split, batches_of_ranks[world.rank], 0.1, "fp32", 41)  # training continues
 print("all", flush=True)
 world.close()
 """
@@ -160,7 +171,10 @@ def backbones(tmp_path: Path, names: list[str], processes: int) -> None:
 
 
 def test_gradients_and_search_of_each_backbone(tmp_path: Path) -> None:
-    """Sums over the processes, one of which has a batch in which no word counts; as much as half a model in each."""
+    """Gradients are sums over the processes. One process has a batch without target tokens.
+
+    Each process stores about half of the parameters.
+    """
     names = [
         "transformer",
         "conv",
@@ -189,52 +203,65 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
-    """Parts are of unequal size; what is begun split, one ends. (eps keeps gradients that are rounding errors from becoming steps.)"""
-    given = [
+    """Shards have unequal sizes. Three processes start the training and one process ends it.
+
+    With the chosen eps, gradients that are only rounding errors do not become steps.
+    """
+    overrides = [
         "model.dropout=0",
         f"training.stages.0.optimizer={optimizer}",
         "model.positions=learned",
         "model.max_positions=8",
     ]
-    given += ["training.stages.0.schedule={kind: constant, rate: 0.01}", "training.save_every=3"]
-    finished(launch(3, toy, tmp_path / "split", [*given, SHARD, "training.stages.0.end.updates=5"]))
-    train_module.train(load(toy, given), tmp_path / "split", "cpu", quiet=True)
-    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    overrides += [
+        "training.stages.0.schedule={kind: constant, rate: 0.01}",
+        "training.save_every=3",
+    ]
+    finished(
+        launch(3, toy, tmp_path / "split", [*overrides, SHARD, "training.stages.0.end.updates=5"])
+    )
+    train_module.train(load(toy, overrides), tmp_path / "split", "cpu", quiet=True)
+    train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
 
 
 @pytest.mark.slow
 def test_a_process_may_have_nothing_to_do(toy: Path, tmp_path: Path) -> None:
     """Three processes and two pairs an update."""
-    given = [*PLAIN, "training.stages.0.batch={size: 2, unit: sentences}"]
-    finished(launch(3, toy, tmp_path / "split", [*given, SHARD]))
-    train_module.train(load(toy, given), tmp_path / "one", "cpu", quiet=True)
+    overrides = [*PLAIN, "training.stages.0.batch={size: 2, unit: sentences}"]
+    finished(launch(3, toy, tmp_path / "split", [*overrides, SHARD]))
+    train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
 
 
 @pytest.mark.slow
 def test_gradients_that_are_not_finite_are_skipped_by_all(toy: Path, tmp_path: Path) -> None:
-    wild = "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, end: {updates: 90}}]"
-    said = finished(launch(2, toy, tmp_path / "run", [wild, SHARD]), code=1)
+    diverging = (
+        "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
+        "end: {updates: 90}}]"
+    )
+    said = finished(launch(2, toy, tmp_path / "run", [diverging, SHARD]), code=1)
     assert said.count("5 updates in a row after update") == 2
 
 
 @pytest.mark.slow
 def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> None:
-    """It comes in the middle of a layer of one process; the mean of the weights is what is judged."""
-    given = ["training.ema=0.9", "training.validation.metric=bleu", SHARD]
+    """The signal arrives in the middle of a layer of one process. Validation uses the EMA."""
+    overrides = ["training.ema=0.9", "training.validation.metric=bleu", SHARD]
     signal = (
-        "import signal\nfrom fusetk.models import transformer\nplain = transformer.EncoderLayer.forward\n"
-        "def forward(self, *given):\n"
-        "    if not self.training and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return plain(self, *given)\n"
+        "import signal\nfrom fusetk.models import transformer\n"
+        "plain = transformer.EncoderLayer.forward\n"
+        "def forward(self, *arguments):\n"
+        "    if not self.training and os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return plain(self, *arguments)\n"
         "transformer.EncoderLayer.forward = forward\n"
     )
-    said = finished(launch(2, toy, tmp_path / "parts", given, code=signal), code=1)
+    said = finished(launch(2, toy, tmp_path / "parts", overrides, code=signal), code=1)
     assert "received: saved after update 4" in said
-    said = finished(launch(2, toy, tmp_path / "parts", given))
+    said = finished(launch(2, toy, tmp_path / "parts", overrides))
     assert "resumed after update 4" in said
-    finished(launch(2, toy, tmp_path / "whole", given))
+    finished(launch(2, toy, tmp_path / "whole", overrides))
     for file in (MODEL, TRAINING, EMA):
         whole, parts = (
             (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes()
@@ -247,12 +274,12 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
 def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import oversize\nplain = oversize.accumulate_gradients\n"
-        "def gradients(*given):\n"
+        "def gradients(*arguments):\n"
         "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
-        "    return plain(*given)\noversize.accumulate_gradients = gradients\n"
+        "    return plain(*arguments)\noversize.accumulate_gradients = gradients\n"
     )
     said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
     assert (
-        "target tokens does not fit into memory (can't allocate memory), and with training.shard it cannot be split"
-        in said
+        "target tokens does not fit into memory (can't allocate memory), "
+        "and with training.shard it cannot be split" in said
     )
