@@ -48,22 +48,22 @@ MUTATIONS = [
     Mutation(
         "the loss has the wrong sign",
         "training/loss.py",
-        "smoothed = -(gap",
-        "smoothed = (gap",
+        "return -(gap * log_p_right",
+        "return (gap * log_p_right",
         ("training/test_loss.py",),
     ),
     Mutation(
         "the gradient of the output bias lacks the smoothing term",
         "training/loss.py",
-        ".sub_(other * len(targets))",
+        ".sub_(self.other * len(targets))",
         "",
         ("training/test_loss.py",),
     ),
     Mutation(
         "the gradient of the features lacks the smoothing term",
         "training/loss.py",
-        "other * column_sum.to(dtype)",
-        "0 * column_sum.to(dtype)",
+        "self.other * self.column_sum.to(self.dtype)",
+        "0 * self.column_sum.to(self.dtype)",
         ("training/test_loss.py",),
     ),
     Mutation(
@@ -75,9 +75,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the loss scale doubles one update too early",
-        "training/step.py",
-        "good + 1 == 2000",
-        "good + 2 == 2000",
+        "training/loss_scale.py",
+        "updates + 1 == GROWTH_INTERVAL",
+        "updates + 2 == GROWTH_INTERVAL",
         ("training/test_scale.py",),
     ),
     Mutation(
@@ -98,8 +98,8 @@ MUTATIONS = [
     Mutation(
         "the moving average starts with a wrong decay",
         "training/ema.py",
-        "(1 + updates) / (10 + updates)",
-        "(1 + updates) / (11 + updates)",
+        "min(self.decay, (1 + update) / (10 + update))",
+        "min(self.decay, (1 + update) / (11 + update))",
         ("training/test_ema.py",),
     ),
     Mutation(
@@ -163,15 +163,15 @@ MUTATIONS = [
     ),
     Mutation(
         "the link to the last checkpoint is called best",
-        "training/loop.py",
+        "training/checkpoints.py",
         '"last", folder',
         '"best", folder',
         ("training/test_loop.py",),
     ),
     Mutation(
         "dropout draws the same numbers at each update",
-        "training/loop.py",
-        "1_000_003 + self.progress.update",
+        "training/oversize.py",
+        "1_000_003 + updates",
         "1_000_003",
         ("training/test_loop.py", "training/test_distributed.py"),
     ),
@@ -241,16 +241,16 @@ MUTATIONS = [
     ),
     Mutation(
         "the filter's ratio is exclusive",
-        "data/filter.py",
-        "long > step.max_ratio * short",
-        "long >= step.max_ratio * short",
+        "data/steps/filter.py",
+        "long > self.max_ratio * short",
+        "long >= self.max_ratio * short",
         ("data/test_filter.py",),
     ),
     Mutation(
         "the filter's greatest length is exclusive",
-        "data/filter.py",
-        "long > step.max_length",
-        "long >= step.max_length",
+        "data/steps/filter.py",
+        "long > self.max_length",
+        "long >= self.max_length",
         ("data/test_filter.py",),
     ),
     Mutation(
@@ -293,8 +293,8 @@ MUTATIONS = [
     Mutation(
         "attention to several layers is not scaled",
         "nn/attention.py",
-        "mixed * sources**-0.5",
-        "mixed",
+        "contexts * sources**-0.5",
+        "contexts",
         ("nn/test_cross_attention.py",),
     ),
     Mutation(
@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "attention over the layers normalises over the hops",
         "fusion/attention.py",
-        "e.softmax(-3)",
-        "e.softmax(-2)",
+        "LAYER_AXIS).softmax(LAYER_AXIS)",
+        "LAYER_AXIS).softmax(-2)",
         ("fusion/test_equations.py",),
         "attention",
     ),
@@ -419,15 +419,15 @@ MUTATIONS = [
     Mutation(
         "an ensemble adds probabilities without dividing",
         "decoding/scorer.py",
-        "- math.log(len(values))",
+        " - math.log(len(logits))",
         "",
         ("decoding/test_beam.py", "decoding/test_forced.py"),
     ),
     Mutation(
         "a group pays for the tokens of other groups twice",
         "decoding/beam.py",
-        "going * config.diversity",
-        "2 * going * config.diversity",
+        "is_live * config.diversity",
+        "2 * is_live * config.diversity",
         ("decoding/test_search_options.py",),
     ),
     Mutation(
@@ -453,17 +453,17 @@ MUTATIONS = [
     ),
     # Evaluation
     Mutation(
-        "the brevity penalty compares the wrong way",
-        "evaluation/metrics.py",
-        "1 - self.reference_length / self.hypothesis_length",
-        "1 - self.hypothesis_length / self.reference_length",
+        "multi-bleu splits words at every Unicode space",
+        "evaluation/multi_bleu.py",
+        "line.translate(_REPLACE_OTHER_SPACE)",
+        "line",
         ("evaluation/test_metrics.py",),
     ),
     Mutation(
-        "n-gram counts are not clipped",
-        "evaluation/metrics.py",
-        "min(times, allowed[ngram])",
-        "times * bool(allowed[ngram])",
+        "mteval-v13a changes the case of all letters",
+        "evaluation/sacrebleu_metrics.py",
+        "line.translate(_ASCII_LOWER)",
+        "line.lower()",
         ("evaluation/test_metrics.py",),
     ),
     Mutation(
@@ -476,15 +476,15 @@ MUTATIONS = [
     Mutation(
         "equal systems get a small p",
         "evaluation/significance.py",
-        "1.0 if lines == 0",
-        "0.0 if lines == 0",
+        "p if differ else 1.0",
+        "p if differ else 0.0",
         ("evaluation/test_significance.py",),
     ),
     Mutation(
         "rescoring ignores the exponent of the length penalty",
         "evaluation/rescore.py",
-        "max(1, len(self.counted(scores))), self.normalize",
-        "max(1, len(self.counted(scores))), 0.0",
+        "](length, self.normalize)",
+        "](length, 0.0)",
         ("cli/test_rescore.py",),
     ),
 ]
