@@ -81,15 +81,15 @@ def compare_sentences(
     """
     if references is None:
         return [
-            ComparedSentence(line, source, None, one, other)
-            for line, (source, one, other) in enumerate(zip(sources, first, second, strict=True), 1)
+            ComparedSentence(line, source, None, old, new)
+            for line, (source, old, new) in enumerate(zip(sources, first, second, strict=True), 1)
         ]
     sentence_score = _sentence_scorer(metric, tokenized)
     sentences = []
     rows = zip(sources, references, first, second, strict=True)
-    for line, (source, reference, one, other) in enumerate(rows, 1):
-        scores = (sentence_score(one, reference), sentence_score(other, reference))
-        sentences.append(ComparedSentence(line, source, reference, one, other, scores))
+    for line, (source, reference, old, new) in enumerate(rows, 1):
+        scores = (sentence_score(old, reference), sentence_score(new, reference))
+        sentences.append(ComparedSentence(line, source, reference, old, new, scores))
     return sentences
 
 
