@@ -21,7 +21,8 @@ say() {
 
 need_fusetk() {
     command -v fusetk > /dev/null || die "fusetk is not installed: run \`make venv\` in $ROOT first"
-    python3 -c 'import fusetk' 2> /dev/null || die "python3 cannot import fusetk: activate its environment first"
+    python3 -c 'import fusetk' 2> /dev/null ||
+        die "python3 cannot import fusetk: activate its environment first"
 }
 
 # absolute PATH: print the absolute path; PATH need not exist.
@@ -99,9 +100,10 @@ stale() {
 # average RUN N: average the last N checkpoints, or all if the run has fewer, unless the average is
 # newer than they are. It sets `averaged` to the path.
 average() {
-    local run=$1 last=$2 kept=("$1"/checkpoints/update-*)
-    [[ $last =~ ^[1-9][0-9]*$ ]] || die "the number of checkpoints to average is a whole number above 0, not $last"
-    [ "${#kept[@]}" -ge "$last" ] || last=${#kept[@]}
+    local run=$1 last=$2 checkpoints=("$1"/checkpoints/update-*)
+    [[ $last =~ ^[1-9][0-9]*$ ]] ||
+        die "the number of checkpoints to average is a whole number above 0, not $last"
+    [ "${#checkpoints[@]}" -ge "$last" ] || last=${#checkpoints[@]}
     averaged=$run/checkpoints/average-$last
     if stale "$averaged/state.json" "$run/checkpoints/last/state.json"; then
         fusetk average "$run" --last "$last" --name "average-$last"
@@ -123,14 +125,16 @@ translate() {
 # check_multi30k DATA [ANY]: exit with an error if a file of Multi30k is missing in DATA, or
 # incomplete. With ANY, do not check the number of lines.
 check_multi30k() {
-    local from='get it from data/task1/raw of https://github.com/multi30k/dataset' set name file count
+    local advice='get it from data/task1/raw of https://github.com/multi30k/dataset'
+    local set name file count
     for set in train:29000 val:1014 test_2016_flickr:1000; do
         for name in "${set%:*}.de" "${set%:*}.en"; do
             file=$1/$name
-            [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $name.gz exists: $from"
+            [ -e "$file" ] || [ -e "$file.gz" ] || die "neither $file nor $name.gz exists: $advice"
             [ -z "${2:-}" ] || continue
-            count=$(lines "$file") || die "$file.gz cannot be unpacked: $from"
-            [ "$count" -eq "${set#*:}" ] || die "$file has $count lines and should have ${set#*:}: $from"
+            count=$(lines "$file") || die "$file.gz cannot be unpacked: $advice"
+            [ "$count" -eq "${set#*:}" ] ||
+                die "$file has $count lines and should have ${set#*:}: $advice"
         done
     done
 }

@@ -1,4 +1,4 @@
-"""Facts of a config for the scripts, and text before and after tokenisation for scores.
+"""Facts of a config for the scripts, and raw and tokenised text to score.
 
 `python row.py facts CONFIG RAW PREPARED [KEY=VALUE ...]` prints a name, a tab and a value for each
 fact. `... references CONFIG RAW PREPARED FOLDER [KEY=VALUE ...]` writes the further references of
@@ -21,7 +21,7 @@ from fusetk.recipe import Recipe
 
 
 def facts(config: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and values. A value named `set` changes a key, to read text from ``raw``."""
+    """Yield names and values. The values of `set` are overrides that read text from ``raw``."""
     data = config.data
 
     def in_raw(prefixes: list[str]) -> list[str]:
@@ -82,10 +82,10 @@ def _further(prefix: Path, language: str, number: int) -> Path | None:
 def _write(path: Path, lines: list[str]) -> None:
     """Write the lines to a temporary file and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with writer(aside) as file:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writer(temporary) as file:
         file.writelines(f"{line}\n" for line in lines)
-    aside.replace(path)
+    temporary.replace(path)
 
 
 def main(arguments: list[str]) -> int:

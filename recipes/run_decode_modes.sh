@@ -10,7 +10,7 @@ Usage: $(basename "$0") RUN SOURCE REFERENCE [--other RUN] [--out DIR] [--tokeni
 
 Translates SOURCE with RUN in every mode of \`fusetk decode\` and scores it against REFERENCE. Both
 are lines of plain text. Some modes get words of the reference as a prefix or as constraints: their
-scores show that the words are used, not that translations are better. Run again, it does only the
+scores show that the words are used, not that translations are better. A second call does only the
 missing steps.
 
   --other RUN       a second model with the same vocabularies, for ensembles
@@ -21,7 +21,8 @@ missing steps.
 END
 }
 
-given=() other='' out=$ROOT/work/decode_modes metric=sacrebleu common=(--stop exact --device auto)
+positional=() other='' out=$ROOT/work/decode_modes metric=sacrebleu
+common=(--stop exact --device auto)
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -30,11 +31,11 @@ while [ $# -gt 0 ]; do
         --tokenized) common+=(--tokenized); metric=multi-bleu; shift ;;
         --device) need_value "$1" $#; common+=(--device "$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) given+=("$(absolute "$1")"); shift ;;
+        *) positional+=("$(absolute "$1")"); shift ;;
     esac
 done
-[ ${#given[@]} -eq 3 ] || die "give RUN, SOURCE and REFERENCE; -h shows the usage"
-run=${given[0]} source=${given[1]} reference=${given[2]}
+[ ${#positional[@]} -eq 3 ] || die "give RUN, SOURCE and REFERENCE; -h shows the usage"
+run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
 mkdir -p "$out"
 
@@ -42,19 +43,26 @@ awk '{ print $1, $2 }' "$reference" > "$out/prefix"
 awk '{ print $(int((NF + 1) / 2)) "\t" $(NF > 1 ? NF - 1 : 1) }' "$reference" > "$out/phrases"
 printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"
 
-# mode NAME ARGUMENT...: translate unless done, score, add a line to the table.
+# mode NAME ARGUMENT ...: translate unless the translation exists, score, add a line to the table.
 mode() {
     local name=$1 file scored
     shift
     file=$out/$(tr -cs 'a-z0-9.\n' _ <<< "$name")
     if [ ! -e "$file.txt" ]; then
         say "$name"
-        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" || die "$(tail -n 1 "$file.log")"
+        fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" ||
+            die "$(tail -n 1 "$file.log")"
         mv "$file.part" "$file.txt"
     fi
-    awk -F ' [|][|][|] ' '{ print $1 }' "$file.txt" > "$out/first"  # of text with an alignment
-    [ -z "${n_best:-}" ] || awk -F ' [|][|][|] ' '$1 "" != last { print $2 } { last = $1 "" }' "$file.txt" > "$out/first"
-    scored=$(fusetk score "$out/first" -r "$reference" --metric "$metric" 2> "$file.doubts") || die "$(tail -n 1 "$file.doubts")"
+    # Keep the text of lines with an alignment, and the first entry of each n-best list.
+    if [ -z "${n_best:-}" ]; then
+        awk -F ' [|][|][|] ' '{ print $1 }' "$file.txt" > "$out/first"
+    else
+        awk -F ' [|][|][|] ' '$1 "" != last { print $2 } { last = $1 "" }' "$file.txt" \
+            > "$out/first"
+    fi
+    scored=$(fusetk score "$out/first" -r "$reference" --metric "$metric" 2> "$file.warnings") ||
+        die "$(tail -n 1 "$file.warnings")"
     printf '%-44s %7s  %s\n' "$name" "$(sed -n 's/.*BLEU = \([0-9.]*\).*/\1/p' <<< "$scored")" \
         "$(sed -n 's/.*s: \(.*sentences\/s\).*/\1/p' "$file.log")" >> "$out/table.txt"
 }
@@ -68,7 +76,7 @@ mode "no length penalty" -b 5 -n 0
 mode "gnmt 0.6" -b 5 --penalty gnmt -n 0.6
 mode "word penalty -0.3" -b 5 -n 0 --word-penalty -0.3
 mode "gnmt 0.2, coverage penalty 0.2" -b 5 --penalty gnmt -n 0.2 --coverage-penalty 0.2
-mode "no run of 3 twice" -b 5 --no-repeat-ngram 3
+mode "no repeated 3-gram" -b 5 --no-repeat-ngram 3
 mode "minimum 0.8 of the source" -b 5 --min-length-factor 0.8
 mode "maximum 0.8 of the source" -b 5 --max-length-factor 0.8 --max-length-extra 0
 mode "unknown forbidden" -b 5 --forbid-unknown
@@ -91,8 +99,10 @@ if [ -n "$other" ]; then
 fi
 rm -f "$out/parts"
 for part in 1 2 3; do
-    fusetk decode -m "$run" -i "$source" -b 5 --shard "$part/3" "${common[@]}" --quiet >> "$out/parts"
+    fusetk decode -m "$run" -i "$source" -b 5 --shard "$part/3" "${common[@]}" --quiet \
+        >> "$out/parts"
 done
-cmp "$out/parts" "$out/beam_5.txt" || die "three parts are not the whole"
-printf '%s\n' "three parts (--shard I/3), one after the other: the same bytes as beam 5" >> "$out/table.txt"
+cmp "$out/parts" "$out/beam_5.txt" || die "the three parts together differ from $out/beam_5.txt"
+printf '%s\n' "three parts (--shard I/3), one after the other: the same bytes as beam 5" \
+    >> "$out/table.txt"
 cat "$out/table.txt"

@@ -9,7 +9,7 @@ usage() {
 Usage: $(basename "$0") [--out DIR] [--set KEY=VALUE ...]
 
 Generates a German-English corpus from a grammar, trains a small Transformer on it, translates test
-sentences, scores and plots. Run again, it does only the missing steps.
+sentences, scores and plots. A second call does only the missing steps.
 
   --out DIR         the folder of all output ($ROOT/work/demo)
   --set KEY=VALUE   change a key of $ROOT/recipes/demo/demo.yaml; repeatable
@@ -17,12 +17,12 @@ END
 }
 
 out=$ROOT/work/demo
-given=()
+overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
-        --set) need_value "$1" $#; given+=(--set "$2"); shift 2 ;;
+        --set) need_value "$1" $#; overrides+=(--set "$2"); shift 2 ;;
         *) die "there is no option $1; -h shows the usage" ;;
     esac
 done
@@ -33,7 +33,7 @@ raw=$out/raw run=$out/run
 settings=(
     --set "data.folder=\"$out/data\"" --set "data.train=[\"$raw/train\"]"
     --set "data.valid=[\"$raw/valid\"]" --set "data.test={demo: [\"$raw/test\"]}"
-    ${given[@]+"${given[@]}"}
+    ${overrides[@]+"${overrides[@]}"}
 )
 
 begin=$SECONDS

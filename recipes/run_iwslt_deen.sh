@@ -6,16 +6,17 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat << END
-Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--jobs N] [--prepare-only] [--set KEY=VALUE ...]
+Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--jobs N]
+       [--prepare-only] [--set KEY=VALUE ...]
 
 Extracts the text, prepares it, compares its counts with the published ones of the config's split,
-trains, averages, translates the config's test sets and scores. Run again, it does only the missing
+trains, averages, translates the config's test sets and scores. A second call does only the missing
 steps.
 
-  --archive FILE    the archive of WIT3 2014-01; downloaded if not given
-  --config FILE     $ROOT/recipes/mlrf/iwslt14_deen/baseline_3layer.yaml (the default), any other row
-                    of iwslt14_deen and iwslt14_deen_words in mlrf, lwc and densenmt there, or
-                    $ROOT/recipes/iwslt14/transformer_6x512.yaml
+  --archive FILE    the archive of WIT3 2014-01; downloaded without this option
+  --config FILE     $ROOT/recipes/iwslt14/transformer_6x512.yaml, or a row of the folders
+                    iwslt14_deen and iwslt14_deen_words of mlrf, lwc and densenmt in
+                    $ROOT/recipes (mlrf/iwslt14_deen/baseline_3layer.yaml)
   --out DIR         the folder of all output ($ROOT/work/iwslt14_deen)
   --average N       checkpoints to average (5)
   --jobs N          processes for the preparation (1)
@@ -26,7 +27,7 @@ END
 }
 
 archive='' config=$ROOT/recipes/mlrf/iwslt14_deen/baseline_3layer.yaml out=$ROOT/work/iwslt14_deen
-jobs=1 last=5 prepare_only='' any_data=() given=()
+jobs=1 last=5 prepare_only='' any_data=() overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -37,7 +38,7 @@ while [ $# -gt 0 ]; do
         --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
         --prepare-only) prepare_only=yes; shift ;;
         --any-data) any_data=(--any-data); shift ;;
-        --set) need_value "$1" $#; given+=("$2"); shift 2 ;;
+        --set) need_value "$1" $#; overrides+=("$2"); shift 2 ;;
         *) die "there is no option $1; -h shows the usage" ;;
     esac
 done
@@ -63,7 +64,7 @@ if [ ! -d "$raw" ]; then
     python3 "$iwslt" extract "$archive" "$raw.part" ${any_data[@]+"${any_data[@]}"}
     mv "$raw.part" "$raw"
 fi
-read_row "$config" "$raw" "$prepared" ${given[@]+"${given[@]}"}
+read_row "$config" "$raw" "$prepared" ${overrides[@]+"${overrides[@]}"}
 say "prep: text to subwords to ids"
 fusetk prep "$config" "${settings[@]}" --jobs "$jobs"
 unlock_data

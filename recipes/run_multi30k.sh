@@ -9,9 +9,10 @@ usage() {
 Usage: $(basename "$0") DATA_DIR [--pair en-de|de-en] [--out DIR] [--set KEY=VALUE ...]
 
 DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
-data/task1/raw of https://github.com/multi30k/dataset. Run again, it does only the missing steps.
+data/task1/raw of https://github.com/multi30k/dataset. A second call does only the missing steps.
 
-  --pair en-de      Transformer-Tiny, 8,000 updates, the last 10 epochs averaged (the default; published: 41.02 BLEU)
+  --pair en-de      Transformer-Tiny, 8,000 updates, the last 10 epochs averaged (the default;
+                    published: 41.02 BLEU)
   --pair de-en      3+3 layers of width 256, 1,294 updates (fairseq 0.12.2: 37.85 BLEU)
   --out DIR         the folder of all output ($ROOT/work/multi30k)
   --jobs N          processes for the preparation (1)
@@ -20,16 +21,20 @@ END
 }
 
 data='' pair=en-de out=$ROOT/work/multi30k jobs=1
-given=()
+overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --pair) need_value "$1" $#; pair=$2; shift 2 ;;
         --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
         --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
-        --set) need_value "$1" $#; given+=(--set "$2"); shift 2 ;;
+        --set) need_value "$1" $#; overrides+=(--set "$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"; data=$(absolute "$1"); shift ;;
+        *)
+            [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"
+            data=$(absolute "$1")
+            shift
+            ;;
     esac
 done
 [ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
@@ -47,8 +52,9 @@ mkdir -p "$out"
 prepared=$out/data.$pair run=$out/run.$pair
 settings=(
     --set "data.folder=\"$prepared\"" --set "data.train=[\"$data/train\"]"
-    --set "data.valid=[\"$data/val\"]" --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
-    ${given[@]+"${given[@]}"}
+    --set "data.valid=[\"$data/val\"]"
+    --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
+    ${overrides[@]+"${overrides[@]}"}
 )
 say "prep: text to subwords to ids"
 fusetk prep "$config" "${settings[@]}" --jobs "$jobs"

@@ -9,19 +9,21 @@ group=fusion
 
 usage() {
     cat << END
-Usage: $(basename "$0") DATA_DIR [--seeds "1 2 3"] [--systems "NAME ..."] [--out DIR] [--set KEY=VALUE ...]
+Usage: $(basename "$0") DATA_DIR [--seeds "1 2 3"] [--systems "NAME ..."] [--out DIR]
+       [--set KEY=VALUE ...]
 
 DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
 data/task1/raw of https://github.com/multi30k/dataset. Trains each system with each seed, averages
-its last checkpoints, translates, scores (tokenised, lowercased multi-bleu) and prints the table. Run
-again, it does only the missing steps.
+its last checkpoints, translates, scores (tokenised, lowercased multi-bleu) and prints the table. A
+second call does only the missing steps.
 
-  --group NAME         fusion (the default); dense: DenseNMT and the residual model of the same size;
-                       coordinated: one stack for both languages; recurrent: ShallowRNMT, DTMT
-                       and the Transformer
+  --group NAME         fusion (the default); dense: DenseNMT and the residual model of the same
+                       size; coordinated: one stack for both languages; recurrent: ShallowRNMT,
+                       DTMT and the Transformer
   --seeds "N ..."      seeds (1)
   --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
-  --out DIR            the folder of all output, each run in DIR/SYSTEM.seedN ($ROOT/work/multi30k_GROUP)
+  --out DIR            the folder of all output, each run in DIR/SYSTEM.seedN
+                       ($ROOT/work/multi30k_GROUP)
   --average N          checkpoints to average (5)
   --jobs N             processes for the preparation (1)
   --any-data           continue if the text does not have the lines of Multi30k
@@ -30,7 +32,7 @@ END
 }
 
 data='' seeds=1 systems='' out='' last=5 jobs=1 any_data=''
-given=()
+overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -41,14 +43,19 @@ while [ $# -gt 0 ]; do
         --average) need_value "$1" $#; last=$2; shift 2 ;;
         --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
         --any-data) any_data=yes; shift ;;
-        --set) need_value "$1" $#; given+=(--set "$2"); shift 2 ;;
+        --set) need_value "$1" $#; overrides+=(--set "$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"; data=$(absolute "$1"); shift ;;
+        *)
+            [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"
+            data=$(absolute "$1")
+            shift
+            ;;
     esac
 done
 [ -n "$data" ] || die "give the folder of the Multi30k text; -h shows the usage"
 folder=$ROOT/recipes/multi30k/$group
-[[ $group =~ ^(fusion|dense|coordinated|recurrent)$ ]] || die "--group is fusion, dense, coordinated or recurrent, not $group"
+[[ $group =~ ^(fusion|dense|coordinated|recurrent)$ ]] ||
+    die "--group is fusion, dense, coordinated or recurrent, not $group"
 out=${out:-$ROOT/work/multi30k_$group}
 
 known=()
@@ -73,8 +80,9 @@ mkdir -p "$out"
 prepared=$out/data
 settings=(
     --set "data.folder=\"$prepared\"" --set "data.train=[\"$data/train\"]"
-    --set "data.valid=[\"$data/val\"]" --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
-    ${given[@]+"${given[@]}"}
+    --set "data.valid=[\"$data/val\"]"
+    --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
+    ${overrides[@]+"${overrides[@]}"}
 )
 say "prep: text to subwords to ids"
 fusetk prep "$folder/base.yaml" "${settings[@]}" --jobs "$jobs"
@@ -84,7 +92,8 @@ for seed in "${seeds[@]}"; do
     for system in "${systems[@]}"; do
         run=$out/$system.seed$seed
         say "$system, seed $seed: train"
-        fusetk train "$folder/$system.yaml" "${settings[@]}" --set "training.seed=$seed" --run "$run"
+        fusetk train "$folder/$system.yaml" "${settings[@]}" --set "training.seed=$seed" \
+            --run "$run"
         say "$system, seed $seed: translate and score (tokenised, lowercased)"
         average "$run" "$last"
         for checkpoint in "$run/checkpoints/best" "$averaged"; do

@@ -8,19 +8,22 @@ usage() {
     cat << END
 Usage: $(basename "$0") CONFIG --raw DIR [--out DIR] [--seed N] [--set KEY=VALUE ...]
 
-Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. Run again,
-it does only the missing steps. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
+Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. A second
+call does only the missing steps. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG,
+prints the table.
 
 DIR replaces the folders in CONFIG's paths of text: for raw/train, DIR contains train.de and
-train.en, plain or .gz. Several references of a test set are SET.en, SET.en1, SET.en2, ... Configs of one
-folder share prepared data. They may run at the same time: one waits while another prepares.
+train.en, plain or .gz. Several references of a test set are SET.en, SET.en1, SET.en2, ...
+Configs of one folder share prepared data. They may run at the same time: one waits while another
+prepares.
 
   --raw DIR         the folder of the text
   --out DIR         the folder of all output ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
   --seed N          training.seed (the config's)
   --average N       checkpoints to average (as many as the config keeps: training.keep_last)
-  --metric NAME     metric; repeatable. multi-bleu (the default) and multi-bleu-lc score tokenised text,
-                    others, such as sacrebleu, raw text; they ignore case if the config lowercases the target
+  --metric NAME     metric; repeatable. multi-bleu (the default) and multi-bleu-lc score tokenised
+                    text. Others, such as sacrebleu, score raw text, and ignore case if the config
+                    lowercases the target
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
   --set KEY=VALUE   change a key of the config; repeatable
@@ -28,7 +31,7 @@ END
 }
 
 config='' raw='' out='' last='' jobs=1 seed='' prepare_only=''
-metrics=() given=()
+metrics=() overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -42,18 +45,25 @@ while [ $# -gt 0 ]; do
         --set)
             need_value "$1" $#
             case $2 in
-                data.folder=* | data.train=* | data.valid=* | data.test=*) die "--set $2: use --raw for the folder of the text, and --out for the output" ;;
+                data.folder=* | data.train=* | data.valid=* | data.test=*)
+                    die "--set $2: use --raw for the folder of the text, and --out for the output"
+                    ;;
             esac
-            given+=("$2"); shift 2 ;;
+            overrides+=("$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) [ -z "$config" ] || die "give one CONFIG only, not $1 too"; config=$(absolute "$1"); shift ;;
+        *)
+            [ -z "$config" ] || die "give one CONFIG only, not $1 too"
+            config=$(absolute "$1")
+            shift
+            ;;
     esac
 done
-[ -n "$config" ] || die "give a config, such as recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml; -h shows the usage"
+[ -n "$config" ] ||
+    die "give a config, such as recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml; -h shows the usage"
 [ -f "$config" ] || die "the config $config does not exist"
 [ -n "$raw" ] || die "give the folder of the text by --raw; -h shows the usage"
 [ -d "$raw" ] || die "the folder $raw does not exist"
-[ -z "$seed" ] || given+=("training.seed=$seed")
+[ -z "$seed" ] || overrides+=("training.seed=$seed")
 [ "${#metrics[@]}" -gt 0 ] || metrics=(multi-bleu)
 need_fusetk
 
@@ -63,7 +73,7 @@ out=${out:-$ROOT/work/$(basename "$(dirname "$folder")")_$group}
 prepared=$out/data.$group
 row=$ROOT/recipes/row.py
 
-read_row "$config" "$raw" "$prepared" ${given[@]+"${given[@]}"}
+read_row "$config" "$raw" "$prepared" ${overrides[@]+"${overrides[@]}"}
 run=$out/run.$group.$name.seed$seed
 mkdir -p "$out"
 [ -n "$prepare_only" ] || lock_run "$run"
@@ -80,7 +90,7 @@ average "$run" "${last:-$keep_last}"
 
 say "translate and score"
 further=$out/references.$group
-python3 "$row" references "$config" "$raw" "$prepared" "$further" ${given[@]+"${given[@]}"}
+python3 "$row" references "$config" "$raw" "$prepared" "$further" ${overrides[@]+"${overrides[@]}"}
 for set in "${tests[@]}"; do
     text=$prepared/test.$set
     for checkpoint in "$run/checkpoints/best" "$averaged"; do
@@ -90,14 +100,17 @@ for set in "${tests[@]}"; do
         for metric in "${metrics[@]}"; do
             case $metric in
                 multi-bleu*) form=txt options=() ;;
-                *) form=raw options=(${lowercase[@]+"${lowercase[@]}"}); python3 "$row" detokenize "$prepared" "$words.txt" "$words.raw" ;;
+                *)
+                    form=raw options=(${lowercase[@]+"${lowercase[@]}"})
+                    python3 "$row" detokenize "$prepared" "$words.txt" "$words.raw"
+                    ;;
             esac
             references=(-r "$text.$target.$form")
             for reference in "$further/$set"/*."$form"; do
                 [ ! -e "$reference" ] || references+=(-r "$reference")
             done
-            fusetk score "$words.$form" "${references[@]}" --metric "$metric" ${options[@]+"${options[@]}"} \
-                --run "$run" --set-name "$set" --checkpoint "$label"
+            fusetk score "$words.$form" "${references[@]}" --metric "$metric" \
+                ${options[@]+"${options[@]}"} --run "$run" --set-name "$set" --checkpoint "$label"
         done
     done
 done

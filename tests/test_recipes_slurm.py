@@ -161,7 +161,7 @@ def test_a_cancelled_job_is_not_queued_again(fake: dict[str, str]) -> None:
 def test_what_is_missing_is_said(fake: dict[str, str]) -> None:
     alone = {name: value for name, value in fake.items() if name != "SLURM_JOB_ID"}
     for environment, arguments, said in (
-        (fake, [], "give a config"),
+        (fake, [], "give the arguments of fusetk train"),
         (alone, ["my.yaml"], "this is for Slurm"),
     ):
         ran = submit(environment, *arguments)

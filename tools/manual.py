@@ -39,7 +39,7 @@ REGISTRIES: dict[str, Mapping[str, type]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-# The errors with exit codes of their own, and the commands that have them.
+# The errors with their own exit codes, and the commands that can end with them.
 SPECIAL: dict[type[FusetkError], set[str]] = {
     DiskFull: {"train", "average"},
     Interrupted: {"train"},
@@ -61,7 +61,7 @@ def commands() -> dict[str, click.Command]:
 
 
 def context_of(command: click.Command) -> click.Context:
-    """Return a context like that of a call, with the settings that all commands share."""
+    """Return a click context as in a call, with the settings that all commands share."""
     top = click.Context(fusetk_command, info_name="fusetk", **fusetk_command.context_settings)
     return top if command is fusetk_command else click.Context(command, parent=top)
 
@@ -294,7 +294,7 @@ def config_of(annotation: Any) -> list[type[Config]]:
 
 
 def kind_of(name: str, field: FieldInfo) -> str:
-    """Return the type in words, with its bounds."""
+    """Return the type in words, with its bounds; for a ``kind``, the names to choose from."""
     if is_choice(field):
         return " | ".join(REGISTRIES[name])
     bounds = [
@@ -310,7 +310,8 @@ def words_of(annotation: Any) -> str:
     """Return a type in words: ``list[str]`` is a list of strings."""
     if annotation in PRIMITIVES:
         return PRIMITIVES[annotation]
-    origin, inner = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inner = get_args(annotation)
     if origin is Annotated:
         return words_of(inner[0])
     if origin is Literal:
@@ -334,9 +335,9 @@ def many(annotation: Any) -> str:
 
 
 def default_of(field: FieldInfo) -> str:
-    """Return the default, or that the key is required.
+    """Return the default in words, or that the key is required.
 
-    Empty for a mapping: its keys have their own defaults.
+    The text is empty for a mapping, because its keys have their own defaults.
     """
     if field.is_required():
         return "; required"

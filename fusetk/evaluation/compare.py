@@ -34,7 +34,7 @@ class ComparedSentence(NamedTuple):
 
 
 class DiffSpan(NamedTuple):
-    """Consecutive words of a translation that are all in the other translation, or all not."""
+    """Consecutive words of a translation: the other translation has all of them, or none."""
 
     space: str  # before the text
     text: str
@@ -62,8 +62,8 @@ class ComparisonSummary(NamedTuple):
             f"{name} {first:.2f} -> {second:.2f}" for name, (first, second) in self.corpus.items()
         )
         return (
-            f"{scores}; of {self.sentences} sentences the second has {self.better} better, "
-            f"{self.worse} worse, {self.equal} equal ({self.same} the same)"
+            f"{scores}; the second translation is better in {self.better} of {self.sentences} "
+            f"sentences, worse in {self.worse}, equal in {self.equal} ({self.same} the same)"
         )
 
 
@@ -81,15 +81,15 @@ def compare_sentences(
     """
     if references is None:
         return [
-            ComparedSentence(line, source, None, one, other)
-            for line, (source, one, other) in enumerate(zip(sources, first, second, strict=True), 1)
+            ComparedSentence(line, source, None, old, new)
+            for line, (source, old, new) in enumerate(zip(sources, first, second, strict=True), 1)
         ]
     sentence_score = _sentence_scorer(metric, tokenized)
     sentences = []
     rows = zip(sources, references, first, second, strict=True)
-    for line, (source, reference, one, other) in enumerate(rows, 1):
-        scores = (sentence_score(one, reference), sentence_score(other, reference))
-        sentences.append(ComparedSentence(line, source, reference, one, other, scores))
+    for line, (source, reference, old, new) in enumerate(rows, 1):
+        scores = (sentence_score(old, reference), sentence_score(new, reference))
+        sentences.append(ComparedSentence(line, source, reference, old, new, scores))
     return sentences
 
 
@@ -106,7 +106,10 @@ def _sentence_scorer(metric: str, tokenized: bool) -> Callable[[str, str], float
 def summarize(
     sentences: Sequence[ComparedSentence], references: Sequence[str] | None, tokenized: bool
 ) -> ComparisonSummary:
-    """Count the sentences by gain and score both corpora; without references, count them only."""
+    """Count better, worse and equal second translations, and score both corpora.
+
+    Without references, count only the sentences and the identical translations.
+    """
     same = sum(sentence.first == sentence.second for sentence in sentences)
     if references is None:
         return ComparisonSummary(len(sentences), same)
@@ -139,7 +142,7 @@ def rank_by_gain(sentences: Sequence[ComparedSentence]) -> list[ComparedSentence
 
 def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]:
     """Split both translations into spans of words that they share and words that they do not."""
-    pieces = [_WORD.findall(text) for text in (first, second)]
+    pieces = [_WORD.findall(text) for text in (first, second)]  # (space, word)
     words = [[word for _, word in side] for side in pieces]
     first_spans: list[DiffSpan] = []
     second_spans: list[DiffSpan] = []
@@ -151,7 +154,7 @@ def diff_words(first: str, second: str) -> tuple[list[DiffSpan], list[DiffSpan]]
 
 
 def _span(pieces: Sequence[tuple[str, str]], same: bool) -> list[DiffSpan]:
-    """Return a span of words with the space before each; empty for no words."""
+    """Return the span of ``pieces``, which are (space, word); empty for no words."""
     if not pieces:
         return []
     space = pieces[0][0]

@@ -8,7 +8,7 @@ from fusetk.evaluation.metric import Metric, Score
 from fusetk.evaluation.multi_bleu import split_words
 from fusetk.evaluation.texts import ScoredText, ScoredTexts
 
-BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # those of the paper
+BOUNDS = (0, 10, 20, 30, 40, 50, 60)  # as in DTMT's Figure 3
 DEFAULT_METRIC = "multi-bleu"
 
 
@@ -37,18 +37,18 @@ class LengthTable(NamedTuple):
     ranges: Sequence[LengthRange]
     sentences: Sequence[int]  # in each range
     scores: Mapping[str, Sequence[float | None]]  # by system, one for each range
-    blank: int  # lines without words in the text whose lengths count
+    blank: int  # lines without words in ``length_text``
 
     @property
     def length_text(self) -> ScoredText:
-        """The text whose lengths count: the source, or the first reference without a source."""
+        """The text that gives the lengths: the source, or else the first reference."""
         return self.texts.source or self.texts.references[0]
 
 
 def length_bins(bounds: Sequence[int]) -> list[LengthRange]:
-    """Return the ranges up to each of the rising bounds, and one beyond the last bound.
+    """Return a range that ends at each of the ascending bounds, and a last one without limit.
 
-    Every sentence is in one range; blank lines are in the first one.
+    Bounds below 1 are ignored. Every sentence is in one range. Blank lines are in the first one.
     """
     edges = [-1, *(bound for bound in bounds if bound > 0)]
     ranges = [LengthRange(low + 1, high) for low, high in pairwise(edges)]
@@ -56,7 +56,7 @@ def length_bins(bounds: Sequence[int]) -> list[LengthRange]:
 
 
 def ranges_above(bounds: Sequence[int]) -> list[LengthRange]:
-    """Return a range of all lengths above each bound; blank lines are in none of them."""
+    """Return a range of all lengths above each bound; bounds of at least 0 exclude blank lines."""
     return [LengthRange(bound + 1) for bound in bounds]
 
 

@@ -46,15 +46,16 @@ class Metric(ABC):
     """A metric with its references, options and source.
 
     A metric is built with the references, ``references[k][i]`` for line i of reference k, the
-    options, and the lines of the source if they are known. An instance may change the class
-    attributes to describe its options.
+    options, and the lines of the source if they are known. An instance may override
+    the class attributes, because they can depend on the options.
     """
 
     name: str  # in METRICS
     case_sensitive: bool = True
-    tokenizes: bool | None = None  # False: expects tokenised text; None: takes both kinds of text
+    # True: tokenises raw text; False: expects tokenised text; None: accepts both kinds of text.
+    tokenizes: bool | None = None
     needs_source: ClassVar[bool] = False
-    options: ClassVar[Collection[str]] = ()  # fields of MetricOptions besides lowercase
+    options: ClassVar[Collection[str]] = ()  # its fields of MetricOptions, besides lowercase
 
     @abstractmethod
     def __init__(

@@ -1,4 +1,4 @@
-"""The table of metrics, and scores of lines by them."""
+"""The table of metrics, and functions that score lines by the names of metrics."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,8 @@ def make_metrics(
 ) -> list[Metric]:
     """Build the metrics with these names.
 
-    Each metric is built once. With ``lowercase``, multi-bleu and multi-bleu-lc are the same metric.
+    Each metric is built once. With the option ``lowercase``, multi-bleu and multi-bleu-lc are
+    the same metric.
     Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the source and
     there is none.
     """

@@ -1,4 +1,4 @@
-"""BLEU as the Moses script multi-bleu.perl computes it, of tokenised text and without smoothing.
+"""BLEU of tokenised text without smoothing, as the Moses script multi-bleu.perl computes it.
 
 sacreBLEU without a tokeniser and without smoothing has the same arithmetic. It splits a line at all
 Unicode white space. The script reads bytes and splits at ASCII white space only, so other white
@@ -65,14 +65,14 @@ class MultiBleu(SacreMetric):
         return super().statistics(self._prepare(hypotheses))
 
     def signature(self) -> str:
-        """All settings that are needed to reproduce the score."""
+        """Return all settings that are needed to reproduce the score."""
         case = "mixed" if self.case_sensitive else "lc"
         compounds = "|compounds:split" if self.compound_split else ""
         references = f"nrefs:{len(self.references)}"
         return f"{references}|case:{case}|tok:none{compounds}|smooth:none|arithmetic:moses"
 
     def parts(self, result: Any) -> dict[str, Any]:
-        """Return the other fields of the ``Score`` of a result of the library."""
+        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
         return bleu_parts(result)
 
 
@@ -91,7 +91,7 @@ def split_compounds(line: str) -> str:
     """Split words at hyphens, as papers on WMT English-German do.
 
     ``rich-text`` becomes ``rich ##AT##-##AT## text``. Like tensor2tensor's get_ende_bleu.sh, this
-    works on bytes, and a match uses the byte on each side of the hyphen: in a-b-c only the first
-    hyphen is split; in ä-ö-ü, whose letters have two bytes, both are split.
+    works on bytes, and a match consumes the byte on each side of the hyphen. So only the first hyphen
+    of a-b-c is split. Both hyphens of ä-ö-ü are split, because its letters have two bytes.
     """
     return _COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()

@@ -1,4 +1,4 @@
-"""Probabilities of given translations, for each sentence and for a corpus."""
+"""Log-probabilities of given translations, for each sentence and for a corpus."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ IdPair = tuple[list[int], list[int]]  # source ids with EOS, target ids without 
 
 
 class ScoreRule(NamedTuple):
-    """How token scores become the score of a sentence."""
+    """Rule that turns the scores of tokens into the score of a sentence."""
 
     count_eos: bool = True  # whether EOS counts, in the score and in the length
     normalize: float = 0.0  # exponent of the length penalty
     penalty: str = "power"
 
     def counted(self, scores: Sequence[float]) -> Sequence[float]:
-        """Return the scores that count; ``scores`` are those of all tokens, then of EOS."""
+        """Return the scores that the rule uses; ``scores`` are those of the tokens and of EOS."""
         return scores if self.count_eos else scores[:-1]
 
     def score(self, scores: Sequence[float]) -> float:
-        """Return the natural-log probability; 0 if nothing counts."""
+        """Return the natural-log probability of a sentence; 0 if no score is used."""
         return math.fsum(self.counted(scores))
 
     def normalized(self, scores: Sequence[float]) -> float:
@@ -50,17 +50,16 @@ class Rescorer:
         self.batch_tokens = batch_tokens
 
     def pair(self, source: list[int], target: list[int]) -> IdPair | None:
-        """Make a pair of the ids of a sentence and its translation; None for a source without
-        tokens.
+        """Return the ids of a sentence and its translation; None if the source has no tokens.
 
-        Raises DataError if one of them exceeds the positions of the models.
+        Raises DataError if the source or the target exceeds the positions of the models.
         """
         pair = [*source, EOS], target
         check_length(self.translator.models, [pair])
         return pair if source else None
 
     def __call__(self, pairs: Sequence[IdPair | None]) -> list[ScoredTarget | None]:
-        """Return the scores of each pair, in order; None for None."""
+        """Return the scores of each pair, in order; None for a pair that is None."""
         results = iter(
             score_targets(
                 self.translator.models,
@@ -81,7 +80,7 @@ class Rescorer:
 
 
 class CorpusScore:
-    """Sums over a corpus; EOS counts as a token and as a word."""
+    """Sums over the sentences of a corpus; EOS counts as a token and as a word."""
 
     def __init__(self) -> None:
         self.sentences = 0

@@ -34,7 +34,7 @@ class RescoreInputs(NamedTuple):
 
 
 class RescoreRow(NamedTuple):
-    """A line of the input, and the pairs of it to score."""
+    """A line of the input, and its pairs of source and target ids."""
 
     # None for a pair of lines, the fields of a line of an n-best list, or a JSON object
     content: list[str] | dict[str, Any] | None
@@ -47,10 +47,10 @@ class RescoreRow(NamedTuple):
 def read_rows(
     inputs: RescoreInputs, rescorer: Rescorer, tokenized: bool, feature: str
 ) -> tuple[Iterator[RescoreRow], Ready]:
-    """Read the rows of the input, and whether the next row waits.
+    """Return the rows of the input, and whether the next row comes without a long wait.
 
-    ``feature`` is the name of the new feature in lists and objects. The rows raise DataError, with
-    the line number, for a line that cannot be scored.
+    ``feature`` is the name of the new score in n-best lists and JSON objects. The iterator raises
+    DataError, with the line number, for a line that cannot be scored.
     """
     opened = [open_lines(name) for name in inputs.names]
     texts = [lines for lines, _ in opened]
@@ -102,9 +102,10 @@ def _parallel_pairs(
     names: Sequence[str], texts: Sequence[Iterator[str]]
 ) -> Iterator[Sequence[str]]:
     """Yield the lines of two files. Raises DataError if one file is longer."""
-    turn = -1 if names[1] == STANDARD_INPUT else 1  # a stream without end must be first
-    for pair in parallel_lines(names[::turn], texts[::turn]):
-        yield pair[::turn]
+    # Standard input may be endless, so it must be the first text of parallel_lines.
+    step = -1 if names[1] == STANDARD_INPUT else 1
+    for pair in parallel_lines(names[::step], texts[::step]):
+        yield pair[::step]
 
 
 def _read_n_best(
@@ -114,9 +115,9 @@ def _read_n_best(
     rescorer: Rescorer,
     feature: str,
 ) -> Iterator[RescoreRow]:
-    """Read a Moses n-best list, the second text.
+    """Read a Moses n-best list, the second text, and its source, the first text.
 
-    A line of its source, the first text, is read with its first translation.
+    A source line is read when the list reaches its first translation.
     """
     source_name, name = names
     source_lines, entries = texts
@@ -148,10 +149,10 @@ class _SourceLines:
         self.encode = encode
         self.rescorer = rescorer
         self.num_read = 0
-        self.ids: list[int] = []  # of the last line
+        self.ids: list[int] = []  # of the last line that was read
 
     def ids_of(self, line_id: int) -> list[int]:
-        """Return the ids of a line. Raises DataError if it precedes the last one, or is missing."""
+        """Return the ids of a line. Raises DataError if it precedes the last one or is missing."""
         number = line_id + 1
         if number < self.num_read:
             raise DataError(
@@ -173,7 +174,7 @@ class _SourceLines:
 def _read_objects(
     name: str, lines: Iterator[str], rescorer: Rescorer, feature: str
 ) -> Iterator[RescoreRow]:
-    """Read the output of ``fusetk decode --json``; truncate over-long sources as the search."""
+    """Read the output of ``fusetk decode --json``; truncate long sources as search does."""
     pipeline = rescorer.translator.pipeline
     limit = rescorer.translator.max_source_length
     for number, line in enumerate(lines, 1):
@@ -254,7 +255,7 @@ class ScoreFormat(NamedTuple):
         return json.dumps(line, ensure_ascii=False) + "\n"
 
     def _n_best_entry(self, fields: Sequence[str], target: ScoredTarget | None) -> str:
-        """A line of an n-best list; ``fields`` are the texts between the bars, with spaces."""
+        """Return a line of an n-best list; ``fields`` are the texts between the bars, with spaces."""
         assert target is not None
         score = f"{self.feature}= {self.rule.normalized(target.scores):.6f}"
         features = f"{fields[2].rstrip()} {score}"

@@ -7,7 +7,7 @@ from typing import Any
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
-BLOCK = 1000  # lines given to sacrebleu at once; for chrF it keeps 20 KB of n-grams a line
+BLOCK = 1000  # lines in one call of sacrebleu, whose chrF keeps 20 KB of n-grams for each line
 
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
@@ -45,11 +45,11 @@ class SacreMetric(Metric):
         )
 
     def signature(self) -> str:
-        """All settings that are needed to reproduce the score."""
+        """Return all settings that are needed to reproduce the score."""
         return str(self.scorer.get_signature())
 
     def parts(self, result: Any) -> dict[str, Any]:
-        """Return the other fields of the ``Score`` of a result of the library."""
+        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
         return {"details": ""}
 
 
@@ -100,16 +100,17 @@ class SacreBleu(SacreMetric):
             self.tokenizes = None
 
     def parts(self, result: Any) -> dict[str, Any]:
-        """Return the other fields of the ``Score`` of a result of the library."""
+        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
         return bleu_parts(result)
 
 
 class Mteval(SacreMetric):
     """BLEU as NIST's script mteval-v13a.pl computes it.
 
-    The script and sacreBLEU agree: sacreBLEU's tokeniser 13a is that of the script. Both smooth
-    precisions without a match: they count 1/2 match for the first such n, 1/4 for the next one, and
-    so on. Both use the length of the closest reference, the shorter one at a tie.
+    The script and sacreBLEU agree: sacreBLEU's tokeniser 13a is that of the script. Both smooth the
+    precision of an n-gram length n without a match: they count 1/2 match for the first such n, 1/4
+    for the next one, and so on. Both use the length of the closest reference, the shorter one at a
+    tie.
 
     Like the script, this metric lower-cases A to Z and no other letter. One case differs: if a text
     has no match, or no n-gram of some length, the script returns a small value; sacreBLEU and this
@@ -150,7 +151,7 @@ class Mteval(SacreMetric):
         return super().statistics(self._prepare(hypotheses))
 
     def signature(self) -> str:
-        """All settings that are needed to reproduce the score."""
+        """Return all settings that are needed to reproduce the score."""
         signature = self.scorer.get_signature()
         case = "mixed" if self.case_sensitive else "lc[A-Z]"
         signature.update("case", "lc" if self.lowercase else case)
@@ -159,7 +160,7 @@ class Mteval(SacreMetric):
         return str(signature)
 
     def parts(self, result: Any) -> dict[str, Any]:
-        """Return the other fields of the ``Score`` of a result of the library."""
+        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
         return bleu_parts(result)
 
 
@@ -213,7 +214,7 @@ class Ter(SacreMetric):
         super().__init__(TER(), references)
 
     def parts(self, result: Any) -> dict[str, Any]:
-        """Return the other fields of the ``Score`` of a result of the library."""
+        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
         return {
             "details": f"edits={result.num_edits:.0f}, ref_len={result.ref_length:.10g}",
             "reference_length": result.ref_length,

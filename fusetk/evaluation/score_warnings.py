@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from fusetk.evaluation.metric import Metric
 
-MAX_LINES = 5_000  # lines of a text that are inspected for its statistics
+MAX_LINES = 5_000  # lines of a text that the statistics count
 _ENTITY = re.compile(r"&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
 _PUNCTUATION = frozenset(".,!?;:。，！？；：、।")
-_HYPHENS = ("@-@", "##AT##-##AT##")  # of Moses' tokeniser with -a, and of --compound-split
+_HYPHENS = ("@-@", "##AT##-##AT##")  # from Moses' tokeniser with -a, from --compound-split
 
 
 class TextStatistics(NamedTuple):
@@ -149,7 +149,7 @@ def _tokenisation_warnings(
 
 
 def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric]) -> list[str]:
-    """Return warnings if all texts look alike, but not as a metric expects them."""
+    """Return warnings if all texts are raw or all are tokenised, and a metric expects the other."""
     if min(text.marked_tokens for text in texts) < 3:
         return []
     ratios = [text.ratio("lone_marks", "marked_tokens") for text in texts]
@@ -170,7 +170,7 @@ def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric
 
 
 class _StepDetector:
-    """Finds the line after which a hypothesis fits a neighbouring line of the reference better.
+    """Finds the line from which on a hypothesis fits the neighbouring reference line better.
 
     It follows the sum of (overlap with the neighbouring line - overlap with the line itself). Lines
     seem out of step after the lowest sum if the sum then rises by more than 0.15 a line.
@@ -220,7 +220,7 @@ def _words(line: str) -> frozenset[str]:
 
 
 def _overlap(words: frozenset[str], others: frozenset[str]) -> float:
-    """Return the number of shared distinct words over that of the longer line, 0 to 1."""
+    """Return the number of shared words divided by the size of the larger set, 0 to 1."""
     return len(words & others) / max(len(words), len(others), 1)
 
 

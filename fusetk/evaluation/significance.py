@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # the default number of samples, sacreBLEU's
 SEED = 12345  # sacreBLEU's
-# With fewer differing lines, many samples repeat the real difference. Such ties do not count, as in
+# If fewer lines differ, many samples have exactly the real difference. Such ties do not count, as in
 # sacreBLEU, so p is too small.
 FEW_LINES = 10
 BLOCK_NUMBERS = 2**22  # random numbers that are drawn at once
@@ -58,22 +58,22 @@ def compare_systems(
 
     systems = {name: np.asarray(rows, dtype=np.float64) for name, rows in statistics.items()}
     first, *others = systems
-    bootstrap = sampling.samples if sampling.kind == "bootstrap" else SAMPLES["bootstrap"]
-    values = _bootstrap_values(
-        metric, systems[first], bootstrap, np.random.default_rng(sampling.seed)
+    bootstrap_samples = sampling.samples if sampling.kind == "bootstrap" else SAMPLES["bootstrap"]
+    first_values = _bootstrap_values(
+        metric, systems[first], bootstrap_samples, np.random.default_rng(sampling.seed)
     )
-    results = {first: SignificanceResult(*_mean_and_interval(values), None, None)}
+    results = {first: SignificanceResult(*_mean_and_interval(first_values), None, None)}
     for name in others:
         rng = np.random.default_rng(sampling.seed)
         if sampling.kind == "bootstrap":
-            sampled = _bootstrap_values(metric, systems[name], bootstrap, rng)
-            differences = np.abs(sampled - values)
+            sampled = _bootstrap_values(metric, systems[name], bootstrap_samples, rng)
+            differences = np.abs(sampled - first_values)
             differences -= differences.mean()
         else:
             differences = _exchanged_differences(
                 metric, systems[first], systems[name], sampling.samples, rng
             )
-            sampled = _bootstrap_values(metric, systems[name], bootstrap, rng)
+            sampled = _bootstrap_values(metric, systems[name], bootstrap_samples, rng)
         real = abs(metric.value(systems[first].sum(0)) - metric.value(systems[name].sum(0)))
         p = (int(np.sum(differences > real + TIE)) + 1) / (sampling.samples + 1)
         differ = int(np.any(systems[first] != systems[name], axis=1).sum())

@@ -38,7 +38,7 @@ class ScoredTexts(NamedTuple):
 
     @property
     def source_lines(self) -> Sequence[str] | None:
-        """The lines of the source, if it was read."""
+        """The lines of the source, None if it was not read."""
         return self.source.lines if self.source else None
 
     @property
@@ -89,7 +89,7 @@ def _unequal_lines(first: str, second: str, first_lines: int, second_lines: int)
 
 
 def display_name(file: str) -> str:
-    """The name of a file in messages."""
+    """Return the name of a file in messages."""
     return STANDARD_INPUT if file == "-" else file
 
 
@@ -139,14 +139,14 @@ def text_warnings(
     warnings = []
     for name, text in texts.systems.items():
         prefix = f"{name}: " if len(texts.systems) > 1 else ""
-        about = score_warnings(
+        reasons = score_warnings(
             text.lines,
             texts.reference_lines,
             lowercase=not case_matters,
             source=texts.source_lines,
             metrics=checked,
         )
-        warnings += [prefix + warning for warning in about]
+        warnings += [prefix + warning for warning in reasons]
     if options.compound_split and not _has_compounds(texts):
         warnings.append("no word has a hyphen inside, so --compound-split changes nothing")
     return warnings

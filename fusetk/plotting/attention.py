@@ -66,8 +66,8 @@ class TokenPair(NamedTuple):
     def row(self, step: int | str) -> int:
         """Return the row in which the decoder predicts ``step``.
 
-        ``step`` is the number of a token, counted from 1, or a complete word; the word's first
-        occurrence counts. Raises DataError if the translation does not have that token or word.
+        ``step`` is the number of a token, counted from 1, or a complete word, which means its first
+        occurrence. Raises DataError if the translation does not have that token or word.
         """
         tokens = self.predicted
         if isinstance(step, int):
@@ -90,7 +90,7 @@ class TokenPair(NamedTuple):
 
 
 def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return all attention weights of one forced pass: trace name -> (H, T, S), float32.
+    """Return all attention weights in forced decoding: trace name -> (H, T, S), float32.
 
     Each row of S weights sums to 1. ``source`` and ``target`` are ids without BOS and EOS.
     Raises DataError if a sentence is longer than the model's positions.

@@ -1,4 +1,4 @@
-"""The learned weights of ``connect: linear``: how each layer combines the layers below it."""
+"""The learned weights of ``connect: linear``, with which a layer combines the layers below it."""
 
 import re
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ def panels(model: "Seq2Seq") -> list[Panel]:
 
     A row is a layer, a column is an output that the layer can read; l0 is the word embedding.
     The last row, ``top``, is the stack's output if it is combined like the input of a further
-    layer. The weights are the same for every sentence. A layer without a choice may have no row:
-    for example the first layer, if weights are normalised to sum to 1. Raises DataError if every
+    layer. The weights are the same for every sentence. A layer that can read only one output may
+    have no row, for example if weights are normalised to sum to 1. Raises DataError if every
     layer reads only the layer below.
     """
     # The weights do not depend on the sentence: any sentence will do.

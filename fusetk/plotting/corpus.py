@@ -27,7 +27,7 @@ TOKENS = 4096  # positions of a batch: both sides, including padding
 
 
 class CorpusMeans:
-    """Running sums over sentences and the panels of their means.
+    """Sums over the positions of many sentences, and the panels of their means.
 
     The memory does not grow with the number of sentences.
     """

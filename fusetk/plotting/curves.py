@@ -16,13 +16,13 @@ from fusetk.plotting.figure import (
     NUMBERS,
     check_output,
     colors,
-    dress,
     finite,
     fonts,
     label,
     legend,
     save_numbers,
     save_picture,
+    style_axes,
 )
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Curve:
 def read_metrics(run: Path) -> Records:
     """Return the records of a run, sorted by update.
 
-    A resumed run may repeat an update: the later record counts. A damaged last line, as a killed
-    run leaves it, is skipped with a warning. Raises DataError if the folder has no metrics, or if
+    A resumed run may repeat an update: the later record counts. A damaged last line, as after the
+    kill of a run, is skipped with a warning. Raises DataError if the folder has no metrics, or if
     another line is damaged.
     """
     path = run / "metrics.jsonl"
@@ -254,7 +254,7 @@ def draw(curves: Sequence[Curve], x: str, window: int) -> "Figure":
         axes = figure.add_subplot(rows, columns, i + 1)
         of_panel = [curve for curve in curves if curve.what == what]
         entries = [_draw_curve(axes, curve, x, window, color[curve.run]) for curve in of_panel]
-        _dress_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]))
+        _style_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]))
         legend(axes, entries, families)
     return figure
 
@@ -263,26 +263,28 @@ def _draw_curve(
     axes: "Axes", curve: Curve, x: str, window: int, color: Any
 ) -> "tuple[Line2D, str]":
     """Draw one curve. Return its line and its text in the legend."""
-    at = curve.update if x == "updates" else curve.epoch
+    position = curve.update if x == "updates" else curve.epoch
     name = f"{label(curve.run, 60)}, {curve.kind}"
     value = np.where(np.isfinite(curve.value), curve.value, math.nan)
     if curve.kind == "valid":
         best = curve.best()
         if best is not None:
-            where = f"update {at[best]:.0f}" if x == "updates" else f"epoch {at[best]:.1f}"
+            digits = 0 if x == "updates" else 1
+            where = f"{x.removesuffix('s')} {position[best]:.{digits}f}"
             name += f" (best {_short(curve.value[best])} at {where})"
             star: dict[str, Any] = {"markersize": 13, "markeredgecolor": "white", "zorder": 4}
-            axes.plot(at[best], value[best], "*", color=color, **star)
-        [line] = axes.plot(at, value, "-o", color=color, linewidth=1.8, markersize=3.5, zorder=3)
+            axes.plot(position[best], value[best], "*", color=color, **star)
+        style: dict[str, Any] = {"linewidth": 1.8, "markersize": 3.5, "zorder": 3}
+        [line] = axes.plot(position, value, "-o", color=color, **style)
         return line, name
     if window > 1:
-        axes.plot(at, value, "-", color=color, linewidth=0.6, alpha=0.3)
+        axes.plot(position, value, "-", color=color, linewidth=0.6, alpha=0.3)
         name += f" (mean of {window})"
-    [line] = axes.plot(at, smooth(value, window), "-", color=color, linewidth=1.0, alpha=0.7)
+    [line] = axes.plot(position, smooth(value, window), "-", color=color, linewidth=1.0, alpha=0.7)
     return line, name
 
 
-def _dress_panel(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
+def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     values = values[np.isfinite(values)]
@@ -294,7 +296,7 @@ def _dress_panel(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(TITLES.get(what, label(what)), fontsize=11, parse_math=False)
     axes.set_xlabel("update" if x == "updates" else "epoch")
-    dress(axes)
+    style_axes(axes)
 
 
 def _short(value: float) -> str:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
-    """Raise DataError if a figure cannot be written to ``path``. Call this before the work.
+    """Raise DataError if a figure cannot be written to ``path``. Call this before long work.
 
     ``pages``: the caller can write HTML. ``numbers``: the caller can write .npz and .json.
     """
@@ -80,7 +80,7 @@ def save_picture(figure: "Figure", path: Path) -> None:
     # PDFs embed TrueType fonts, as publishers require. SVGs contain outlines instead of fonts.
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}
     with matplotlib.rc_context(style), warnings.catch_warnings():  # type: ignore[arg-type]
-        # The function `fonts` has already warned, once for each script.
+        # The function `fonts` has already warned about missing characters.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         try:
             figure.savefig(path, format=kind, dpi=dpi, metadata=undated.get(kind, {}))
@@ -125,7 +125,7 @@ def colors(count: int) -> list[Any]:
     return [matplotlib.colormaps["turbo"](0.05 + 0.9 * i / (count - 1)) for i in range(count)]
 
 
-def dress(axes: "Axes") -> None:
+def style_axes(axes: "Axes") -> None:
     """Draw a grey grid behind the lines and remove the upper and the right frame."""
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -134,19 +134,22 @@ def dress(axes: "Axes") -> None:
 
 
 def legend(
-    axes: "Axes", entries: "Sequence[tuple[Line2D, str]]", families: list[str], down: float = 0.13
+    axes: "Axes",
+    entries: "Sequence[tuple[Line2D, str]]",
+    families: list[str],
+    distance: float = 0.13,
 ) -> None:
-    """Write the names of lines below the axes; ``down`` is the distance in heights of the axes."""
+    """Write the names of lines below the axes, at a ``distance`` in heights of the axes."""
     lines = [line for line, _ in entries]
-    # Numbers are set first and replaced by the names afterwards: legend() drops labels that start
-    # with an underscore and typesets dollar signs as formulas.
+    # The labels are numbers first, and names afterwards: legend() drops labels that start with an
+    # underscore and typesets text between dollar signs as formulas.
     numbers = [str(i) for i in range(len(lines))]
     drawn = axes.legend(
         lines,
         numbers,
         prop={"family": families, "size": 8.5},
         loc="upper center",
-        bbox_to_anchor=(0.5, -down),
+        bbox_to_anchor=(0.5, -distance),
         frameon=False,
     )
     for text, (_, name) in zip(drawn.get_texts(), entries, strict=True):
@@ -160,8 +163,8 @@ def legend(
 def fonts(texts: Iterable[str]) -> list[str]:
     """Return font families that together have the characters of ``texts``, in order of preference.
 
-    The first family comes with matplotlib; the others are installed ones. Logs a warning that names
-    the script of characters that no installed font has.
+    The first family comes with matplotlib; the others are installed ones. If no installed font has
+    a character, logs a warning that names its script.
     """
     from matplotlib import font_manager
 

@@ -35,8 +35,8 @@ def trace_forward(
 ) -> ForwardTrace:
     """Run one forward pass in evaluation mode, without gradients, and return what it recorded.
 
-    Only trace names that match ``pattern`` are recorded. ``watched`` gives a name of the caller's
-    choice to each module whose input is kept.
+    Only trace names that match ``pattern`` are recorded. ``watched`` contains the modules whose
+    inputs are recorded, by names that the caller chooses.
 
     The encoder reads the source and EOS; the decoder reads BOS and the target. Sentences are
     padded at the right: the first ``lengths`` positions of a recorded value belong to the

@@ -1,4 +1,4 @@
-"""How a fusion uses its layers: attention hops, contributions by gradient, learned weights."""
+"""Weights of the layers of a fusion: attention hops, contributions by gradient, learned weights."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +34,7 @@ class FusionTrace(NamedTuple):
 
     side: str
     hops: bool  # True: attention weights of H hops; False: gradient times input, H = 1
-    # (B, T, H, L), float32; each L sums to 1. Undefined after the end of a sentence.
+    # (B, T, H, L), float32; the sum over L is 1. Undefined after the end of a sentence.
     weights: np.ndarray
     lengths: np.ndarray  # (B,) positions of each sentence
     layers: list[str]  # names of the L layers, see ``layer_names``
@@ -70,7 +70,7 @@ def _fuses_several(fusion: Fusion) -> bool:
 
 
 def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
-    """Return the layer weights of the fusions in one forced pass.
+    """Return the layer weights of the fusions, by forced decoding of ``pairs``.
 
     ``pairs`` holds source and target ids without BOS and EOS. Raises DataError if a sentence is
     longer than the model's positions or if a fusion has no forward-mode derivative.
@@ -118,7 +118,7 @@ def layer_names(history: int, depth: int | None = None) -> list[str]:
 def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
     """Return each layer's share in the fused output, by gradient times input.
 
-    [(..., D)] -> (..., L); each L sums to 1. All shares are 0 if no layer contributes.
+    [(..., D)] -> (..., L); the sum over L is 1. All shares are 0 if no layer contributes.
 
     The share of layer l is proportional to the norm of J_l h_l. J_l is the derivative of the fusion
     with respect to layer l at this position, before the closing norm. For sum_l w_l h_l the norm is

@@ -55,8 +55,8 @@ class _Frame(NamedTuple):
 
     width: float
     height: float
-    left: float  # width of the row name
-    head: float  # height of the heading and of the column name
+    left: float  # width of the margin with the name of the rows
+    head: float  # height of the heading and of the name of the columns
     bar_room: float  # width of the colour bars and their labels
     bar: float  # height of a colour bar
 

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fusetk.plotting.figure import check_output, colors, dress, fonts, label, legend, save_picture
+from fusetk.plotting.figure import (
+    check_output,
+    colors,
+    fonts,
+    label,
+    legend,
+    save_picture,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +37,7 @@ def plot(chart: Chart, path: Path) -> None:
 
 
 def draw(chart: Chart) -> "Figure":
-    """Return the figure of ``plot``: a colour for each system, sentence counts below the ranges."""
+    """Return the figure of ``plot``: one line per system, sentence counts below the ranges."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,6 +55,6 @@ def draw(chart: Chart) -> "Figure":
     axes.set_xticks(range(len(rows)), ticks, fontsize=9)
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
-    dress(axes)
-    legend(axes, entries, fonts(name for _, name in entries), down=0.19)
+    style_axes(axes)
+    legend(axes, entries, fonts(name for _, name in entries), distance=0.19)
     return figure

@@ -9,8 +9,8 @@ import numpy as np
 
 from fusetk.plotting.figure import finite
 
-# Each name of a colour map: matplotlib's name, and the value of the map's upper end (None: the
-# maximum of the panels). `grey` prints attention as papers do: probability 1 is white, 0 is black.
+# Colour maps by the user's name: matplotlib's name, and the value at the upper end (None: the
+# maximum of the panels). `grey` draws attention as papers do: probability 1 is white, 0 is black.
 COLORS: dict[str, tuple[str, float | None]] = {
     "blue": ("Blues", None),
     "viridis": ("viridis_r", None),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
-SECTIONS = ("data", "model", "training", "decoding")  # of a config, which decide a score
+SECTIONS = ("data", "model", "training", "decoding")  # parts of a config that affect scores
 FILE_KEYS = ("train", "valid", "test")  # keys of the section data that name files
 
 
@@ -51,11 +51,10 @@ def _file_names(value: Any) -> Any:
 
 
 def _differences(actual: Any, expected: Any, key: str) -> list[tuple[str, str]]:
-    """Return each key that both configs set to different values, and the difference.
+    """Return each key with different values in the two configs, and the difference.
 
-    A key that only one config has is new or was removed in another version of fusetk, and is
-    ignored, except below `data.test`. `data.valid` and the lists below `data.test` are compared as
-    one value.
+    A key that only one config has exists in one version of fusetk only. It is ignored, except below
+    `data.test`. `data.valid` and each list below `data.test` are compared as one value.
     """
     pairs: list[tuple[str, Any, Any]] = []
     if isinstance(actual, dict) and isinstance(expected, dict) and key != "data.valid":

@@ -90,14 +90,14 @@ def _differences(values: Sequence[float | None], digits: int) -> Cells:
 
 
 def _updates(row: PaperRow) -> str | None:
-    """Return the different numbers of updates of the runs of a row."""
+    """Return the distinct numbers of updates of a row's runs, joined by slashes."""
     return " / ".join(dict.fromkeys(format_updates(run) or "?" for run in row.runs)) or None
 
 
 def _measured_heads(table: PaperTable) -> tuple[list[str], list[str]]:
     """Return a head for each measured column, and the names that all columns share.
 
-    A head has those of test set, checkpoint and metric that differ between columns.
+    A head contains the test set, checkpoint or metric only if it differs between columns.
     """
     fields = list(zip(*table.columns, strict=True))
     differs = [len(set(names)) > 1 for names in fields]
@@ -154,7 +154,7 @@ def _vocabulary_notes(table: PaperTable) -> list[str]:
 
 
 def table_warnings(table: PaperTable) -> list[str]:
-    """Return the reasons why runs are not comparable, deviate from recipes, or have no score."""
+    """Return warnings about runs: not comparable, different from the recipe, or without a score."""
     unscored = [
         run for run in table.runs if not any(run.record(column) for column in table.columns)
     ]

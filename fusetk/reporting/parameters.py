@@ -1,4 +1,4 @@
-"""Numbers of parameters: of a recipe's model, and as papers print them."""
+"""Parameter counts of recipes' models, and their comparison with printed counts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from fusetk.runs import TEXT
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
-# Submodules whose parameters are counted apart from those of their parent.
+# Submodules of a top-level module that are parts of their own in the counts.
 _PARTS = ("fuse", "connect", "tokens", "positions")
 
 
@@ -62,9 +62,9 @@ def vocabulary_sizes_of(text: Path) -> tuple[int, int]:
 
 
 def matches_printed(printed: str, count: int) -> bool:
-    """Whether a printed number of millions, such as 10.97M, is a count, rounded or truncated."""
+    """Whether a printed number of millions, such as 10.97M, is ``count`` rounded or truncated."""
     millions = printed.removesuffix("M")
     digits = len(millions.partition(".")[2])
     scale = 10 ** (6 - digits)
-    number = round(float(millions) * 10**digits)
-    return number in (round(count / scale), count // scale)
+    printed_units = round(float(millions) * 10**digits)
+    return printed_units in (round(count / scale), count // scale)

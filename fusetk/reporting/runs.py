@@ -1,4 +1,4 @@
-"""Run folders for reports: searching them, their scores over seeds, and comparability warnings."""
+"""Run folders for reports: search, mean scores over seeds, and comparability warnings."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from fusetk.reporting import score_log
 from fusetk.reporting.score_log import ScoreRecord
 from fusetk.runs import CHECKPOINTS, CONFIG, progress
 
-DEPTH = 5  # levels of folders that are searched below the given one
+DEPTH = 5  # levels of folders that are searched below the start
 MAX_NAMES = 3  # runs that a warning names
 
 
@@ -25,7 +25,7 @@ class MeasuredRun(NamedTuple):
     name: str  # the path below the searched folder
     config: Mapping[str, Any]
     records: Sequence[ScoreRecord]
-    updates: int | None  # of training
+    updates: int | None  # number of training updates
     data: str | None  # fingerprint of the training data
 
     def setting(self, *keys: str) -> Any:
@@ -36,7 +36,7 @@ class MeasuredRun(NamedTuple):
         return value
 
     def record(self, column: "ScoreColumn") -> ScoreRecord | None:
-        """Return the score of a column, if there is one."""
+        """Return the score of a column, None if the run has no such score."""
         return next((record for record in self.records if record.key == column), None)
 
 
@@ -134,7 +134,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list[ScoreColumn]:
     """Return the columns of all recorded scores.
 
-    The order is that of ``sets``, then the best checkpoint before others, then that of ``METRICS``.
+    They are sorted by test set in the order of ``sets``, then by checkpoint with ``best`` first, then
+    by metric in the order of ``METRICS``.
     """
     metrics = list(METRICS)
 
@@ -194,9 +195,9 @@ def comparability_warnings(
         signatures = [(run, record.signature) for run, record in records]
         warnings += _differences(f"the references of {name}", references)
         warnings += _differences(f"the signature of {metric} on {name}", signatures)
-    older = _unique_runs(run for run, record in scored if _is_outdated(record, run))
-    if older:
-        warnings.append(f"trained further after a score was recorded: {run_names(older)}")
+    outdated = _unique_runs(run for run, record in scored if _is_outdated(record, run))
+    if outdated:
+        warnings.append(f"trained further after a score was recorded: {run_names(outdated)}")
     warnings += [f"the same row and seed: {run_names(runs)}" for runs in _equal_seeds(unique)]
     return warnings
 
@@ -205,7 +206,7 @@ def _unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     return list({run.folder: run for run in runs}.values())
 
 
-def _differences(what: str, values: Iterable[tuple[MeasuredRun, str | None]]) -> list[str]:
+def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]) -> list[str]:
     """Return a sentence if runs differ in a value; the most frequent value comes first."""
     groups: dict[str | None, list[MeasuredRun]] = {}
     for run, value in values:
@@ -214,9 +215,9 @@ def _differences(what: str, values: Iterable[tuple[MeasuredRun, str | None]]) ->
         return []
     unique = [(value or "unknown", _unique_runs(runs)) for value, runs in groups.items()]
     (value, runs), *others = sorted(unique, key=lambda group: -len(group[1]))
-    usual = f"{len(runs)} runs" if len(runs) > 1 else run_names(runs)
+    most = f"{len(runs)} runs" if len(runs) > 1 else run_names(runs)
     rest = "; ".join(f"{other} ({run_names(members)})" for other, members in others)
-    return [f"the runs differ in {what}: {value} ({usual}); {rest}"]
+    return [f"the runs differ in {quantity}: {value} ({most}); {rest}"]
 
 
 def _is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:

@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 class ScoreDestination(NamedTuple):
-    """The run folder, test set and checkpoint under which scores are recorded."""
+    """The run folder whose log gets scores, and the test set and checkpoint that were scored."""
 
     run: Path
     set_name: str
@@ -40,7 +40,7 @@ class ScoreRecord(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Test set, checkpoint and metric; a log has one record of each key."""
+        """Test set, checkpoint and metric; a log has at most one record of each key."""
         return self.set_name, self.checkpoint, self.metric
 
 
@@ -74,7 +74,7 @@ def read(run: Path) -> list[ScoreRecord]:
 def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
     """Add records to the log of a run and return its file.
 
-    A new record replaces the old one with the same key. The file is replaced as a whole; a second
+    A new record replaces the old one with the same key. The file is replaced in one step. A second
     process that writes at the same time waits. Raises DataError if the old records cannot be read
     or the new file cannot be written.
     """

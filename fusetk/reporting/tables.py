@@ -24,7 +24,7 @@ class ParameterCount(NamedTuple):
 
     total: int
     sizes: tuple[int, int]  # source and target entries of the vocabularies
-    origin: str  # of the sizes: paper, runs or data
+    origin: str  # source of the sizes: paper, runs or data
 
 
 @dataclass(eq=False)
@@ -48,7 +48,10 @@ class PaperRow:
         return self.paper.table, self.name
 
     def printed_bleu(self, set_name: str | None) -> float | None:
-        """Return BLEU in the paper of a test set; None as name if the paper has one set only."""
+        """Return the BLEU that the paper prints for a test set, None if it prints none.
+
+        ``set_name`` is None for a paper that prints one BLEU without the name of a set.
+        """
         bleu = self.paper.bleu
         if isinstance(bleu, dict):
             return bleu.get(set_name) if set_name is not None else None
@@ -56,7 +59,7 @@ class PaperRow:
 
     @property
     def parameters_match(self) -> bool | None:
-        """Whether the printed number of parameters is our count at the paper's vocabulary.
+        """Whether the printed number of parameters equals our count at the paper's vocabulary.
 
         None if the paper prints no number, or no vocabulary size.
         """

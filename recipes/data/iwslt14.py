@@ -4,6 +4,7 @@
 FOLDER/{train,dev2010,...}.{de,en}. `... check PREPARED` compares the manifest of prepared data with
 the published counts of its split. `... text FILE OUT` writes the text of one file, train.tags.* or
 *.xml, of the archive of another language.
+
 The rules are those of the published splits (Ranzato et al. 2016, MIXER, and fairseq's variant). So
 entities in the XML and 72 misaligned segments of TEDX.dev2012 are kept.
 """
@@ -50,12 +51,12 @@ SPLITS = {  # by the greatest number of words on a side of a training pair
         {"train": (4_035_591, 3_949_114), "valid": (182_592, 178_622), "test": (161_838, 156_928)},
     ),
 }
-# BPE of the token counts of a split, EOS included.
+# The BPE settings of the published token counts, which include EOS.
 MERGES = {"merges": 10_000, "joint": True}
 SUPPLY = f"get it from {URL} and give it with --archive"
 
 DROPPED = re.compile("<url>|<talkid>|<keywords>")
-# As in public scripts for other languages.
+# The lines that public scripts for other languages drop.
 DROPPED_OTHERS = re.compile(r"</?(url|talkid|keywords|speaker|reviewer|translator|doc)\b")
 STRIPPED = re.compile("</?title>|</?description>")
 SEGMENT = re.compile(r'<seg id="[0-9]+">\s*(.*?)\s*</seg>')
@@ -96,8 +97,8 @@ def fetch(path: Path, url: str = URL) -> Path:
         ) from None
     if expected and part.stat().st_size != expected:
         raise DataError(
-            f"the download is incomplete: {part} has {part.stat().st_size:,} of {expected:,} bytes; "
-            f"try again, or {SUPPLY}"
+            f"the download is incomplete: {part} has {part.stat().st_size:,} of {expected:,} "
+            f"bytes; try again, or {SUPPLY}"
         )
     part.rename(path)
     return path
@@ -140,7 +141,7 @@ def read(archive: Path) -> dict[str, str]:
 
 
 def lines(text: str) -> list[str]:
-    """Split at line feeds only."""
+    """Split text at line feeds only."""
     parts = text.split("\n")
     return parts[:-1] if parts[-1] == "" else parts
 
@@ -234,7 +235,7 @@ def extract(archive: Path, folder: Path, any_data: bool = False) -> dict[str, in
 
 
 class Figure(NamedTuple):
-    """A published count and that of the data."""
+    """A published count and the count of the data."""
 
     name: str
     expected: int
@@ -252,8 +253,8 @@ class Figure(NamedTuple):
 def compare(prepared: Path) -> tuple[Split | None, list[Figure]]:
     """Return the published split of prepared data, None for another split, and its counts.
 
-    Published counts are the pairs of all parts, and the tokens for MERGES of one split.
-    Raises DataError if the manifest cannot be read.
+    Counts are the pairs of each part. With the BPE settings of MERGES they include tokens, if these
+    are published. Raises DataError if the manifest cannot be read.
     """
     path = prepared / "manifest.json"
     try:
@@ -285,9 +286,9 @@ def compare(prepared: Path) -> tuple[Split | None, list[Figure]]:
 def _figures(
     manifest: Mapping[str, Any], part: str, pairs: int, tokens: tuple[int, int] | None
 ) -> list[Figure]:
-    """Return the expected counts of a part and those of the data.
+    """Return the expected counts of a part, and the counts of the data.
 
-    Pairs with too many subwords count as pairs, and EOS as a token.
+    Pairs that were dropped for too many subwords are counted, and EOS counts as a token.
     """
     counts = manifest["splits"][part]
     known = {"pairs": (pairs, counts["pairs_out"] + counts["dropped"].get(SUBWORDS, 0))}
@@ -313,7 +314,9 @@ def table(figures: Iterable[Figure]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = argparse.ArgumentParser(description="IWSLT14 German-English: raw text and fingerprint")
+    parser = argparse.ArgumentParser(
+        description="IWSLT14 German-English: text and published counts"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     fetching = commands.add_parser("fetch", help="download the archive to FOLDER, print its path")
     extracting = commands.add_parser("extract", help="write the archive's raw text")

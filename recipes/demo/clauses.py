@@ -14,10 +14,10 @@ MODAL_FORMS = {plural: ((er, du, er, plural), english) for er, du, plural, engli
 
 
 class Clause(NamedTuple):
-    """The meaning of a clause. ``tense`` is present, progressive, past, future, or the infinitive of a modal verb.
+    """The meaning of a clause.
 
-    A clause without a subject is an infinitive clause (um das Fenster aufzumachen); one with a ``state`` and no verb
-    says how somebody is (er ist müde).
+    ``tense`` is present, progressive, past, future, or the infinitive of a modal verb. A clause
+    without a verb has a ``state`` (er ist müde).
     """
 
     subject: Phrase
@@ -25,9 +25,8 @@ class Clause(NamedTuple):
     tense: str
     receiver: Phrase | None = None  # dative
     thing: Phrase | None = None  # accusative
-    partner: tuple[str, Phrase, str] | None = (
-        None  # preposition, phrase, case: wartet auf den Vater
-    )
+    # Preposition, phrase and case: wartet auf den Vater.
+    partner: tuple[str, Phrase, str] | None = None
     time: Adverb | None = None
     frequency: Adverb | None = None
     manner: Adverb | None = None
@@ -46,7 +45,7 @@ def person_index(subject: Phrase) -> int:
 
 
 def present(verb: Verb, subject: Phrase) -> str:
-    """The present tense without a separable prefix: lese, liest, liest, lesen."""
+    """Return the present tense without a separable prefix: lese, liest, liest, lesen."""
     stem = verb.er[:-1]
     du = stem + ("t" if stem[-1] in "sßzx" else "st")
     ich = (
@@ -78,7 +77,8 @@ def verb_group(clause: Clause) -> tuple[str, list[str]]:
 def middle(clause: Clause, without: str = "") -> list[str]:
     """Return the parts between the finite verb and the end.
 
-    The German order is time, frequency, dative, accusative, manner, nicht, place.
+    The order is: pronouns, time, gerade, frequency, dative, accusative, nicht, manner, place,
+    prepositional object, direction.
     """
     objects = [(clause.receiver, "dative"), (clause.thing, "accusative")]
     light = [p.german[case] for p, case in reversed(objects) if p and p.light and without != case]
@@ -92,8 +92,8 @@ def middle(clause: Clause, without: str = "") -> list[str]:
             ("frequency", clause.frequency),
         )
     )
-    said = clause.thing is not None and clause.thing.german["accusative"].startswith("kein")
-    nicht = ["nicht"] if clause.negated and not said else []
+    has_kein = clause.thing is not None and clause.thing.german["accusative"].startswith("kein")
+    nicht = ["nicht"] if clause.negated and not has_kein else []
     partner = (
         [f"{clause.partner[0]} {clause.partner[1].german[clause.partner[2]]}"]
         if clause.partner
@@ -145,7 +145,7 @@ def german_verb_final(clause: Clause, gap: str = "") -> list[str]:
 
 
 def german_infinitive(clause: Clause) -> list[str]:
-    """An infinitive clause: das Fenster aufzumachen, ein Buch zu lesen."""
+    """Return an infinitive clause: das Fenster aufzumachen, ein Buch zu lesen."""
     assert clause.verb
     prefix, infinitive = clause.verb.prefix, clause.verb.infinitive
     return [*middle(clause), f"{prefix}zu{infinitive}" if prefix else f"zu {infinitive}"]
@@ -155,7 +155,7 @@ def german_infinitive(clause: Clause) -> list[str]:
 
 
 def third(base: str) -> str:
-    """Third person singular: opens, watches, carries."""
+    """Return the third person singular: opens, watches, carries."""
     if base == "have":
         return "has"
     if base.endswith(("s", "sh", "ch", "x", "o")):
@@ -164,7 +164,7 @@ def third(base: str) -> str:
 
 
 def ing(base: str) -> str:
-    """Opening, writing, running."""
+    """Return the present participle: opening, writing, running."""
     return ING.get(base) or (base[:-1] if base.endswith("e") else base) + "ing"
 
 
@@ -177,8 +177,10 @@ def be(subject: Phrase, past: bool = False) -> str:
 
 
 def english_group(clause: Clause) -> tuple[str, str, str]:
-    """Return three forms: plain (``reads``; empty with an auxiliary), the auxiliary of questions and
-    negation (``does``), and the rest of the verb after it (``read``).
+    """Return the plain form (``reads``), the auxiliary (``does``) and the verb after it (``read``).
+
+    The plain form is empty if the tense has an auxiliary. Otherwise the auxiliary is that of
+    questions and negation.
     """
     subject, verb = clause.subject, clause.verb
     singular = not subject.plural and subject.person == 3
@@ -205,9 +207,7 @@ def english_group(clause: Clause) -> tuple[str, str, str]:
 
 
 def english_objects(clause: Clause, without: str = "") -> list[str]:
-    """Return the parts after the verb: particle, objects (the receiver with `to`), manner, direction,
-    place, time.
-    """
+    """Return the parts after the verb: particle, objects, direction, manner, place, time."""
     words = [clause.verb.particle] if clause.verb and clause.verb.particle else []
     if clause.thing and without != "accusative":
         words.append(clause.thing.english["object"])
@@ -244,7 +244,7 @@ def english_main(clause: Clause, front: str = "subject", gap: str = "") -> list[
 
 
 def english_question(clause: Clause) -> list[str]:
-    """Does he read the book?"""
+    """Return a question: does he read the book."""
     _, auxiliary, rest = english_group(clause)
     often = [clause.frequency[1]] if clause.frequency else []
     return [
@@ -258,6 +258,6 @@ def english_question(clause: Clause) -> list[str]:
 
 
 def english_infinitive(clause: Clause) -> list[str]:
-    """To open the window."""
+    """Return an infinitive clause: to open the window."""
     assert clause.verb
     return ["to", clause.verb.english, *english_objects(clause)]

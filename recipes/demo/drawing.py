@@ -10,6 +10,7 @@ from phrases import Phrase
 Adverb = tuple[str, str]  # German, English
 
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "zu dem": "zum", "zu der": "zur", "in das": "ins"}
+# The kinds of nouns that have the adjectives of another kind.
 KINDS_OF_ADJECTIVES = {"opening": "thing", "device": "thing", "clothing": "thing", "room": "thing"}
 
 
@@ -30,8 +31,8 @@ class Drawing:
 
     def noun_phrase(self, noun: Noun, plain: bool = False) -> Phrase:
         """Return a noun with a determiner and perhaps an adjective; ``plain`` is definite."""
-        found = self.adjectives[KINDS_OF_ADJECTIVES.get(noun.kind, noun.kind)]
-        adjective = self.random.choice(found) if self.chance(0.4) else ()
+        adjectives = self.adjectives[KINDS_OF_ADJECTIVES.get(noun.kind, noun.kind)]
+        adjective = self.random.choice(adjectives) if self.chance(0.4) else ()
         possessive = self.random.choice(list(phrases.POSSESSIVES))
         if self.chance(0.25):
             kind = (
@@ -77,7 +78,7 @@ class Drawing:
         return self.noun_phrase(self.random.choice(self.nouns[kind]))
 
     def place(self) -> Adverb:
-        """Im Garten, auf einem kleinen Markt."""
+        """Draw a place: im Garten, auf einem kleinen Markt."""
         preposition, english, gender, noun, place = self.random.choice(self.places)
         column = "mfn".index(gender)
         if self.chance(0.25):
@@ -86,16 +87,13 @@ class Drawing:
             )
             kind = self.random.choice(["der", "ein"])
             words = f"{preposition} {phrases.determiner(kind, 'dative', column)} {stem}en {noun}"
-            return (
-                shorten(words),
-                f"{english} {'the' if kind == 'der' else phrases.article(adjective)} {adjective} {place}",
-            )
-        return shorten(
-            f"{preposition} {phrases.determiner('der', 'dative', column)} {noun}"
-        ), f"{english} the {place}"
+            article = "the" if kind == "der" else phrases.article(adjective)
+            return shorten(words), f"{english} {article} {adjective} {place}"
+        words = f"{preposition} {phrases.determiner('der', 'dative', column)} {noun}"
+        return shorten(words), f"{english} the {place}"
 
     def direction(self) -> Adverb:
-        """Nach Hause, in den Park."""
+        """Draw a direction: nach Hause, in den Park."""
         if self.chance(0.3):
             german, english = self.random.choice(pairs(lexicon.HOME))
             return german, english
@@ -125,7 +123,7 @@ class Drawing:
 
 
 def shorten(words: str) -> str:
-    """In dem Garten is im Garten."""
+    """Contract the preposition and the article: in dem Garten becomes im Garten."""
     for long, short in CONTRACTIONS.items():
         if words.startswith(f"{long} "):
             return short + words[len(long) :]

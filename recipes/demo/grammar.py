@@ -2,10 +2,12 @@
 
 `python grammar.py FOLDER` writes {train,valid,test}.{de,en}, raw text.
 
-The two languages differ where the real ones do: the verb comes second in a main clause and last in a subordinate one,
-participles and infinitives close the clause, prefixes come off, articles and adjectives agree in gender, number and case,
-nouns are joined to compounds, adverbials go time - manner - place against manner - place - time, ones come before tens.
-Each German sentence has exactly one English one, so that a model can be expected to find it.
+The two languages differ as the real ones do. In German, the finite verb is second in a main clause
+and last in a subordinate clause. Participles and infinitives end the clause. Prefixes are separated
+from verbs. Articles and adjectives agree with the noun in gender, number and case. Nouns form
+compounds. Adverbials have the order time, manner, place; in English it is manner, place, time. In
+numbers, ones precede tens.
+Each German sentence has exactly one English translation, so a model can learn to produce it.
 """
 
 import argparse
@@ -40,14 +42,8 @@ TENSES = [
     ("present", "past"),
     ("müssen", "present"),
 ]
-VAGUE = {
-    "sehen",
-    "finden",
-    "verstehen",
-    "vergessen",
-    "lernen",
-    "kommen",
-}  # verbs that do not take the adverb "carefully"
+# Verbs that do not fit adverbials of manner, such as "carefully".
+NO_MANNER = {"sehen", "finden", "verstehen", "vergessen", "lernen", "kommen"}
 
 
 class Relative(NamedTuple):
@@ -59,7 +55,7 @@ class Relative(NamedTuple):
 
 
 class Grammar(Drawing):
-    """Draws sentences; two grammars with one seed draw the same."""
+    """Draws sentences; two grammars with the same seed draw the same sentences."""
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -76,7 +72,7 @@ class Grammar(Drawing):
         ]
 
     def sentence(self) -> Pair:
-        """One sentence pair, capitalised and punctuated."""
+        """Draw a sentence pair, capitalised and punctuated."""
         makers, weights = zip(*self.patterns, strict=True)
         return self.random.choices(makers, weights)[0]()
 
@@ -112,7 +108,7 @@ class Grammar(Drawing):
         )
 
     def clause(self, tense: str = "", subject: Phrase | None = None, short: bool = False) -> Clause:
-        """Draw a clause with adverbials of manner, place and time; ``short``: at most one."""
+        """Draw a clause with adverbials, at most one if it is ``short``."""
         subject = subject or self.who()
         tense = tense or self.tense()
         if self.chance(0.06) and tense in ("present", "past"):
@@ -123,28 +119,28 @@ class Grammar(Drawing):
             return Clause(subject, None, tense, state=state, time=time, negated=self.chance(0.2))
         verb = self.random.choice(self.verbs)
         clause = self.governed(Clause(subject, verb, tense), verb)
-        wanted = {field: self.chance(probability) for field, probability in ADVERBIALS.items()}
+        with_field = {field: self.chance(probability) for field, probability in ADVERBIALS.items()}
         if short:
-            kept = self.random.choice(list(wanted))
-            wanted = {field: yes and field == kept for field, yes in wanted.items()}
-        if wanted["time"] and tense != "progressive":
+            only = self.random.choice(list(with_field))
+            with_field = {field: yes and field == only for field, yes in with_field.items()}
+        if with_field["time"] and tense != "progressive":
             clause = clause._replace(time=self.time(tense))
-        if wanted["place"] and verb.frame != "motion":
+        if with_field["place"] and verb.frame != "motion":
             clause = clause._replace(place=self.place())
         if self.chance(0.15) and tense != "progressive":
             return self.negate(clause)
-        if wanted["frequency"] and tense == "present" and not clause.time:
+        if with_field["frequency"] and tense == "present" and not clause.time:
             clause = clause._replace(frequency=self.random.choice(pairs(lexicon.FREQUENCIES)))
         if (
-            wanted["manner"]
+            with_field["manner"]
             and verb.frame in ("accusative", "both", "motion")
-            and verb.infinitive not in VAGUE
+            and verb.infinitive not in NO_MANNER
         ):
             clause = clause._replace(manner=self.random.choice(pairs(lexicon.MANNERS)))
         return clause
 
     def negate(self, clause: Clause) -> Clause:
-        """Negate a clause: an indefinite object gets kein, other clauses get nicht."""
+        """Negate a clause: with kein before an indefinite object, with nicht otherwise."""
         thing = clause.thing
         if thing and thing.noun and not thing.definite:
             thing = phrases.phrase(thing.noun, "kein", self.chance(0.4))
@@ -153,7 +149,7 @@ class Grammar(Drawing):
     # Sentences
 
     def main(self, clause: Clause) -> Pair:
-        """Return a main clause with a random first part, if the cases keep the meaning clear."""
+        """Return a main clause with a random first part that leaves the meaning clear."""
         fronts = ["subject"] * 3
         fronts += ["time"] * 3 if clause.time else []
         fronts += ["place"] if clause.place and not clause.negated else []
@@ -164,19 +160,19 @@ class Grammar(Drawing):
         return " ".join(german_main(clause, front)), " ".join(english_main(clause, front))
 
     def statement(self) -> Pair:
-        """Der Kellner repariert die Tür."""
+        """Draw a statement: Der Kellner repariert die Tür."""
         german, english = self.main(self.clause())
         return written(german), written(english)
 
     def question(self) -> Pair:
-        """Hat der Kellner die Tür repariert?"""
+        """Draw a question: Hat der Kellner die Tür repariert?"""
         clause = self.clause()
         return written(" ".join(german_main(clause, "")), "?"), written(
             " ".join(english_question(clause)), "?"
         )
 
     def subordinate(self, conjunction: str, tense: str) -> Pair:
-        """Weil es regnet."""
+        """Draw a subordinate clause: weil es regnet."""
         if self.chance(0.1) and conjunction != "bevor":
             regnet, rains, rained = self.random.choice(
                 [("regnet", "rains", "rained"), ("schneit", "snows", "snowed")]
@@ -196,14 +192,14 @@ class Grammar(Drawing):
         )
 
     def subordinate_last(self) -> Pair:
-        """Er lacht, weil es regnet."""
+        """Draw a main clause and then a subordinate one: Er lacht, weil es regnet."""
         main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
         german, english = self.main(self.clause(main, short=True))
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
         return written(f"{german}, {german_sub}"), written(f"{english} {english_sub}")
 
     def subordinate_first(self) -> Pair:
-        """Weil es regnet, lacht er."""
+        """Draw a subordinate clause and then a main one: Weil es regnet, lacht er."""
         main, other = self.random.choice(TENSES)  # of the main clause and the subordinate one
         clause = self.clause(main, short=True)
         german_sub, english_sub = self.subordinate(self.random.choice(list(CONJUNCTIONS)), other)
@@ -212,7 +208,7 @@ class Grammar(Drawing):
         )
 
     def report(self) -> Pair:
-        """Ich glaube, dass er das Fenster aufgemacht hat."""
+        """Draw reported speech: Ich glaube, dass er das Fenster aufgemacht hat."""
         infinitive, er, participle, english, past, conjunction = self.random.choice(
             rows(lexicon.REPORTS)
         )
@@ -226,9 +222,9 @@ class Grammar(Drawing):
         )
 
     def with_relative(self, noun: Noun) -> Relative:
-        """The man who helped me; the book that the teacher is reading.
+        """Draw a relative clause for a noun: the man who helped me, the book that she is reading.
 
-        At least one of the two must show its case.
+        The noun or the other noun of the clause must show its case, or the meaning is unclear.
         """
         head = self.noun_phrase(noun, plain=True)
         while True:
@@ -276,7 +272,7 @@ class Grammar(Drawing):
         )
 
     def purpose(self) -> Pair:
-        """Er geht in die Küche, um das Fenster aufzumachen."""
+        """Draw an infinitive clause: Er geht in die Küche, um das Fenster aufzumachen."""
         subject = self.who()
         inner = self.clause("present", subject, short=True)
         while inner.verb is None or inner.negated:
@@ -302,7 +298,7 @@ class Grammar(Drawing):
         return written(german), written(english)
 
     def coordination(self) -> Pair:
-        """Er singt und sie tanzt."""
+        """Draw two main clauses: Er singt und sie tanzt."""
         tense = self.tense()
         (german, english), (german_two, english_two) = (
             self.main(self.clause(tense, short=True)) for _ in range(2)
@@ -321,35 +317,35 @@ def written(words: str, mark: str = ".") -> str:
 def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
     """Return the splits in the order of ``sizes``.
 
-    No sentence of either language is in two splits, and no German sentence occurs twice. A German sentence
-    with two English ones is an error of the grammar: raises AssertionError.
+    No sentence of either language is in two splits. No German sentence occurs twice. Raises
+    AssertionError if a German sentence has two translations, which is an error of the grammar.
     """
     grammar = Grammar(seed)
-    found: dict[str, list[Pair]] = {}
+    splits: dict[str, list[Pair]] = {}
     english_of: dict[str, str] = {}
-    elsewhere: set[str] = set()
+    in_other_splits: set[str] = set()
     for split, size in sizes.items():
-        found[split] = []
-        while len(found[split]) < size:
+        splits[split] = []
+        while len(splits[split]) < size:
             german, english = grammar.sentence()
             if german in english_of:
                 assert english_of[german] == english, (
                     f"{german}: {english_of[german]} or {english}?"
                 )
                 continue
-            if english in elsewhere:
+            if english in in_other_splits:
                 continue
             english_of[german] = english
-            found[split].append((german, english))
-        elsewhere.update(english for _, english in found[split])
-    return found
+            splits[split].append((german, english))
+        in_other_splits.update(english for _, english in splits[split])
+    return splits
 
 
-def lines(found: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
-    """Return file names and their lines."""
-    for split, pairs_of in found.items():
+def files(splits: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
+    """Yield file names and their contents."""
+    for split, sentence_pairs in splits.items():
         for side, language in enumerate(("de", "en")):
-            yield f"{split}.{language}", "".join(f"{pair[side]}\n" for pair in pairs_of)
+            yield f"{split}.{language}", "".join(f"{pair[side]}\n" for pair in sentence_pairs)
 
 
 def main() -> None:
@@ -365,7 +361,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     sizes = {"test": arguments.test, "valid": arguments.valid, "train": arguments.train}
-    for name, text in lines(corpus(arguments.seed, sizes)):
+    for name, text in files(corpus(arguments.seed, sizes)):
         (arguments.folder / name).write_text(text, encoding="utf-8")
 
 

@@ -1,8 +1,9 @@
 """The words of the demo's grammar, as tables that you can extend.
 
-Nouns: ``gender singular plural english [english plural]``; an ``*`` marks a weak masculine noun, whose oblique singular is
-its plural (den Jungen). Verbs: ``infinitive er-form participle english past frame objects``; ``|`` stands after a separable
-prefix, ``*`` marks the auxiliary `sein`, ``_`` is a blank.
+A line of a noun is ``gender singular plural english [english plural]``. ``*`` marks a weak
+masculine noun, whose oblique singular is its plural (den Jungen). A line of a verb is ``infinitive
+er-form participle english past frame objects``. ``|`` follows a separable prefix, ``*`` marks the
+auxiliary `sein`, and ``_`` is a space.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,9 @@ class Noun(NamedTuple):
 class Verb(NamedTuple):
     """A verb in both languages.
 
-    ``frame`` is what it governs, ``objects`` are the kinds of nouns of its objects.
+    ``frame`` names the objects that the verb requires: intransitive (none), accusative, dative,
+    both, motion (a direction), or a preposition with its case (auf+accusative). ``objects`` are the
+    kinds of nouns of its objects.
     """
 
     prefix: str  # separable, or empty
@@ -34,7 +37,7 @@ class Verb(NamedTuple):
     english: str  # base form; the rest (`pick up`) is in `particle`
     particle: str
     past: str
-    frame: str  # intransitive, accusative, dative, both, motion, or a preposition with its case: auf+accusative
+    frame: str
     objects: tuple[str, ...]
 
 
@@ -228,14 +231,19 @@ ING = {
 
 # German stem:English, by kind of noun.
 ADJECTIVES = {
-    "person": "alt:old, jung:young, freundlich:friendly, müd:tired, klug:clever, fleißig:hard-working, groß:tall, krank:ill, nett:kind",
+    "person": "alt:old, jung:young, freundlich:friendly, müd:tired, klug:clever, "
+    "fleißig:hard-working, groß:tall, krank:ill, nett:kind",
     "animal": "alt:old, jung:young, klein:small, groß:big, schwarz:black, weiß:white, schnell:fast",
-    "thing": "alt:old, neu:new, klein:small, groß:big, schwer:heavy, rot:red, blau:blue, grün:green, "
-    "teur:expensive, billig:cheap, schön:beautiful, schmutzig:dirty",
+    "thing": "alt:old, neu:new, klein:small, groß:big, schwer:heavy, rot:red, blau:blue, "
+    "grün:green, teur:expensive, billig:cheap, schön:beautiful, schmutzig:dirty",
     "food": "frisch:fresh, kalt:cold, warm:warm, gut:good, billig:cheap, groß:big",
-    "text": "alt:old, neu:new, lang:long, kurz:short, wichtig:important, langweilig:boring, interessant:interesting",
+    "text": "alt:old, neu:new, lang:long, kurz:short, wichtig:important, langweilig:boring, "
+    "interessant:interesting",
 }
-STATES = "müde:tired, krank:ill, hungrig:hungry, glücklich:happy, traurig:sad, nervös:nervous, zufrieden:content"
+STATES = (
+    "müde:tired, krank:ill, hungrig:hungry, glücklich:happy, traurig:sad, nervös:nervous, "
+    "zufrieden:content"
+)
 
 NAMES = "Anna Peter Maria Thomas Julia Paul Lena Jonas"
 
@@ -272,17 +280,24 @@ DIRECTIONS = """
 """
 HOME = "nach Hause:home, nach Berlin:to Berlin, nach Hamburg:to Hamburg, nach Wien:to Vienna"
 
-MANNERS = "schnell:quickly, langsam:slowly, vorsichtig:carefully, leise:quietly, fröhlich:cheerfully, heimlich:secretly"
+MANNERS = (
+    "schnell:quickly, langsam:slowly, vorsichtig:carefully, leise:quietly, fröhlich:cheerfully, "
+    "heimlich:secretly"
+)
 FREQUENCIES = "immer:always, oft:often, manchmal:sometimes, nie:never, selten:rarely"
-DAYS = "Montag:Monday, Dienstag:Tuesday, Mittwoch:Wednesday, Donnerstag:Thursday, Freitag:Friday, Samstag:Saturday, Sonntag:Sunday"
+DAYS = (
+    "Montag:Monday, Dienstag:Tuesday, Mittwoch:Wednesday, Donnerstag:Thursday, "
+    "Freitag:Friday, Samstag:Saturday, Sonntag:Sunday"
+)
 UNITS = "Tagen:days, Wochen:weeks, Monaten:months, Jahren:years"
 TIMES = {
     "present": "heute:today, jetzt:now, jeden Tag:every day, jeden Morgen:every morning",
-    "past": "gestern:yesterday, letzte Woche:last week, heute Morgen:this morning, gestern Abend:yesterday evening",
+    "past": "gestern:yesterday, letzte Woche:last week, heute Morgen:this morning, "
+    "gestern Abend:yesterday evening",
     "future": "morgen:tomorrow, bald:soon, nächste Woche:next week, morgen Abend:tomorrow evening",
 }
 
-# Modal verbs: ich and er, du, plural; the English verb, and whether that is an auxiliary.
+# Modal verbs: the forms of ich and er, of du and of the plural; the English verb.
 MODALS = """
     kann kannst können can
     muss musst müssen have_to
@@ -323,9 +338,9 @@ ENGLISH_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """``a b:c, d:e`` as [("a b", "c"), ("d", "e")]."""
-    cut = [piece.partition(":") for piece in text.split(", ")]
-    return [(german, english) for german, _, english in cut]
+    """Return the pairs of a text: ``a b:c, d:e`` is [("a b", "c"), ("d", "e")]."""
+    pieces = [piece.partition(":") for piece in text.split(", ")]
+    return [(german, english) for german, _, english in pieces]
 
 
 def rows(table: str) -> list[list[str]]:
@@ -337,14 +352,14 @@ def rows(table: str) -> list[list[str]]:
 
 def nouns() -> dict[str, list[Noun]]:
     """Return all nouns by kind; a compound has the kind of its head."""
-    found: dict[str, list[Noun]] = {}
+    by_kind: dict[str, list[Noun]] = {}
     for kind, table in NOUNS.items():
-        found[kind] = []
+        by_kind[kind] = []
         for gender, singular, plural, english, *rest in rows(table):
             weak = singular.endswith("*")
             singular = singular.rstrip("*")
             oblique = plural if weak else singular
-            found[kind].append(
+            by_kind[kind].append(
                 Noun(
                     gender,
                     singular,
@@ -355,27 +370,28 @@ def nouns() -> dict[str, list[Noun]]:
                     kind,
                 )
             )
-    heads = {noun.singular: noun for kind in found.values() for noun in kind}
+    heads = {noun.singular: noun for members in by_kind.values() for noun in members}
     for parts, names in COMPOUNDS:
         for part, english in pairs(parts):
             for head in (heads[name] for name in names.split()):
-                one, many, other = (
+                singular, plural, oblique = (
                     part + word.lower() for word in (head.singular, head.plural, head.oblique)
                 )
                 texts = (f"{english} {head.english}", f"{english} {head.english_plural}")
-                found[head.kind].append(Noun(head.gender, one, many, other, *texts, head.kind))
-    return found
+                by_kind[head.kind].append(
+                    Noun(head.gender, singular, plural, oblique, *texts, head.kind)
+                )
+    return by_kind
 
 
 def verbs() -> list[Verb]:
-    """Return all verbs."""
-    found = []
+    all_verbs = []
     for german, er, participle, english, past, frame, *objects in rows(VERBS):
         prefix, _, infinitive = german.rpartition("|")
         auxiliary = "sein" if participle.endswith("*") else "haben"
         base, _, particle = english.partition(" ")
         kinds = tuple(objects[0].split(",")) if objects else ()
-        found.append(
+        all_verbs.append(
             Verb(
                 prefix,
                 infinitive,
@@ -389,4 +405,4 @@ def verbs() -> list[Verb]:
                 kinds,
             )
         )
-    return found
+    return all_verbs

@@ -53,7 +53,7 @@ class Phrase(NamedTuple):
 
     @property
     def column(self) -> int:
-        """The column in the tables above."""
+        """The index of this gender, or of the plural, in the tables of endings."""
         return 3 if self.plural else "mfn".index(self.noun.gender if self.noun else "m")
 
 
@@ -80,12 +80,12 @@ OBJECT_PRONOUNS = [pronoun for pronoun in PRONOUNS if pronoun.marked]
 
 
 def name(text: str) -> Phrase:
-    """A person's name."""
+    """Return the phrase of a person's name."""
     return Phrase(dict.fromkeys(CASES, text), {"subject": text, "object": text}, marked=False)
 
 
 def number(n: int) -> tuple[str, str]:
-    """German and English words of 2 to 99: einundzwanzig is twenty-one."""
+    """Return a number from 2 to 99 in German and English words: einundzwanzig, twenty-one."""
     if n < 20:
         return ONES[n], ENGLISH_ONES[n]
     tens, ones = n // 10 - 2, n % 10
@@ -117,7 +117,7 @@ def determiner(kind: str, case: str, column: int) -> str:
 
 
 def adjective_ending(kind: str, case: str, column: int) -> str:
-    """The ending of an adjective after that determiner."""
+    """Return the ending of an adjective after a determiner of this kind."""
     if kind in ("der", "dieser"):
         return WEAK[case][column]
     if kind in ("ein", "kein", *POSSESSIVES):
@@ -126,14 +126,14 @@ def adjective_ending(kind: str, case: str, column: int) -> str:
 
 
 def dative_plural(plural: str) -> str:
-    """Plural nouns take an n in the dative, unless they end in n or s."""
+    """Return the dative plural: with an n, unless the plural ends in n or s."""
     return plural if plural[-1] in "ns" else plural + "n"
 
 
 def phrase(
     noun: Noun, kind: str, plural: bool = False, adjective: tuple[str, ...] = (), english: str = ""
 ) -> Phrase:
-    """A noun with its determiner and at most one adjective (German stem, English word).
+    """Return a noun with its determiner and at most one adjective (German stem, English word).
 
     ``english`` gives the determiner of a number word.
     """
@@ -148,13 +148,13 @@ def phrase(
         words += [adjective[0] + adjective_ending(kind, case, column)] if adjective else []
         german[case] = " ".join([*words, word])
     rest = " ".join([*adjective[1:], noun.english_plural if plural else noun.english])
-    known = {
+    determiners = {
         "der": "the",
         "dieser": "these" if plural else "this",
         "ein": article(rest),
         "kein": "any" if plural else article(rest),
     }
-    text = f"{english or known.get(kind) or POSSESSIVES.get(kind) or QUANTITIES[kind]} {rest}"
+    text = f"{english or determiners.get(kind) or POSSESSIVES.get(kind) or QUANTITIES[kind]} {rest}"
     marked = column == 0
     return Phrase(
         german,

@@ -41,7 +41,7 @@ def texts(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def facts(folder: Path, seconds: int) -> list[tuple[str, str]]:
-    """Return names and values of the summary."""
+    """Return the names and values of the summary's lines."""
     manifest = json.loads((folder / "data" / "manifest.json").read_text(encoding="utf-8"))
     records = [json.loads(line) for line in read_lines(folder / "run" / "metrics.jsonl")]
     speeds = sorted(record["tokens_per_second"] for record in records if record["kind"] == "train")
@@ -87,7 +87,7 @@ def show(folder: Path, seconds: int, samples: int = 10) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 120
-    console.print(rows("fusetk demo", facts(folder, seconds)))
+    console.print(facts_table("fusetk demo", facts(folder, seconds)))
     sources, translations, references = texts(folder)
     chosen = random.Random(1).sample(range(len(sources)), samples)
     table = Table(
@@ -106,12 +106,12 @@ def show(folder: Path, seconds: int, samples: int = 10) -> None:
     console.print(f"attention heatmap: {folder}/attention.png", soft_wrap=True, highlight=False)
 
 
-def rows(title: str, facts_of: list[tuple[str, str]]) -> Table:
+def facts_table(title: str, named_values: list[tuple[str, str]]) -> Table:
     """Return a table of two columns."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, value in facts_of:
+    for name, value in named_values:
         table.add_row(name, value)
     return table
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draw DTMT's Figure 3: BLEU of sentences longer than 0, 10, ..., 60 words, on MT02, MT03, MT04, MT05
-# and MT08 as one test set.
+# Draw DTMT's Figure 3: BLEU of sentences longer than 0, 10, ..., 60 words, on MT02, MT03, MT04,
+# MT05 and MT08 as one test set.
 set -euo pipefail
 # shellcheck source=recipes/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -9,18 +9,19 @@ sets=(MT02 MT03 MT04 MT05 MT08)  # the caption says four sets, the text names th
 
 usage() {
     cat << END
-Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add NAME=RUN ...] [-o PICTURE]
+Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add NAME=RUN ...]
+       [-o PICTURE]
 
-For each NAME, merges ${sets[*]} (sources, all references, translations) from OUT
-($ROOT/work/dtmt_nist_zhen), the output of \`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\`.
-Scores the sentences with more Chinese words than each bound (multi-bleu), prints the table and draws
-it.
+Merges ${sets[*]} (sources, all references, each system's translations) from OUT
+($ROOT/work/dtmt_nist_zhen), the output of
+\`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\` for each NAME. Scores the sentences with
+more Chinese words than each bound (multi-bleu), prints the table and draws it.
 
   --systems "NAME ..."   rows (dtmt4 dtmt1 shallow)
   --seed N               seed of their runs (1)
   --checkpoint LABEL     the decoded checkpoint: best (the default), average-5, ...
-  --add NAME=RUN         a further system, such as the paper's Transformer: RUN contains its translations
-                         of the same text, MT02.LABEL.txt and so on; repeatable
+  --add NAME=RUN         a further system, such as the paper's Transformer: RUN contains its
+                         translations of the same text, MT02.LABEL.txt and so on; repeatable
   -o PICTURE             .png, .pdf or .svg (OUT/figure3.png)
 END
 }
@@ -39,13 +40,18 @@ while [ $# -gt 0 ]; do
             added+=("${2%%=*}=$(absolute "${2#*=}")"); shift 2 ;;
         -o) need_value "$1" $#; picture=$(absolute "$2"); shift 2 ;;
         -*) die "there is no option $1; -h shows the usage" ;;
-        *) [ -z "$out" ] || die "one OUT is enough, $1 is too much"; out=$(absolute "$1"); shift ;;
+        *)
+            [ -z "$out" ] || die "one OUT is enough, $1 is too much"
+            out=$(absolute "$1")
+            shift
+            ;;
     esac
 done
 out=${out:-$ROOT/work/dtmt_nist_zhen}
 picture=${picture:-$out/figure3.png}
 prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
-[ -d "$prepared" ] || die "$prepared does not exist: run recipes/run_recipe.sh with rows of recipes/dtmt/nist_zhen first"
+[ -d "$prepared" ] ||
+    die "$prepared does not exist: run recipes/run_recipe.sh with rows of dtmt/nist_zhen first"
 read -r -a systems <<< "$systems"
 [ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
 need_fusetk
@@ -67,7 +73,8 @@ merge() {
     local output=$1 file
     shift
     for file in "$@"; do
-        [ -f "$file" ] || die "$file does not exist: translate ${sets[*]} first, with recipes/run_recipe.sh"
+        [ -f "$file" ] ||
+            die "$file does not exist: translate ${sets[*]} first, with recipes/run_recipe.sh"
     done
     cat "$@" > "$output"
 }
@@ -94,7 +101,8 @@ for number in 1 2 3; do
         [ ! -f "$file" ] || existing+=("$file")
     done
     [ "${#existing[@]}" -gt 0 ] || continue
-    [ "${#existing[@]}" -eq "${#paths[@]}" ] || die "reference $number exists for ${#existing[@]} of ${#paths[@]} sets: give it for all sets or for none"
+    [ "${#existing[@]}" -eq "${#paths[@]}" ] ||
+        die "${#existing[@]} of ${#paths[@]} sets have reference $number: give it for all or none"
     merge "$merged/reference.en$number" "${paths[@]}"
     references+=(-r "$merged/reference.en$number")
 done
@@ -109,5 +117,5 @@ for i in "${!runs[@]}"; do
         options+=(--system "${runs[$i]%%=*}=$merged/system$i.en")
     fi
 done
-fusetk score "${translations[@]}" "${references[@]}" --by-length --longer-than --source "$merged/source.zh" \
-    ${options[@]+"${options[@]}"} --metric multi-bleu -o "$picture"
+fusetk score "${translations[@]}" "${references[@]}" --by-length --longer-than \
+    --source "$merged/source.zh" ${options[@]+"${options[@]}"} --metric multi-bleu -o "$picture"

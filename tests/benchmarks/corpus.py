@@ -2,10 +2,10 @@
 
     python tests/benchmarks/corpus.py FOLDER [--pairs 40000000] [--tokens 25] [--weights]
 
-The script makes a prepared folder with random ids in FOLDER, which must not exist, and removes it
-at the end. A process of its own runs `train` up to the first batch, and prints the seconds and the
-anonymous memory (sampled, without mapped files). Then it does the same for the order of one more
-epoch. With --weights there are two corpora with weights of 1.5 and 0.5.
+The script writes a prepared folder with random ids to FOLDER, which must not exist, and removes it
+at the end. A separate process trains up to the first batch, and prints the seconds and the
+anonymous memory (sampled, without mapped files). Then it measures the order of one more epoch in
+the same way. With --weights, the text has two corpora with weights of 1.5 and 0.5.
 """
 
 import argparse
@@ -70,7 +70,8 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
     config.write_text(yaml.safe_dump(values), encoding="utf-8")
     prepared = prepare(load(config).data).folder
     data = manifest.read(prepared)
-    random, total = np.random.default_rng(1), WORDS + len(SPECIAL)
+    random = np.random.default_rng(1)
+    total = WORDS + len(SPECIAL)
     with ExitStack() as stack:
         writers = write_sentences(prepared, "train", ("de", "en"), (total, total), stack)
         for start in range(0, pairs, CHUNK):
@@ -80,7 +81,8 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
                 ids = random.integers(len(SPECIAL), total, int(lengths.sum()), dtype=np.uint16)
                 ids[np.cumsum(lengths) - 1] = EOS
                 out.write(ids, lengths, len(ids))
-    split, outputs = data["splits"]["train"], data["stages"]["ids.train"]["outputs"]
+    split = data["splits"]["train"]
+    outputs = data["stages"]["ids.train"]["outputs"]
     split["source"], split["target"] = (out.summary() for out in writers)
     split["corpora"] = [
         {"prefix": "first", "pairs": pairs // 2},
@@ -94,7 +96,7 @@ def make(folder: Path, pairs: int, tokens: int) -> Path:
 
 @contextmanager
 def anonymous() -> Iterator[dict[str, float]]:
-    """Measure the process' anonymous memory in GB: before the context, and the most within it."""
+    """Measure the process' anonymous memory in GB: before the context, and its maximum inside."""
 
     def now() -> float:
         line = next(
@@ -121,8 +123,8 @@ def anonymous() -> Iterator[dict[str, float]]:
         memory["most"] = max(memory["most"], now())
 
 
-class Done(Exception):
-    """The first batch was read."""
+class FirstBatchRead(Exception):
+    """Ends training after the first batch was read."""
 
 
 def measure(config: Path, weights: bool) -> None:
@@ -135,15 +137,15 @@ def measure(config: Path, weights: bool) -> None:
 
     def first(trainer: Trainer, stage: Any, indices: Any, updates_in_epoch: int) -> Any:
         collate(trainer.corpus, indices[0])
-        result.update(seconds=time.perf_counter() - begun, trainer=trainer)
-        raise Done
+        result.update(seconds=time.perf_counter() - start, trainer=trainer)
+        raise FirstBatchRead
 
     Trainer._update = first  # type: ignore[method-assign]
     recipe = load(
         config, ["training.stages.0.weights={first: 1.5, second: 0.5}"] if weights else []
     )
-    begun = time.perf_counter()
-    with anonymous() as memory, suppress(Done):
+    start = time.perf_counter()
+    with anonymous() as memory, suppress(FirstBatchRead):
         train_module.train(recipe, config.parent / "run", "cpu", quiet=True)
     trainer = result["trainer"]
     print(f"{len(trainer.corpus):,} pairs: first batch after {result['seconds']:.1f} s", end=", ")
@@ -153,17 +155,15 @@ def measure(config: Path, weights: bool) -> None:
         end=", ",
     )
     print(
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with their pages"
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with mapped files"
     )
-    lengths, begun = (
-        [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)],
-        time.perf_counter(),
-    )
+    lengths = [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)]
+    start = time.perf_counter()
     with anonymous() as memory:
         order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._spans[0])
-        ordered = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     print(
-        f"order of an epoch: {len(order):,} batches in {ordered:.1f} s, "
+        f"order of an epoch: {len(order):,} batches in {seconds:.1f} s, "
         f"{memory['most'] - memory['before']:.2f} GB at most"
     )
 
@@ -174,7 +174,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pairs", type=int, default=40_000_000)
-    parser.add_argument("--tokens", type=int, default=25, help="of a sentence, on average")
+    parser.add_argument("--tokens", type=int, default=25, help="mean tokens of a sentence")
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -184,19 +184,17 @@ def main() -> None:
     if options.folder.exists():
         parser.error(f"{options.folder} exists; give the name of a new folder")
     try:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         make(options.folder, options.pairs, options.tokens)
         sizes = {
             path.name: path.stat().st_size
             for path in (options.folder / "prepared").iterdir()
             if path.is_file()
         }
-        print(f"made in {time.perf_counter() - begun:.0f} s: {json.dumps(sizes)}", flush=True)
-        options = ["--weights"] if options.weights else []
-        subprocess.run(
-            [sys.executable, os.path.abspath(__file__), str(options.folder), "--measure", *options],
-            check=True,
-        )
+        print(f"written in {time.perf_counter() - start:.0f} s: {json.dumps(sizes)}", flush=True)
+        script = os.path.abspath(__file__)
+        command = [sys.executable, script, str(options.folder), "--measure"]
+        subprocess.run([*command, *(["--weights"] if options.weights else [])], check=True)
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)
 

@@ -4,7 +4,8 @@
 
 The data of each config must be prepared; trained models are not needed. Weights are random, and
 every translation has --length tokens, so all systems take the same steps. The configs take turns.
-The script prints the median over the turns in sentences a second, and the ratio to the first config.
+The script prints the median speed over the turns, in sentences a second, and its ratio to that of
+the first config.
 """
 
 import argparse
@@ -28,11 +29,10 @@ from turns import compare, options  # isort: skip
 
 def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
     """Yield sentences a second; the first value is warm-up."""
-    recipe, device = load(path, arguments.overrides), device_of(arguments.device)
-    corpus, pipeline = (
-        Corpus.open(Path(recipe.data.folder), "valid"),
-        Pipeline.load(Path(recipe.data.folder) / TEXT),
-    )
+    recipe = load(path, arguments.overrides)
+    device = device_of(arguments.device)
+    corpus = Corpus.open(Path(recipe.data.folder), "valid")
+    pipeline = Pipeline.load(Path(recipe.data.folder) / TEXT)
     sizes = arguments.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = system.build(recipe, *sizes).to(device).eval()
     length = {
@@ -45,10 +45,10 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     )
     sources = [corpus.source[i] for i in range(min(arguments.sentences, len(corpus)))]
     while True:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with autocast(device, precision):
             translator.translate_ids(sources)
-        yield len(sources) / (time.perf_counter() - begun)
+        yield len(sources) / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--length", type=int, default=14, help="tokens of every translation")
     parser.add_argument(
-        "--sentences", type=int, default=200, help="sentences a turn, of the validation set"
+        "--sentences", type=int, default=200, help="sentences of the validation set in a turn"
     )
     arguments = parser.parse_args()
     with torch.inference_mode():

@@ -3,8 +3,8 @@
     python tests/benchmarks/memory.py CONFIG [CONFIG ...]
 
 The data of each config must be prepared. The script counts each storage that exists after the
-forward pass of the first batch and did not exist before, whether autograd or a backward pass of our
-own needs it. The result does not depend on the machine's speed.
+forward pass of the first batch and did not exist before. It does not matter whether autograd or
+one of fusetk's own backward passes needs the storage. The result does not depend on the machine's speed.
 """
 
 import gc
@@ -34,24 +34,21 @@ def saved(
 ) -> tuple[int, int]:
     """Return the target tokens of a batch, and the bytes kept for its gradients."""
     recipe = load(path, overrides)
-    data, stage = Path(recipe.data.folder), recipe.training.stages[0]
-    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
-    model = (
-        system.build(
-            recipe, *(vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab)))
-        )
-        .to(device)
-        .train()
-    )
+    data = Path(recipe.data.folder)
+    stage = recipe.training.stages[0]
+    corpus = Corpus.open(data, "train")
+    pipeline = Pipeline.load(data / TEXT)
+    sizes = vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    model = system.build(recipe, *sizes).to(device).train()
     order = batches(
         corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, 0
     )
     batch = collate(corpus, order[0], length_multiple(device, precision)).to(device)
     storages: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor, there: set[int]) -> torch.Tensor:
+    def record(tensor: torch.Tensor, known: set[int]) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in there:
+        if storage.data_ptr() not in known:
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -61,14 +58,14 @@ def saved(
     before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
     with (
         torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: note(tensor, before), lambda tensor: tensor
+            lambda tensor: record(tensor, before), lambda tensor: tensor
         ),
         autocast(device, precision),
     ):
         loss = batch_loss(model, batch, recipe.training.label_smoothing)
     for tensor in alive():
-        note(tensor, before)
-    assert loss.smoothed.requires_grad  # and so alive
+        record(tensor, before)
+    assert loss.smoothed.requires_grad  # so the graph is still alive
     return len(batch.target_index), sum(storages.values())
 
 

@@ -1,13 +1,14 @@
-"""Measure the speed of the recurrent models' loop.
+"""Measure the speed of the loop over positions in recurrent models.
 
     python tests/benchmarks/recurrence.py CONFIG [CONFIG ...] [--precision fp32 bf16]
 
-The script prints the training speed of each config, as in training.py, with the fused loop, with the
-same loop by autograd (``unfused``), and with a loop over words, cells and gates (``plain``). Ratios
-are to the plain loop. With --gru, configs are widths: the script compares a bidirectional GRU without
-normalisation with torch's (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words.
-With --profile, it prints the time of an update with each loop and the share of matrix products, by
-torch's profiler.
+The script prints the training speed of each config, as in training.py, with three loops: the fused
+loop (``fused``), the same loop by autograd (``unfused``), and a loop over words, cells and gates
+(``plain``). Ratios are to the plain loop.
+With --gru, configs are widths. The script compares a bidirectional GRU without normalisation with
+torch's (cuDNN's on a GPU), forward and backward over 240 sentences of 15 words.
+With --profile, the script prints the time of an update with each loop, and the share of matrix
+products according to torch's profiler.
 """
 
 import argparse
@@ -35,22 +36,22 @@ import training  # isort: skip
 from turns import compare, options  # isort: skip
 
 
-def loop(how: str) -> AbstractContextManager[Any]:
+def loop(kind: str) -> AbstractContextManager[Any]:
     """Return a context in which recurrent models run with this loop."""
-    if how == "plain":
+    if kind == "plain":
         return mock.patch.object(Recurrent, "forward", features)
     return (
         mock.patch.object(recurrence.fused, "usable", lambda *_: False)
-        if how == "unfused"
+        if kind == "unfused"
         else nullcontext()
     )
 
 
 def turns(name: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
-    how, config = name.split(" ", 1)
+    kind, config = name.split(" ", 1)
     system = training.turns(config, precision, arguments)
     while True:
-        with loop(how):
+        with loop(kind):
             speed = next(system)
         yield speed
 
@@ -59,8 +60,9 @@ def gru(
     name: str, precision: str, arguments: argparse.Namespace, sentences: int = 240, words: int = 15
 ) -> Iterator[float]:
     """Yield words a second, forward and backward."""
-    who, width = name.split()
-    size, device = int(width), device_of(arguments.device)
+    implementation, width = name.split()
+    size = int(width)
+    device = device_of(arguments.device)
     x = torch.randn(words, sentences, size, device=device, requires_grad=True)
     torch_gru = torch.nn.GRU(size, size, bidirectional=True).to(device)
     ours = Transition("gru", 0, size, size, 2, norm=False).to(device)
@@ -69,7 +71,7 @@ def gru(
     back = torch.arange(words * sentences, device=device).view(words, sentences).flip(0).flatten()
 
     def run() -> torch.Tensor:
-        if who == "torch":
+        if implementation == "torch":
             output: torch.Tensor = torch_gru(x)[0]
             return output
         read = x.flatten(0, 1)
@@ -80,38 +82,37 @@ def gru(
         return torch.cat((states[0], states[1].index_select(0, back)), -1)
 
     while True:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(arguments.updates):
             with autocast(device, precision):
                 output = run()
             output.sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        yield arguments.updates * words * sentences / (time.perf_counter() - begun)
+        yield arguments.updates * words * sentences / (time.perf_counter() - start)
 
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm")
 
 
 def profile(name: str, precision: str, arguments: argparse.Namespace) -> None:
-    """Print the time of an update, and the shares of products and of the longest other operations."""
+    """Print the time of an update, and the shares of products and of the longest operations."""
     system = turns(name, precision, arguments)
     next(system)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with torch.profiler.profile() as profiler:
         next(system)
-    took = time.perf_counter() - begun
+    duration = time.perf_counter() - start
     own = {event.key: event.self_cpu_time_total / 1e6 for event in profiler.key_averages()}
     products = sum(own.pop(key, 0.0) for key in PRODUCTS)
     others = sorted(own.items(), key=lambda item: -item[1])[:6]
     print(
-        f"{name} {precision}: {1000 * took / arguments.updates:.0f} ms an update, "
-        f"products {products / took:.0%}; ",
+        f"{name} {precision}: {1000 * duration / arguments.updates:.0f} ms an update, "
+        f"products {products / duration:.0%}; ",
         end="",
     )
-    print(
-        ", ".join(f"{key.removeprefix('aten::')} {seconds / took:.0%}" for key, seconds in others)
-    )
+    shares = [f"{key.removeprefix('aten::')} {seconds / duration:.0%}" for key, seconds in others]
+    print(", ".join(shares))
 
 
 def main() -> None:
@@ -125,13 +126,13 @@ def main() -> None:
     if arguments.profile:
         for config in arguments.configs:
             for precision in arguments.precision:
-                for how in ("plain", "unfused", "fused"):
-                    profile(f"{how} {config}", precision, arguments)
+                for kind in ("plain", "unfused", "fused"):
+                    profile(f"{kind} {config}", precision, arguments)
         return
     for config in arguments.configs:
         arguments.configs = [
-            f"{who} {config}"
-            for who in (("torch", "fused") if arguments.gru else ("plain", "unfused", "fused"))
+            f"{kind} {config}"
+            for kind in (("torch", "fused") if arguments.gru else ("plain", "unfused", "fused"))
         ]
         compare(
             arguments,

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/text.py FILE LANGUAGE [--times N]
 
-FILE is repeated N times. Each command runs as a process, measured by its processor time. The script
-compares the outputs, and prints the seconds and the ratio.
+FILE is repeated N times. The script measures the processor time of each command. It compares the
+outputs, and prints the seconds and the ratio.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from fusetk.data.text import read_lines
 
 
 def seconds(command: list[str], source: Path, output: Path) -> float:
-    """Return the user seconds of a command from ``source`` to ``output``."""
+    """Return the seconds of user time of a command that reads ``source`` and writes ``output``."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    with source.open("rb") as given, output.open("wb") as out:
-        subprocess.run(command, stdin=given, stdout=out, stderr=subprocess.DEVNULL, check=True)
+    with source.open("rb") as file, output.open("wb") as out:
+        subprocess.run(command, stdin=file, stdout=out, stderr=subprocess.DEVNULL, check=True)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
@@ -36,8 +36,8 @@ def main() -> None:
     options = parser.parse_args()
     ours = [sys.executable, "-m", "fusetk", "text"]
     with tempfile.TemporaryDirectory() as folder:
-        raw, one, other, codes = (
-            Path(folder) / name for name in ("raw", "ours", "theirs", "codes")
+        raw, our_output, other_output, codes = (
+            Path(folder) / name for name in ("raw", "ours", "other", "codes")
         )
         raw.write_text(
             "".join(f"{line}\n" for line in read_lines(options.file)) * options.times,
@@ -61,11 +61,14 @@ def main() -> None:
                 ["subword-nmt", "apply-bpe", "-c", str(codes)],
             )
         )
-        for name, mine, theirs in pairs:
-            fast, slow = seconds(mine, raw, one), seconds(theirs, raw, other)
-            same = "equal output" if filecmp.cmp(one, other, shallow=False) else "DIFFERENT OUTPUT"
+        for name, our_command, other_command in pairs:
+            fast = seconds(our_command, raw, our_output)
+            slow = seconds(other_command, raw, other_output)
+            equal = filecmp.cmp(our_output, other_output, shallow=False)
+            verdict = "equal output" if equal else "DIFFERENT OUTPUT"
             print(
-                f"{name}: {fast:.2f} s against {slow:.2f} s, {slow / fast:.1f} times faster, {same}"
+                f"{name}: {fast:.2f} s against {slow:.2f} s, "
+                f"{slow / fast:.1f} times faster, {verdict}"
             )
 
 

@@ -3,8 +3,8 @@
     python tests/benchmarks/training.py CONFIG [CONFIG ...] [--precision fp32 bf16]
 
 The data of each config must be prepared. The configs take turns of a few updates each. The script
-prints the median over the turns in target tokens (EOS counted) a second, and the ratio to the first
-config.
+prints the median speed over the turns, in target tokens (EOS counted) a second, and its ratio to
+that of the first config.
 """
 
 import argparse
@@ -30,10 +30,13 @@ from turns import compare, options  # isort: skip
 
 
 def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
-    """Yield the target tokens a second of a few updates; the first value is warm-up."""
-    recipe, device = load(path, arguments.overrides), device_of(arguments.device)
-    data, stage = Path(recipe.data.folder), recipe.training.stages[0]
-    corpus, pipeline = Corpus.open(data, "train"), Pipeline.load(data / TEXT)
+    """Yield the speed of a few updates, in target tokens a second; the first value is warm-up."""
+    recipe = load(path, arguments.overrides)
+    device = device_of(arguments.device)
+    data = Path(recipe.data.folder)
+    stage = recipe.training.stages[0]
+    corpus = Corpus.open(data, "train")
+    pipeline = Pipeline.load(data / TEXT)
     sizes = arguments.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = system.build(recipe, *sizes).to(device).train()
     if recipe.training.compile:
@@ -44,9 +47,10 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         order = batches(
             corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, epoch
         )
-        for start in range(0, len(order) - arguments.updates + 1, arguments.updates):
-            begun, tokens = time.perf_counter(), 0
-            for indices in order[start : start + arguments.updates]:
+        for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
+            start = time.perf_counter()
+            tokens = 0
+            for indices in order[first : first + arguments.updates]:
                 batch = collate(corpus, indices, length_multiple(device, precision)).to(device)
                 smoothing = recipe.training.label_smoothing
                 count = len(batch.target_index)
@@ -55,7 +59,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
                 tokens += count
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            yield tokens / (time.perf_counter() - begun)
+            yield tokens / (time.perf_counter() - start)
         epoch += 1
 
 

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Callable, Iterator
 
 
-def options(text: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark of configs."""
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark of configs."""
     parser = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", nargs="+")
     parser.add_argument("--precision", nargs="+", default=["fp32"], choices=["fp32", "bf16"])

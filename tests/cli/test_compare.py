@@ -90,13 +90,15 @@ def test_the_last_line_is_over_all_sentences() -> None:
         [score(lines, [REFERENCE], [name])[0].value for lines in (FIRST, SECOND)]
         for name in ("sacrebleu", "chrf")
     )
-    counts = "of 5 sentences the second has 2 better, 1 worse, 2 equal (2 the same)"
+    counts = (
+        "the second translation is better in 2 of 5 sentences, worse in 1, equal in 2 (2 the same)"
+    )
     assert (
         line
         == f"chrF2 {chrf[0]:.2f} -> {chrf[1]:.2f}, BLEU {bleu[0]:.2f} -> {bleu[1]:.2f}; {counts}"
     )
     [line] = blocks("b", "a", "-i", "src", "-r", "ref")[-1]
-    assert "1 better, 2 worse" in line
+    assert "better in 1 of 5 sentences, worse in 2" in line
 
 
 def test_tokenized_text_is_not_tokenised_again() -> None:
