@@ -275,7 +275,8 @@ def test_an_empty_validation_set(recipe: Recipe) -> None:
         (folder(recipe) / f"valid.{language}.offsets").write_bytes(bytes(8))
     (folder(recipe) / manifest.NAME).write_text(json.dumps(data))
     with pytest.raises(
-        ConfigError, match=r"the validation set in .* is empty: name a text with sentences in data\.valid"
+        ConfigError,
+        match=r"the validation set in .* is empty: name a text with sentences in data\.valid",
     ):
         Validator(
             recipe.training.validation,
