@@ -48,8 +48,8 @@ MUTATIONS = [
     Mutation(
         "the loss has the wrong sign",
         "training/loss.py",
-        "return -(gap * log_p_right",
-        "return (gap * log_p_right",
+        "return -(gap * log_p_target",
+        "return (gap * log_p_target",
         ("training/test_loss.py",),
     ),
     Mutation(

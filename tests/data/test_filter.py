@@ -12,7 +12,7 @@ from fusetk.data.text import count_tokens
 @pytest.mark.parametrize(
     ("lengths", "reason"),
     [
-        *[((0, 5), "empty"), ((1, 2), "too short"), ((2, 4), ""), ((4, 2), "")],
+        *[((0, 5), "empty"), ((1, 2), "too short"), ((2, 4), ""), ((4, 2), ""), ((6, 6), "")],
         *[((2, 5), "length ratio"), ((5, 2), "length ratio"), ((7, 6), "too long")],
     ],
 )
