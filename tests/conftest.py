@@ -1,4 +1,5 @@
-"""Fixtures of several test modules: a small prepared corpus and a config that trains on it in seconds."""
+"""Fixtures of several test modules: a small prepared corpus and a config that trains on it in
+seconds."""
 
 import random
 from pathlib import Path
@@ -23,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config file with prepared data: reverse a sentence and replace each word by its upper case."""
+    """A config file with prepared data: reverse a sentence and replace each word by its upper
+    case."""
     folder = tmp_path_factory.mktemp("toy")
     choose = random.Random(5)
     sentences = [[choose.choice(WORDS) for _ in range(choose.randint(1, 6))] for _ in range(640)]

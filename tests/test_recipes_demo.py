@@ -49,7 +49,8 @@ def test_held_out_sentences_stand_in_no_other_split(corpus, side, held_out, seen
 
 
 def test_held_out_words_are_all_seen_in_training(grammar):
-    """What is asked of the model is order and agreement, not words that it never met: compounds may be new, little else."""
+    """What is asked of the model is order and agreement, not words that it never met: compounds
+    may be new, little else."""
     pairs = grammar.corpus(1, {"test": 500, "train": 20_000})
 
     def words(split):

@@ -1,4 +1,5 @@
-"""Rows of DenseNMT's tables as configs: complete, alike in training, with the parameters that their description has."""
+"""Rows of DenseNMT's tables as configs: complete, alike in training, with the parameters that
+their description has."""
 
 import random
 import subprocess
@@ -41,7 +42,7 @@ def count(path: Path, source: int, target: int) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -91,7 +92,7 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
                 )
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", TABLES)
@@ -172,7 +173,7 @@ def test_printed_scores_agree_with_each_other():
     assert sum(four) / 4 == pytest.approx(average, abs=0.005)
 
 
-# Parameters ----------------------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 V = 20_000, 15_000
 E = 256
@@ -189,7 +190,8 @@ def convolution(width: int, out: int) -> int:
 
 
 def ends(size: int, first: int, top: int) -> int:
-    """Words and positions of both sides, their ways into the stacks, and from the top to the words."""
+    """Words and positions of both sides, their ways into the stacks, and from the top to the
+    words."""
     mapped = 2 * linear(size, E) if size != E else 0
     words = V[0] * size + V[1] * size + mapped + 2 * 1024 * size
     return words + 2 * linear(E, first) + linear(top, size) + linear(size, V[1])
@@ -282,7 +284,8 @@ def test_parameters_are_what_the_systems_have_by_their_description():
 
 
 def test_systems_of_four_layers_have_about_as_many_parameters():
-    """As the paper says, within 3 %; with eight layers, its dense systems are an eighth larger than BASE-8L here."""
+    """As the paper says, within 3 %; with eight layers, its dense systems are an eighth larger
+    than BASE-8L here."""
     sizes = [number for name, number in EXPECTED.items() if name.startswith("table2_")]
     assert max(sizes) / min(sizes) < 1.03
     assert 1.1 < EXPECTED["densenmt_8l_2_e256"] / EXPECTED["base_8l_e256"] < 1.13
@@ -296,7 +299,7 @@ def test_densenmt_en_de_has_about_a_fifth_less_than_convs2s():
     assert 0.79 < ours / theirs < 0.81
 
 
-# Text to a score -----------------------------------------------------------------------------------------------------
+# Text to a score ----------------------------------------------------------------------------------
 
 WORDS = {
     "tr": "ev ler imiz de otur uyor uz bugün".split(),

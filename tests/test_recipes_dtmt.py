@@ -1,4 +1,5 @@
-"""Rows of DTMT's tables as configs: complete, trained as the paper says, with the parameters that it prints; and its Figure 3."""
+"""Rows of DTMT's tables as configs: complete, trained as the paper says, with the parameters that
+it prints; and its Figure 3."""
 
 import json
 import random
@@ -51,7 +52,7 @@ def transitions(found: Recipe) -> list[tuple[str, int]]:
     ]
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -178,7 +179,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
     assert len(gains) == 6 and all(0.08 < gain < 0.36 for gain in gains)  # "+0.1 to +0.3"
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_ablations_take_one_thing_away():
@@ -211,7 +212,8 @@ def test_ablations_take_one_thing_away():
     assert bare.training == without.training.model_copy(update={"label_smoothing": 0})
 
 
-PAPER = {  # dropout of embeddings, output and candidates; lr0, n, p, s and e of Equation 17; most sub-words
+# Dropout of embeddings, output and candidates; lr0, n, p, s and e of Equation 17; most subwords.
+PAPER = {
     NIST: ((0.5, 0.5, 0.3), (1e-3, 2, 500, 8_000, 64_000), 128),
     ENDE: ((0.3, 0.3, 0.1), (1e-4, 8, 50, 200_000, 1_200_000), 256),
     ENFR: ((0.2, 0.2, 0.1), (1e-4, 8, 50, 400_000, 3_000_000), 256),
@@ -307,19 +309,21 @@ def test_text_is_the_papers():
     assert len({one.folder for one in (nist, ende, enfr)}) == 3
 
 
-# Parameters ----------------------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 D = 1024
 C = 2 * D  # what attention finds, of both directions
 
 
 def gru(read: int) -> int:
-    """Three maps of the input and three of the state; a bias in the candidate's; two gates with gain and shift of their norms."""
+    """Three maps of the input and three of the state; a bias in the candidate's; two gates with
+    gain and shift of their norms."""
     return 3 * read * D + 3 * D * D + D + 2 * 2 * D
 
 
 def l_gru(read: int) -> int:
-    """As GRU, with a gate more, and the linear map H of the input, which has a bias; LAU is as large."""
+    """As GRU, with a gate more, and the linear map H of the input, which has a bias; LAU is as
+    large."""
     return gru(read) + (read + D) * D + 2 * D + read * D + D
 
 
@@ -332,7 +336,8 @@ def transition(cell: str, depth: int, read: int) -> int:
 
 
 def around(source: int, target: int, heads: int = 16) -> int:
-    """All but the cells: words with a bias, keys, queries and the vector of a head, the first state, the readout, the output."""
+    """All but the cells: words with a bias, keys, queries and the vector of a head, the first
+    state, the readout, the output."""
     words = source * D + D + target * D + D
     attention = C * D + D * D + D // heads
     return words + attention + C * D + D + (D + D + C) * D + D + target * D + target
@@ -393,7 +398,8 @@ TO_L_GRU = 3 * (l_gru(D) - gru(D)) + l_gru(C) - gru(C)
 
 
 def fits(linear_bias: bool = True) -> tuple[int, int]:
-    """From where to where ShallowRNMT's parameters with GRUs may lie for all counts of Table 3 to round to what is printed."""
+    """From where to where ShallowRNMT's parameters with GRUs may lie for all counts of Table 3 to
+    round to what is printed."""
     change, lower, upper = TO_L_GRU - (0 if linear_bias else 4 * D), 0, 10**9
     for added, tenths in (
         (0, 1432),
@@ -427,7 +433,7 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
     assert f"{projected / 1e6:.1f}" == "12.6" and f"{TO_L_GRU / 1e6:.1f}" == "14.7"
 
 
-# Multi30k ------------------------------------------------------------------------------------------------------------
+# Multi30k -----------------------------------------------------------------------------------------
 
 
 def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
@@ -476,7 +482,7 @@ def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     ) == ("attention", 4)
 
 
-# Text ----------------------------------------------------------------------------------------------------------------
+# Text ---------------------------------------------------------------------------------------------
 
 WORDS = {
     "zh": "房子 很 旧 狗 今天 睡 在 门 前".split(),
@@ -520,7 +526,7 @@ def test_text_is_prepared(tmp_path, folder, pairs, first):
     assert (found.folder / "text" / "vocab").exists() == (folder != NIST)
 
 
-# Text to a score, and Figure 3 ---------------------------------------------------------------------------------------
+# Text to a score, and Figure 3 --------------------------------------------------------------------
 
 
 def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -528,7 +534,7 @@ def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str, object]]:
-    """A row at a size of nothing, from made-up text to its scores: by set, checkpoint and metric."""
+    """Run a tiny row from made-up text to its scores by set, checkpoint and metric."""
     path = DTMT / config
     data = load(path).data
     valid = data.valid if isinstance(data.valid, list) else []
@@ -593,7 +599,8 @@ LINES = [
 
 
 def translated(out: Path, runs: dict[str, int]) -> None:
-    """What `run_recipe.sh` leaves of the Chinese-English sets, with perfect translations of so many first sets by each run."""
+    """What `run_recipe.sh` leaves of the Chinese-English sets, with perfect translations of so
+    many first sets by each run."""
     for n, name in enumerate(MERGED):
         text = "".join(f"{line} {name}\n" for line in LINES)
         for path in (
@@ -648,7 +655,8 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["/nowhere"], "/nowhere/data.nist_zhen does not exist: run recipes/run_recipe.sh"),
         (
             ["--systems", "dtmt2"],
-            "run.nist_zhen.dtmt2.seed1/MT02.best.txt does not exist: translate MT02 MT03 MT04 MT05 MT08 first",
+            "run.nist_zhen.dtmt2.seed1/MT02.best.txt does not exist: "
+            "translate MT02 MT03 MT04 MT05 MT08 first",
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""IWSLT14 German-English from an archive of the same structure as the real one, with made-up talks."""
+"""IWSLT14 German-English from an archive of the same structure as the real one, with made-up
+talks."""
 
 import gzip
 import importlib.util
@@ -56,7 +57,10 @@ def xml(language: str, segments: int, name: str) -> str:
         f'<seg id="{i + 1}"> {sentence(language, i)} It\u2019s {name}. </seg>\n'
         for i in range(segments)
     )
-    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<mteval>\n<refset setid="{name}">\n<doc docid="1">\n<title>a title</title>\n'
+    head = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<mteval>\n'
+        f'<refset setid="{name}">\n<doc docid="1">\n<title>a title</title>\n'
+    )
     return f"{head}{body}</doc>\n</refset>\n</mteval>\n"
 
 
@@ -189,12 +193,13 @@ def test_no_network_is_one_sentence(tmp_path, monkeypatch, capsys):
     assert "cannot be downloaded (no route to host)" in capsys.readouterr().err
 
 
-# Prepared ------------------------------------------------------------------------------------------------------------
+# Prepared -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """What the script leaves with --prepare-only, of 20 talks: 240 pairs of which three are too long, too uneven or empty."""
+    """What the script leaves with --prepare-only, of 20 talks: 240 pairs of which three are too
+    long, too uneven or empty."""
     folder = tmp_path_factory.mktemp("iwslt")
     members = files()
     for language, words in (("de", 200), ("en", 180)):
@@ -465,7 +470,7 @@ def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
     assert kept[0] / kept[1] == pytest.approx(fifty / all_pairs, abs=0.002)
 
 
-# Configs -------------------------------------------------------------------------------------------------------------
+# Configs ------------------------------------------------------------------------------------------
 
 
 # What other recipes extend, not always whole by itself.

@@ -1,4 +1,5 @@
-"""Rows of the tables of layer-wise coordination as configs: complete, alike in training, with the parameters that the paper prints."""
+"""Rows of the tables of layer-wise coordination as configs: complete, alike in training, with the
+parameters that the paper prints."""
 
 import importlib.util
 import json
@@ -54,7 +55,7 @@ def printed(folder: str, name: str) -> float:
     return paper.bleu
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -168,7 +169,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
     assert printed("lwc/wmt14_ende", "big_coordinated") == 29.01
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_ablations_take_one_thing_away():
@@ -273,7 +274,7 @@ def test_text_is_the_papers():
     assert kinds["wmt14_ende"] == ["filter"]
 
 
-# Parameters ----------------------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 
 def norm(d: int) -> int:
@@ -322,7 +323,8 @@ EXPECTED = {
         **{f"table4_transformer_{layers}l": transformer(D, H, layers) for layers in (4, 6, 8, 10)},
         "context_gate": transformer(D, H) + 6 * (2 * D + 1),
     },
-    "lwc/iwslt14_roen": SMALL,  # here and below the vocabulary is not printed to the entry; with that of German-English
+    # The papers do not print the exact vocabulary of these tasks; counts are with German-English's.
+    "lwc/iwslt14_roen": SMALL,
     "lwc/iwslt14_esen": SMALL,
     "lwc/wmt16_enro": {
         "transformer": transformer(1024, 4096),
@@ -377,7 +379,7 @@ def test_14_layers_have_about_as_many_parameters_as_6_and_6(d):
     )
 
 
-# Text ----------------------------------------------------------------------------------------------------------------
+# Text ---------------------------------------------------------------------------------------------
 
 WORDS = {
     "de": "das Haus ist alt und der Hund schläft heute".split(),
@@ -429,7 +431,10 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
 
 
 def test_text_of_one_file_of_an_archive(tmp_path, capsys):
-    tags = "<url>http://x</url>\n<speaker>A</speaker>\n<title>Titlu</title>\nUn rând. \n<reviewer href=x>B</reviewer>\n"
+    tags = (
+        "<url>http://x</url>\n<speaker>A</speaker>\n<title>Titlu</title>\nUn rând. \n"
+        "<reviewer href=x>B</reviewer>\n"
+    )
     (tmp_path / "train.tags.ro-en.ro").write_text(tags, encoding="utf-8")
     xml = '<doc>\n<seg id="1"> Nu\u2019i aici. </seg>\n<seg id="2">Da.</seg>\n</doc>\n'
     (tmp_path / "IWSLT14.TED.tst2014.ro-en.ro.xml").write_text(xml, encoding="utf-8")
@@ -454,7 +459,7 @@ def test_text_of_one_file_of_an_archive(tmp_path, capsys):
     assert not (tmp_path / "out.ro").exists()
 
 
-# Text to a score -----------------------------------------------------------------------------------------------------
+# Text to a score ----------------------------------------------------------------------------------
 
 
 def scores(

@@ -1,4 +1,5 @@
-"""recipes/run_multi30k.sh: what it refuses, and that it runs; the groups of systems that recipes/run_multi30k_fusion.sh knows."""
+"""recipes/run_multi30k.sh: what it refuses, and that it runs; the groups of systems that
+recipes/run_multi30k_fusion.sh knows."""
 
 import gzip
 import os

@@ -1,4 +1,5 @@
-"""Rows of the papers' tables as configs: complete, and with the parameters that the papers print; and the scripts that run them."""
+"""Rows of the papers' tables as configs: complete, and with the parameters that the papers print;
+and the scripts that run them."""
 
 import importlib.util
 import json
@@ -32,7 +33,7 @@ def count(found: Recipe, *sizes: int) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
+# Rows ---------------------------------------------------------------------------------------------
 
 TABLES = {
     "mlrf/iwslt14_deen": {"MLRF Table 2": 15, "MLRF Table 4": 9, "MLRF Figure 3": 8},
@@ -74,7 +75,7 @@ def test_averages_of_nist_are_those_of_the_three_test_sets_unless_a_note_says_so
         assert one.paper.note is None or f"{mean:.2f}" in one.paper.note
 
 
-# Parameters ----------------------------------------------------------------------------------------------------------
+# Parameters ---------------------------------------------------------------------------------------
 
 D_F, D_A = 512, 1024  # MLRF section 4.2
 
@@ -88,7 +89,8 @@ def ffn(width: int, hidden: int, out: int) -> int:
 
 
 def backbone(d: int, hidden: int, layers: int, bias: bool = True) -> int:
-    """Layers of both sides: attention of four matrices, one of them in the encoder and two in the decoder."""
+    """Layers of both sides: attention of four matrices, one of them in the encoder and two in the
+    decoder."""
     attention = 4 * (d * d + bias * d)
     return layers * (3 * attention + 2 * ffn(d, hidden, d) + 5 * norm(d))
 
@@ -111,7 +113,8 @@ def sa(d: int, hops: int, w1: int = 1) -> int:
 
 
 def ende(d: int, layers: int = 6) -> int:
-    """Pre-norm with a norm at the end of each side; no biases in attention; one matrix for all words, no output bias."""
+    """Pre-norm with a norm at the end of each side; no biases in attention; one matrix for all
+    words, no output bias."""
     return backbone(d, 4 * d, layers, bias=False) + 2 * norm(d) + 33_708 * d
 
 
@@ -234,7 +237,7 @@ def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
     assert all(one.paper and one.paper.note for name, one in found if name in cut)
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers():
@@ -291,7 +294,7 @@ def test_big_models_train_longer_and_average_more():
     assert rows("rtal/wmt17_enfr")["transformer_big"].model.dropout == 0.1
 
 
-# Scripts -------------------------------------------------------------------------------------------------------------
+# Scripts ------------------------------------------------------------------------------------------
 
 WORDS = {
     "de": "das Haus ist alt und der Hund schläft heute".split(),

@@ -1,4 +1,5 @@
-"""recipes/slurm/train.sbatch: each process knows its place, a signal reaches all, and what was saved is queued again. Slurm is faked."""
+"""recipes/slurm/train.sbatch: each process knows its place, a signal reaches all, and what was
+saved is queued again. Slurm is faked."""
 
 import os
 import shutil
@@ -20,7 +21,8 @@ case "$1 $2" in
     requeue*) echo "$2" >> "$FAKE/requeued" ;;
 esac
 """
-# Starts the command in $SLURM_NTASKS processes, hands signals on, ends with the highest exit code of them.
+# Starts the command in $SLURM_NTASKS processes, hands signals on, ends with the highest exit code
+# of them.
 SRUN = """#!/usr/bin/env python3
 import os, signal, subprocess, sys
 command = sys.argv[1:]

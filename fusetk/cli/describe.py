@@ -26,7 +26,8 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 @click.option(
     "--tgt-vocab-size",
     type=click.IntRange(5),
-    help="Number of entries of the target vocabulary. If only one size is given, it is used for both sides.",
+    help="Number of entries of the target vocabulary. If only one size is given, it is used for "
+    "both sides.",
 )
 @click.option(
     "--json",

@@ -312,8 +312,9 @@ DECLARATIONS: tuple[Decorator, ...] = (
     click.option(
         "--source",
         metavar="FILE",
-        help="File with the source, to warn about lines that were not translated. With --by-length, "
-        "lengths are those of the source, or without --source those of the first reference.",
+        help="File with the source, to warn about lines that were not translated. With "
+        "--by-length, lengths are those of the source, or without --source those of the first "
+        "reference.",
     ),
     click.option(
         "--by-length",

@@ -220,7 +220,8 @@ def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:
         token, _, count = line.rpartition("\t" if "\t" in line else " ")
         if not token or not count.isdecimal():
             raise DataError(
-                f"{path}, line {number}: {line[:40]!r} is not a token, a space and the count of the token"
+                f"{path}, line {number}: {line[:40]!r} is not a token, a space and "
+                "the count of the token"
             )
         if int(count) >= threshold:
             tokens[token] = int(count)

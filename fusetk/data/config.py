@@ -62,7 +62,7 @@ class DataConfig(Config):
     train: list[str] = Field(min_length=1)
     """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
-    """Validation text: file prefixes, or `every` or `sample` to use a part of the training pairs."""
+    """Validation text: file prefixes, or `every` or `sample` to use part of the training pairs."""
     test: dict[str, list[str]] = {}
     """Test sets: a mapping of names to lists of file prefixes."""
     steps: list[Step] = []

@@ -11,8 +11,8 @@ This follows from three facts, each visible in the regular expressions of sacrem
 - The match of an apostrophe includes the characters on both sides, so two words share a space only
   if the first ends and the second begins with an apostrophe. Such words are treated as one word.
 
-sacremoses merges white space before it removes other control characters, so complete lines with such
-characters are passed to sacremoses. The output is words separated by one space. In
+sacremoses merges white space before it removes other control characters, so complete lines with
+such characters are passed to sacremoses. The output is words separated by one space. In
 a few cases (a line that ends in `.'`) sacremoses itself leaves a second or trailing space; its list
 of tokens is the same.
 """

@@ -19,9 +19,9 @@ class Truecaser:
     """A truecaser for lines of words.
 
     ``cases`` maps the lower-case form of a word to the counts of its cases, the most frequent case
-    first. The first word of a sentence gets its most frequent case. Other words are unchanged if the
-    training text has them in the same case, and otherwise get their most frequent case. Tokens with
-    an XML tag are unchanged.
+    first. The first word of a sentence gets its most frequent case. Other words are unchanged if
+    the training text has them in the same case, and otherwise get their most frequent case. Tokens
+    with an XML tag are unchanged.
     """
 
     def __init__(self, cases: dict[str, dict[str, int]]):

@@ -108,8 +108,8 @@ def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
             )
         elif not count.isdecimal():
             raise DataError(
-                f"{path}, line {number}: {line[:40]!r} is not a vocabulary entry; write a token, or "
-                "a token and its count with a tab or a space between them"
+                f"{path}, line {number}: {line[:40]!r} is not a vocabulary entry; write a token, "
+                "or a token and its count with a tab or a space between them"
             )
         if not token:
             raise DataError(f"{path}, line {number}: the token is missing; write one token a line")

@@ -91,7 +91,7 @@ def split_compounds(line: str) -> str:
     """Split words at hyphens, as papers on WMT English-German do.
 
     ``rich-text`` becomes ``rich ##AT##-##AT## text``. Like tensor2tensor's get_ende_bleu.sh, this
-    works on bytes, and a match consumes the byte on each side of the hyphen. So only the first hyphen
-    of a-b-c is split. Both hyphens of ä-ö-ü are split, because its letters have two bytes.
+    works on bytes, and a match consumes the byte on each side of the hyphen. So only the first
+    hyphen of a-b-c is split. Both hyphens of ä-ö-ü are split, because its letters have two bytes.
     """
     return _COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()

@@ -255,7 +255,7 @@ class ScoreFormat(NamedTuple):
         return json.dumps(line, ensure_ascii=False) + "\n"
 
     def _n_best_entry(self, fields: Sequence[str], target: ScoredTarget | None) -> str:
-        """Return a line of an n-best list; ``fields`` are the texts between the bars, with spaces."""
+        """Return a line of an n-best list; ``fields`` are the texts between bars, with spaces."""
         assert target is not None
         score = f"{self.feature}= {self.rule.normalized(target.scores):.6f}"
         features = f"{fields[2].rstrip()} {score}"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SAMPLES = {"bootstrap": 1000, "randomization": 10_000}  # the default number of samples, sacreBLEU's
 SEED = 12345  # sacreBLEU's
-# If fewer lines differ, many samples have exactly the real difference. Such ties do not count, as in
-# sacreBLEU, so p is too small.
+# If fewer lines differ, many samples have exactly the real difference. Such ties do not count, as
+# in sacreBLEU, so p is too small.
 FEW_LINES = 10
 BLOCK_NUMBERS = 2**22  # random numbers that are drawn at once
 TIE = 1e-9  # smaller differences count as equal, because sums of floats are inexact

@@ -134,8 +134,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list[ScoreColumn]:
     """Return the columns of all recorded scores.
 
-    They are sorted by test set in the order of ``sets``, then by checkpoint with ``best`` first, then
-    by metric in the order of ``METRICS``.
+    They are sorted by test set in the order of ``sets``, then by checkpoint with ``best`` first,
+    then by metric in the order of ``METRICS``.
     """
     metrics = list(METRICS)
 

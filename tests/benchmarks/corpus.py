@@ -154,9 +154,7 @@ def measure(config: Path, weights: bool) -> None:
         f"and {memory['most']:.2f} GB at most",
         end=", ",
     )
-    print(
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with mapped files"
-    )
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB with maps")
     lengths = [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)]
     start = time.perf_counter()
     with anonymous() as memory:

@@ -4,7 +4,8 @@
 
 The data of each config must be prepared. The script counts each storage that exists after the
 forward pass of the first batch and did not exist before. It does not matter whether autograd or
-one of fusetk's own backward passes needs the storage. The result does not depend on the machine's speed.
+one of fusetk's own backward passes needs the storage. The result does not depend on
+the speed of the machine.
 """
 
 import gc

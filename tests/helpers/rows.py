@@ -43,7 +43,8 @@ def check_tables(folder: str, sizes: dict[str, int]) -> None:
 def prepared(
     tmp_path: Path, data: DataConfig, write: Callable[[Path, str, int, tuple[str, str]], None]
 ) -> Manifest:
-    """Prepare generated text as in ``data``; ``write(folder, name, lines, languages)`` writes a file of it."""
+    """Prepare generated text as in ``data``; ``write(folder, name, lines, languages)`` writes a
+    file of it."""
     assert data.bpe and isinstance(data.valid, list)
     for prefix in {
         *data.train,

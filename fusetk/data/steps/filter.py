@@ -33,7 +33,7 @@ class Filter(PairStep):
         return self.length_reason(count_tokens(source), count_tokens(target))
 
     def length_reason(self, source: int, target: int) -> str:
-        """Return the reason for dropping a pair with these numbers of tokens, or an empty string."""
+        """Return the reason to drop a pair with these numbers of tokens, or an empty string."""
         short, long = min(source, target), max(source, target)
         if short < self.min_length:
             return SHORT if short else EMPTY
