@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -144,6 +145,20 @@ def _end_with_parent() -> None:
     """Let the system send SIGTERM to this process when its launcher ends (on Linux only)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def end_process() -> None:
+    """End a process that torchrun started, with status 0; return if there is a single process.
+
+    Python's finalization is skipped. During it, threads of torch.distributed sometimes abort the
+    process ("terminate called without an active exception"), and torchrun then reports that a
+    complete training has failed.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def is_peer_failure(error: Exception) -> bool:

@@ -64,6 +64,7 @@ def command(
     from fusetk import recipe, train
     from fusetk.cli import prep
     from fusetk.errors import ConfigError
+    from fusetk.processes import end_process
 
     if threads:
         torch.set_num_threads(threads)
@@ -75,3 +76,4 @@ def command(
     default = Path("runs") / Path(config).stem
     folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x
     train.train(resolved, folder, device, quiet)
+    end_process()
