@@ -1,4 +1,4 @@
-"""The kernels for CPU: calls of ``kernels.cpp``."""
+"""The kernels for CPU: calls of ``recurrence.cpp``."""
 
 import ctypes
 from typing import Any
@@ -19,7 +19,7 @@ def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-# The structs have the same members in the same order as in kernels.cpp.
+# The structs have the same members in the same order as in recurrence.cpp.
 CellArguments = _struct(
     "CellArguments",
     ("threads kind bf16 norm directions rows width positions", _INT),
@@ -49,7 +49,7 @@ FORWARD, BACKWARD, VALUES_BACKWARD = range(3)  # modes of the library's function
 
 def usable() -> bool:
     """Return whether the kernels are enabled and could be compiled."""
-    return library() is not None
+    return library("recurrence") is not None
 
 
 def _address(tensor: Tensor | None, row: int = 0) -> int | None:
@@ -60,10 +60,10 @@ def _address(tensor: Tensor | None, row: int = 0) -> int | None:
 
 
 class CpuKernels:
-    """The computations between the products of a recurrence, done by ``kernels.cpp``."""
+    """The computations between the products of a recurrence, done by ``recurrence.cpp``."""
 
     def __init__(self, buffers: ForwardBuffers):
-        kernels = library()
+        kernels = library("recurrence")
         assert kernels is not None
         self.library = kernels
         self.buffers = buffers
