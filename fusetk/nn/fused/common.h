@@ -22,6 +22,37 @@ struct Scratch {
     ~Scratch() { free(at); }
 };
 
+// Random words of one thread.
+struct Words {
+    uint64_t *at;
+    explicit Words(Int elements) : at((uint64_t *)malloc((elements / 4 + 2) * sizeof(uint64_t))) {}
+    ~Words() { free(at); }
+};
+
+// Memory of one thread from which arrays are taken, and which grows when it is too small.
+struct Buffer {
+    enum { LARGEST = 16 };
+    float *blocks[LARGEST];
+    Int sizes[LARGEST];
+    int used;
+    Buffer() : used(0) {
+        for (int i = 0; i < LARGEST; i++) blocks[i] = 0, sizes[i] = 0;
+    }
+    ~Buffer() {
+        for (int i = 0; i < LARGEST; i++) free(blocks[i]);
+    }
+    void start() { used = 0; }
+    float *take(Int size) {
+        int i = used++;
+        if (sizes[i] < size) {
+            free(blocks[i]);
+            sizes[i] = size + size / 2;
+            blocks[i] = (float *)malloc(sizes[i] * sizeof(float));
+        }
+        return blocks[i];
+    }
+};
+
 static inline float get(const float *p, Int i) { return p[i]; }
 static inline void put(float *p, Int i, float value) { p[i] = value; }
 
