@@ -12,6 +12,7 @@ from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
+from fusetk.models.residual import Residual, Residuals, Stream
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
@@ -87,28 +88,6 @@ class TransformerConfig(BlockConfig):
         return self
 
 
-class Residual(nn.Module):
-    """The residual connection of a sub-layer f.
-
-    Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x))).
-    """
-
-    def __init__(self, config: BlockConfig, width: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.dropout = Dropout(config.dropout)
-        self.pre = config.norm == "pre"
-
-    def before(self, x: Tensor) -> Tensor:
-        """Return the input of the sub-layer."""
-        return self.norm(x) if self.pre else x
-
-    def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the output y of a sub-layer that read ``before(x)``."""
-        x = x + self.dropout(y)
-        return x if self.pre else self.norm(x)
-
-
 class TransformerLayer(Layer):
     """Self-attention and a feed-forward network, common to the layers of both sides.
 
@@ -116,7 +95,15 @@ class TransformerLayer(Layer):
     width, and its feed-forward layer is narrower in proportion.
     """
 
-    def __init__(self, config: BlockConfig, name: str, input_width: int, width: int):
+    def __init__(
+        self,
+        config: BlockConfig,
+        name: str,
+        input_width: int,
+        width: int,
+        attention_residual: Residual,
+        ffn_residual: Residual,
+    ):
         super().__init__()
         self.width = width
         # The projection of the input; it has this name in checkpoints.
@@ -124,15 +111,15 @@ class TransformerLayer(Layer):
         self.attention = SelfAttention(
             width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
         )
-        self.attention_residual = Residual(config, width)
+        self.attention_residual = attention_residual
         hidden = max(1, config.ffn * width // config.width)
         self.ffn = FeedForward(width, hidden, width, config.activation, config.activation_dropout)
-        self.ffn_residual = Residual(config, width)
+        self.ffn_residual = ffn_residual
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Apply the feed-forward sub-layer with its residual connection: (B, T, D) -> (B, T, D)."""
-        residual = self.ffn_residual
-        return residual.after(x, self.ffn(residual.before(x)))
+    def feed_forward(self, stream: Stream) -> Stream:
+        """Apply the feed-forward sub-layer with its residual connection."""
+        x, stream = self.ffn_residual.before(stream)
+        return self.ffn_residual.after(stream, self.ffn(x))
 
 
 class ContextGate(nn.Module):
@@ -156,12 +143,21 @@ class ContextGate(nn.Module):
 class TransformerEncoderLayer(TransformerLayer):
     """Self-attention and a feed-forward network. The context is the source mask (B, S)."""
 
-    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
-        """(B, S, input width) -> (B, S, D)."""
-        x = self.read(x)
-        residual = self.attention_residual
-        y = self.attention(residual.before(x), context[:, None, None, :])
-        return self.feed_forward(residual.after(x, y)), None
+    def __init__(
+        self,
+        config: TransformerConfig,
+        name: str,
+        input_width: int,
+        width: int,
+        residuals: Residuals,
+    ):
+        super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
+
+    def forward(self, x: Stream, context: Tensor) -> tuple[Stream, None]:
+        """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
+        x, stream = self.attention_residual.before(self.read(x))
+        y = self.attention(x, context[:, None, None, :])
+        return self.feed_forward(self.attention_residual.after(stream, y)), None
 
 
 class DecoderContext(NamedTuple):
@@ -187,8 +183,10 @@ class TransformerDecoderLayer(TransformerLayer):
         input_width: int,
         width: int,
         source_widths: Sequence[int],
+        residuals: Residuals,
     ):
-        super().__init__(config, name, input_width, width)
+        attention_residual, cross_residual, ffn_residual = residuals.layer(width, 3)
+        super().__init__(config, name, input_width, width, attention_residual, ffn_residual)
         self.cross = CrossAttention(
             width,
             source_widths,
@@ -197,21 +195,24 @@ class TransformerDecoderLayer(TransformerLayer):
             f"{name}.cross",
             config.attention_bias,
         )
-        self.cross_residual = Residual(config, width)
+        self.cross_residual = cross_residual
         self.gate = None
         if config.context_gate != "none":
             self.gate = ContextGate(width, 1 if config.context_gate == "scalar" else width)
 
-    def forward(self, x: Tensor, context: DecoderContext) -> tuple[Tensor, Cache]:
-        """(B * K, T, input width) -> (B * K, T, D), and the extended cache."""
-        x = self.read(x)
-        residual = self.attention_residual
-        y, cache = self.attention.step(residual.before(x), context.cache, context.visible)
-        x = residual.after(x, y)
-        residual = self.cross_residual
-        z = self.cross(residual.before(x), context.keys_values, context.source_mask)
-        x = residual.after(x, z if self.gate is None else self.gate(y, z))
-        return self.feed_forward(x), cache
+    def forward(self, x: Stream, context: DecoderContext) -> tuple[Stream, Cache]:
+        """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
+
+        The input and the output may be streams of such tensors.
+        """
+        x, stream = self.attention_residual.before(self.read(x))
+        y, cache = self.attention.step(x, context.cache, context.visible)
+        stream = self.attention_residual.after(stream, y)
+        x, stream = self.cross_residual.before(stream)
+        z = self.cross(x, context.keys_values, context.source_mask)
+        if self.gate is not None:
+            z = self.gate(y, z)
+        return self.feed_forward(self.cross_residual.after(stream, z)), cache
 
 
 class SummaryLayer(Layer):
@@ -302,27 +303,36 @@ class Transformer(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied)
+        residuals = Residuals("encoder", config.norm, config.dropout)
         self.encoder = Stack(
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
             layer=lambda planned, name, input_width: TransformerEncoderLayer(
-                config, name, input_width, planned.width
+                config, name, input_width, planned.width, residuals
             ),
             summary=build_summary_layer,
+            ends=residuals.ends,
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
         self.attend = build_memory_attention(
             config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
         )
+        target_residuals = Residuals("decoder", config.norm, config.dropout)
         self.decoder = Stack(
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
             layer=lambda planned, name, input_width: TransformerDecoderLayer(
-                config, name, input_width, planned.width, self._source_widths(planned.layer)
+                config,
+                name,
+                input_width,
+                planned.width,
+                self._source_widths(planned.layer),
+                target_residuals,
             ),
             summary=build_summary_layer,
+            ends=target_residuals.ends,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
         # Layers of a pre-norm model do not normalise their output, so it is normalised here.
