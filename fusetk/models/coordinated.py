@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from fusetk.fusion.base import FusionConfig
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
-from fusetk.models.residual import Residuals, Stream
+from fusetk.models.residual import Residual, Residuals, Stream
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
-from fusetk.models.stack import Layer, Stack, StackConfig
+from fusetk.models.stack import Layer, Stack
 from fusetk.models.transformer import (
     BlockConfig,
+    BlockStackConfig,
     TransformerEmbedding,
     TransformerLayer,
+    build_residuals,
     build_summary_layer,
     check_tying,
+    initialise_sublayers,
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
@@ -32,7 +35,7 @@ class CoordinatedConfig(BlockConfig):
     """Sizes and options of a coordinated model."""
 
     kind: str = "coordinated"
-    stack: StackConfig = StackConfig(layers=14)
+    stack: BlockStackConfig = BlockStackConfig(layers=14)
     """Depth and connection for both languages; the fusion is that of the target side."""
     share_weights: bool = True
     """Use the same layers for source and target. With `false` each side has its own layers."""
@@ -47,7 +50,7 @@ class CoordinatedConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "CoordinatedConfig":
-        self.check_heads("stack", self.stack)
+        self.check_side("stack", self.stack)
         if self.mixed_attention and self.cross_weights == "own":
             raise ValueError(
                 "cross_weights: own has no effect with mixed_attention: true, which has one "
@@ -121,6 +124,11 @@ class CoordinatedLayer(TransformerLayer):
                 self._trace_name("cross"),
                 config.attention_bias,
             )
+
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        if self.cross is None or self.cross_residual is None:
+            return super().sublayers()
+        return [*super().sublayers(), (self.cross_residual, self.cross)]
 
     def _trace_name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
@@ -198,7 +206,7 @@ class TopSourceLayer(Layer):
 def build_source_stack(config: CoordinatedConfig) -> Stack:
     """Build separate layers for the source, without a fusion."""
     depth = config.stack.layers
-    residuals = Residuals("encoder", config.norm, config.dropout)
+    residuals = build_residuals(config, config.stack, "encoder", {"encoder": depth})
 
     def build_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
         if planned.layer + 1 == depth:
@@ -242,7 +250,7 @@ class Coordinated(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size, language=language)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied, language)
-        residuals = Residuals("decoder", config.norm, config.dropout)
+        residuals = build_residuals(config, config.stack, "decoder", {"decoder": depth})
         self.stack = Stack(
             config.stack,
             [width] * (depth + 1),
@@ -263,6 +271,7 @@ class Coordinated(Seq2Seq):
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
+        initialise_sublayers(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         stack = self.source_stack or self.stack

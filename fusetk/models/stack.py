@@ -1,7 +1,7 @@
 """A stack of layers: the layers, the connection between them, and the fusion of their outputs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ T = TypeVar("T")
 class StackConfig(Config):
     """One side of a model: its depth, its connection and its fusion."""
 
+    layers_have_separate_inputs: ClassVar[bool] = False
+    """Whether the layers read ``LayerInputs``."""
+
     layers: int = Field(ge=1)
     """Number of layers."""
     connect: Annotated[ConnectConfig, component(CONNECTIONS, "a connection", Connection)] = (
@@ -44,6 +47,12 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
+        if self.connect.separate_inputs and not self.layers_have_separate_inputs:
+            raise ValueError(
+                f"connect: {self.connect.kind} makes separate queries, keys and values, which only "
+                "the layers of kind: transformer read: choose another connection"
+                + (", or streams: 1" if self.connect.kind == "mudd" else "")
+            )
         self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
         return self
 
@@ -118,7 +127,7 @@ class Stack(nn.Module):
         self.connect = build_connection(config.connect, f"{name}.connect")
         self.plan = config.connect.plan(widths, self.connect.residual)
         self.checkpoint = config.checkpoint
-        self.ends = ends or StreamEnds()
+        self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
         self.history_widths = [widths[0]]
 
@@ -138,7 +147,7 @@ class Stack(nn.Module):
 
         fused_widths = self.history_widths
         if self.fuses_next_input:
-            fused_widths = [self.connect.register_input()]
+            fused_widths = [self.connect.register_end()]
         self.readout = self.ends.readout() if self.fuses_next_input else nn.Identity()
         self.fuse = build_fusion(config.fuse, fused_widths, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
@@ -172,12 +181,12 @@ class Stack(nn.Module):
 
         With ``keep_states=False`` the states are None, so that they take no memory.
         """
-        opened = self.ends.open(embedding)
-        history = [opened]
-        stream = self.connect.append(None, opened)
+        stream = self.ends.open(embedding)
+        history = [stream]
+        outputs = self.connect.append(None, stream)
         states = []
         for i, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
-            layer_input = self.connect(stream)
+            layer_input = self.connect(outputs)
             if self.recomputes:
                 output, state = checkpoint(layer, layer_input, context, use_reentrant=False)
             else:
@@ -187,14 +196,14 @@ class Stack(nn.Module):
                 break
             if self.plan[i].starts_block:
                 history = []
-                stream = None
+                outputs = layer_input = None
             history.append(output)
             if self._feeds_connection(i):
-                stream = self.connect.append(stream, output)
+                outputs = self.connect.append(outputs, output, layer_input)
         tensors = tuple(self.ends.state(item) for item in history)
         if output is None:
             return StackOutput(tensors, tensors[-1], tuple(states))
-        fused = [self.readout(self.connect(stream))] if self.fuses_next_input else tensors
+        fused = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
         return StackOutput(tensors, self.fuse(fused), tuple(states))
 
 

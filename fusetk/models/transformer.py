@@ -1,18 +1,27 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
-from fusetk.models.residual import Residual, Residuals, Stream
+from fusetk.models.residual import (
+    RESIDUALS,
+    Norm,
+    Residual,
+    ResidualConfig,
+    Residuals,
+    Stream,
+    residual_class,
+)
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
@@ -23,6 +32,29 @@ from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
 
 
+class BlockStackConfig(StackConfig):
+    """A side of a model whose layers have sub-layers."""
+
+    residual: Annotated[ResidualConfig, component(RESIDUALS, "a residual connection", Residual)] = (
+        ResidualConfig(kind="plain")
+    )
+    """What a sub-layer reads, and how its output is joined to the outputs of the sub-layers below.
+    `plain`: the usual residual sum."""
+
+    @model_validator(mode="after")
+    def _one_key_connects_layers(self) -> "BlockStackConfig":
+        if residual_class(self.residual).spans_layers and self.connect.kind != "last":
+            raise ValueError(
+                f"residual: {self.residual.kind} also connects the layers, so connect: "
+                f"{self.connect.kind} would have no effect: remove one of the two options"
+            )
+        return self
+
+
+class BlockDecoderConfig(DecoderConfig, BlockStackConfig):
+    """The decoder's side."""
+
+
 class BlockConfig(ModelConfig):
     """Sizes and options of Transformer layers."""
 
@@ -30,9 +62,9 @@ class BlockConfig(ModelConfig):
     """Number of attention heads; `width` must be a multiple of it."""
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
-    norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (`post`, as in the original paper), or before
-    each sub-layer and once at the end (`pre`)."""
+    norm: Norm = "post"
+    """Layer normalisation after each residual sum (`post`, as in the original paper), before each
+    sub-layer and once at the end (`pre`), or nowhere (`none`, for `residual: rezero`)."""
     activation: Activation = "relu"
     """Activation of the feed-forward layers."""
     positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
@@ -59,22 +91,23 @@ class BlockConfig(ModelConfig):
     """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
     4.2."""
 
-    def check_heads(self, name: str, side: StackConfig) -> None:
-        """Raise ValueError if the width of a layer of ``side`` is not a multiple of the heads."""
+    def check_side(self, name: str, side: BlockStackConfig) -> None:
+        """Raise ValueError if the options of the stack ``name`` do not fit those of the model."""
         for i in range(side.layers):
             width = side.connect.width(i, side.layers, self.width)
             if width % self.heads:
                 key = "width" if width == self.width else f"{name}.connect: growth"
                 raise ValueError(f"{key} {width} is not a multiple of heads {self.heads}")
+        side.residual.check(self.norm, side.layers)
 
 
 class TransformerConfig(BlockConfig):
     """Sizes and options of a Transformer."""
 
     kind: str = "transformer"
-    encoder: StackConfig = StackConfig(layers=6)
+    encoder: BlockStackConfig = BlockStackConfig(layers=6)
     """Depth, connection and fusion of the encoder."""
-    decoder: DecoderConfig = DecoderConfig(layers=6)
+    decoder: BlockDecoderConfig = BlockDecoderConfig(layers=6)
     """Depth, connection, fusion and attention of the decoder."""
     context_gate: Literal["none", "scalar", "vector"] = "none"
     """Combine the results of self-attention and of attention to the source by a gate with one
@@ -82,10 +115,20 @@ class TransformerConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _sides_fit_together(self) -> "TransformerConfig":
-        self.check_heads("encoder", self.encoder)
-        self.check_heads("decoder", self.decoder)
+        self.check_side("encoder", self.encoder)
+        self.check_side("decoder", self.decoder)
         attends_to_output(self.encoder, self.decoder)
         return self
+
+
+def build_residuals(
+    config: BlockConfig, side: BlockStackConfig, name: str, depths: Mapping[str, int]
+) -> Residuals:
+    """Return the builder of the residual connections of the stack ``name``.
+
+    ``depths`` has the number of layers of each stack of the model.
+    """
+    return Residuals(side.residual, name, depths, config.width, config.norm, config.dropout)
 
 
 class TransformerLayer(Layer):
@@ -116,10 +159,22 @@ class TransformerLayer(Layer):
         self.ffn = FeedForward(width, hidden, width, config.activation, config.activation_dropout)
         self.ffn_residual = ffn_residual
 
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        """Return the sub-layers with their residual connections."""
+        return [(self.attention_residual, self.attention), (self.ffn_residual, self.ffn)]
+
     def feed_forward(self, stream: Stream) -> Stream:
         """Apply the feed-forward sub-layer with its residual connection."""
         x, stream = self.ffn_residual.before(stream)
         return self.ffn_residual.after(stream, self.ffn(x))
+
+
+def initialise_sublayers(model: Seq2Seq) -> None:
+    """Change the initial weights of all sub-layers as their residual connections require it."""
+    for layer in model.layers():
+        if isinstance(layer, TransformerLayer):
+            for residual, sublayer in layer.sublayers():
+                residual.initialise(sublayer)
 
 
 class ContextGate(nn.Module):
@@ -199,6 +254,9 @@ class TransformerDecoderLayer(TransformerLayer):
         self.gate = None
         if config.context_gate != "none":
             self.gate = ContextGate(width, 1 if config.context_gate == "scalar" else width)
+
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        return [*super().sublayers(), (self.cross_residual, self.cross)]
 
     def forward(self, x: Stream, context: DecoderContext) -> tuple[Stream, Cache]:
         """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
@@ -303,7 +361,8 @@ class Transformer(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied)
-        residuals = Residuals("encoder", config.norm, config.dropout)
+        depths = {"encoder": config.encoder.layers, "decoder": config.decoder.layers}
+        residuals = build_residuals(config, config.encoder, "encoder", depths)
         self.encoder = Stack(
             config.encoder,
             [width] * (config.encoder.layers + 1),
@@ -318,7 +377,7 @@ class Transformer(Seq2Seq):
         self.attend = build_memory_attention(
             config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
         )
-        target_residuals = Residuals("decoder", config.norm, config.dropout)
+        target_residuals = build_residuals(config, config.decoder, "decoder", depths)
         self.decoder = Stack(
             config.decoder,
             [width] * (config.decoder.layers + 1),
@@ -348,6 +407,7 @@ class Transformer(Seq2Seq):
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
+        initialise_sublayers(self)
 
     def _source_widths(self, layer: int) -> Sequence[int]:
         """Return the widths of the sources that a decoder layer attends to."""

@@ -11,6 +11,7 @@ import torch
 
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.models.residual import RESIDUALS
 from fusetk.models.stack import ATTENDS, CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
@@ -63,7 +64,20 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
         {"growth": [6, 10], "summary_every": 1},
         {"growth": 6, "summary_every": 1, "summary_layer": "added"},
     ],
+    "depth-weighted": [{}, {"dilation": 2}],
+    "mudd": [{"streams": 1}],
 }
+# Residual connections, and the key `norm` that they need.
+RESIDUAL_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "hyper": [{"streams": 3}, {"streams": 2, "weights": "static"}],
+    "manifold-hyper": [{"streams": 3, "iterations": 5}],
+    "attention-residual": [{"block": 2}, {}],
+    "laurel-weights": [{}, {"normalize": "sigmoid"}],
+    "laurel-low-rank": [{"rank": 3}],
+    "laurel-previous": [{"rank": 3, "states": 4}],
+}
+PRE_NORM = ("hyper", "manifold-hyper", "attention-residual")
+NORMS = {**dict.fromkeys(PRE_NORM, "pre"), "rezero": "none", "laurel-previous": "pre"}
 
 
 # The rows of Table 3 of layer-wise coordination, and combinations of them.
@@ -109,6 +123,10 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
+# Parameters without a gradient in systems whose name contains the first string. The first sub-layer
+# of a stack has one source, so its query cannot change the weight of that source.
+NO_GRADIENT = {"attention-residual": ".layers.0.attention_residual.depth."}
+
 # The kinds of a config that names none. They make the model of the backbone's default.
 DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
 
@@ -137,7 +155,9 @@ def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2S
     model = MODELS[kind](config, SOURCE_SIZE, TARGET_SIZE)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if not parameter.any() and parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+            elif parameter.dim() > 1:
                 parameter.mul_(scale)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -151,7 +171,7 @@ def _name(option: dict[str, Any]) -> str:
     values = [
         f"{key} {value}"
         for key, value in option.items()
-        if isinstance(value, str | bool | list) and key != "kind"
+        if (isinstance(value, str | bool | list) and key != "kind") or key in ("block", "dilation")
     ]
     return ", ".join([option["kind"], *values])
 
@@ -179,6 +199,35 @@ def _sites(kind: str) -> dict[str, Builder]:
             if source_sides and both_sides:
                 label = f"{kind}, encoder {site} {_name(first)}"
                 systems[label] = partial(build, kind, encoder={site: first})
+    return systems
+
+
+def _residuals() -> dict[str, Builder]:
+    """Each residual connection in the Transformer.
+
+    Those with streams are also in ``coordinated``, and below fusions.
+    """
+    systems: dict[str, Builder] = {}
+    for kind in RESIDUALS:
+        if kind == "plain":
+            continue
+        norm = NORMS.get(kind, "post")
+        for option in variants(kind, RESIDUAL_OPTIONS):
+            side = {"residual": option}
+            systems[f"transformer, residual {_name(option)}"] = partial(
+                build, "transformer", norm=norm, encoder=side, decoder=side
+            )
+        if RESIDUALS[kind].spans_layers:
+            systems[f"coordinated, residual {kind}"] = partial(
+                build, "coordinated", norm=norm, stack={"residual": option}, share_weights=False
+            )
+            systems[f"transformer, fusion of streams, residual {kind}"] = partial(
+                build,
+                "transformer",
+                norm=norm,
+                decoder={"residual": option, "fuse": "average", "attend": "dense-sum"},
+                encoder={"residual": option},
+            )
     return systems
 
 
@@ -273,6 +322,7 @@ def _systems() -> dict[str, Builder]:
         systems[kind] = partial(build, kind)
         systems.update(_sites(kind))
         systems.update(_attentions(kind))
+    systems.update(_residuals())
     systems.update(_combinations())
     return systems
 

@@ -14,13 +14,16 @@ not store it. Connections treat each position independently, so decoding needs n
 Tensors have the shape (..., D) with any leading dimensions.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from fusetk.config import ComponentConfig
 from fusetk.nn.dropout import Dropout
 
 Stream = Any
+Norm = Literal["post", "pre", "none"]
 
 
 class SubLayer(NamedTuple):
@@ -30,16 +33,43 @@ class SubLayer(NamedTuple):
     """Prefix of the tensors that the connection records with ``fusetk.trace``."""
     below: int
     """Number of sub-layers of the stack below it."""
+    total: int
+    """Number of sub-layers of the stack."""
     width: int
     """Features of its input and of its output."""
-    pre_norm: bool
-    """Whether its input is normalised, and not the result of the residual sum."""
+    norm: Norm
+    """Whether the result of the residual sum is normalised, or the input of the sub-layer."""
     dropout: float
     """Rate of dropout on its output."""
+    side: str
+    """The stack: "encoder" or "decoder"."""
+    layers: Mapping[str, int]
+    """Number of layers of each stack."""
+
+
+class ResidualConfig(ComponentConfig):
+    """Options of a residual connection; each connection has its own subclass."""
+
+    def check(self, norm: Norm, layers: int) -> None:
+        """Raise ValueError, with a message for the user, if the options do not fit the model.
+
+        ``norm`` is the model's key, and ``layers`` is the number of layers of the stack.
+        """
 
 
 class StreamEnds:
     """The ends of a stack's stream; here those of a stream that is one tensor."""
+
+    sublayers = 0
+    """Number of sub-layers of the stack that have been built."""
+
+    def __init__(self, config: Any, name: str, width: int):
+        """``config`` is that of the residual connection, and ``name`` a prefix of recorded tensors.
+
+        ``width`` is the width of the stack's input.
+        """
+        self.name = name
+        self.width = width
 
     def open(self, x: Tensor) -> Stream:
         """Return the stream at the input x (..., D) of the stack."""
@@ -57,19 +87,45 @@ class StreamEnds:
 class Residual(nn.Module):
     """The residual connection of one sub-layer f, with its normalisation and dropout."""
 
-    def __init__(self, sublayer: SubLayer):
+    Config: type[ResidualConfig] = ResidualConfig
+    Ends: type[StreamEnds] = StreamEnds
+    spans_layers = False
+    """Whether the stream is not one tensor, so that it must flow from layer to layer."""
+
+    def __init__(self, config: ResidualConfig, sublayer: SubLayer):
         super().__init__()
-        self.norm = nn.LayerNorm(sublayer.width)
+        self.name = sublayer.name
+        self.norm = nn.Identity() if sublayer.norm == "none" else nn.LayerNorm(sublayer.width)
         self.dropout = Dropout(sublayer.dropout)
-        self.pre_norm = sublayer.pre_norm
+        self.pre_norm = sublayer.norm == "pre"
+
+    def normed_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""
+        return self.norm(x) if self.pre_norm else x
+
+    def normed_output(self, x: Tensor) -> Tensor:
+        """Return the state for the residual sum x: the norm of x with ``norm: post``."""
+        return x if self.pre_norm else self.norm(x)
 
     def before(self, stream: Stream) -> tuple[Tensor, Stream]:
         """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
 
         The old stream must not be used again.
         """
-        raise NotImplementedError
+        return self.normed_input(stream), stream
 
     def after(self, stream: Stream, y: Tensor) -> Stream:
         """Return the stream with the output y = f(x) (..., D) of the sub-layer."""
         raise NotImplementedError
+
+    def initialise(self, sublayer: nn.Module) -> None:
+        """Change the initial weights of the sub-layer, if the connection requires it."""
+
+
+def require_norm(config: ResidualConfig, norm: Norm, required: Norm, reason: str) -> None:
+    """Raise ValueError unless the model's ``norm`` is the required one."""
+    if norm != required:
+        raise ValueError(
+            f"residual: {config.kind} does not suit norm: {norm}, because {reason}: set norm: "
+            f"{required}"
+        )
