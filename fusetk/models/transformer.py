@@ -375,7 +375,10 @@ class Transformer(Seq2Seq):
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
         self.attend = build_memory_attention(
-            config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
+            config.decoder.attend,
+            self.encoder.history_widths,
+            self.encoder.out_width,
+            config.decoder.layers,
         )
         target_residuals = build_residuals(config, config.decoder, "decoder", depths)
         self.decoder = Stack(

@@ -55,6 +55,7 @@ FUSES: dict[str, list[dict[str, Any]]] = {
         {"weights": "matrix", "aggregation": "ewp-ffn"},
     ],
     "iterative": [{"hidden": 12}, {"aggregation": "concat-ffn", "embedding": True}],
+    "groups": [{"groups": 1, "embedding": True}, {}],
     "tree": [{"leaves": 2}, {"leaves": 2, "aggregation": "mean", "layer_embedding": True}],
 }
 CONNECTS: dict[str, list[dict[str, Any]]] = {
