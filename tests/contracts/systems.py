@@ -11,7 +11,6 @@ import torch
 
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS, Seq2Seq
-from fusetk.models.residual import RESIDUALS
 from fusetk.models.stack import ATTENDS, CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
@@ -55,7 +54,6 @@ FUSES: dict[str, list[dict[str, Any]]] = {
         {"weights": "matrix", "aggregation": "ewp-ffn"},
     ],
     "iterative": [{"hidden": 12}, {"aggregation": "concat-ffn", "embedding": True}],
-    "groups": [{"groups": 1, "embedding": True}, {}],
     "tree": [{"leaves": 2}, {"leaves": 2, "aggregation": "mean", "layer_embedding": True}],
 }
 CONNECTS: dict[str, list[dict[str, Any]]] = {
@@ -65,20 +63,89 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
         {"growth": [6, 10], "summary_every": 1},
         {"growth": 6, "summary_every": 1, "summary_layer": "added"},
     ],
-    "depth-weighted": [{}, {"dilation": 2}],
-    "mudd": [{"streams": 1}],
 }
-# Residual connections, and the key `norm` that they need.
-RESIDUAL_OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "hyper": [{"streams": 3}, {"streams": 2, "weights": "static"}],
-    "manifold-hyper": [{"streams": 3, "iterations": 5}],
-    "attention-residual": [{"block": 2}, {}],
-    "laurel-weights": [{}, {"normalize": "sigmoid"}],
-    "laurel-low-rank": [{"rank": 3}],
-    "laurel-previous": [{"rank": 3, "states": 4}],
+# Connections, residual connections, fusions and attentions that are tested in a few systems only,
+# with others on the other side: the backbone and its options.
+PRE: dict[str, Any] = {"norm": "pre"}
+MUDD_1 = {"kind": "mudd", "streams": 1}
+STATIC = {"kind": "hyper", "streams": 2, "weights": "static"}
+MANIFOLD = {"kind": "manifold-hyper", "streams": 3, "iterations": 5}
+BLOCKS = {"kind": "attention-residual", "block": 2}
+GROUPS = {"kind": "groups", "groups": 1, "embedding": True}
+
+
+def _sides(site: str, encoder: Any, decoder: Any, **more: Any) -> dict[str, Any]:
+    return {"encoder": {site: encoder}, "decoder": {site: decoder}, **more}
+
+
+SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "depth-weighted connections": (
+        "transformer",
+        _sides("connect", "depth-weighted", {"kind": "depth-weighted", "dilation": 2}),
+    ),
+    "depth-weighted and dynamic connections": (
+        "conv",
+        _sides("connect", "depth-weighted", MUDD_1),
+    ),
+    "dynamic connections": ("coordinated", {"stack": {"connect": MUDD_1}, **PRE}),
+    "groups, attend transparent": (
+        "transformer",
+        {"decoder": {"fuse": "groups", "attend": "transparent"}},
+    ),
+    "dense, attend transparent": (
+        "transformer",
+        {
+            "encoder": {"connect": {"kind": "dense", "growth": 6}},
+            "decoder": {"attend": {"kind": "transparent", "norm_layers": True}},
+        },
+    ),
+    "groups below attention": ("conv", {"encoder": {"fuse": GROUPS}}),
+    "attend transparent": ("recurrent", {"decoder": {"attend": "transparent"}}),
+    "residual rezero": ("transformer", _sides("residual", "rezero", "rezero", norm="none")),
+    "residual deep-norm and admin": ("transformer", _sides("residual", "deep-norm", "admin")),
+    "residual layer-scale and laurel-weights": (
+        "transformer",
+        _sides("residual", "layer-scale", "laurel-weights"),
+    ),
+    "residual laurel-low-rank and laurel-previous": (
+        "transformer",
+        _sides("residual", "laurel-low-rank", "laurel-previous", **PRE),
+    ),
+    "residual hyper": ("transformer", _sides("residual", "hyper", STATIC, **PRE)),
+    "residual hyper in one stack": ("coordinated", {"stack": {"residual": "hyper"}, **PRE}),
+    "residual hyper below a fusion": (
+        "transformer",
+        {
+            "encoder": {"residual": STATIC},
+            "decoder": {"residual": "hyper", "fuse": "average", "attend": "dense-sum"},
+            **PRE,
+        },
+    ),
+    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, MANIFOLD, **PRE)),
+    "residual attention-residual": (
+        "transformer",
+        _sides("residual", BLOCKS, "attention-residual", **PRE),
+    ),
+    "residual attention-residual in two stacks": (
+        "coordinated",
+        {"stack": {"residual": BLOCKS}, "share_weights": False, "mixed_attention": False, **PRE},
+    ),
+    "residual attention-residual below a fusion": (
+        "transformer",
+        {"decoder": {"residual": BLOCKS, "fuse": "average"}, **PRE},
+    ),
 }
-PRE_NORM = ("hyper", "manifold-hyper", "attention-residual")
-NORMS = {**dict.fromkeys(PRE_NORM, "pre"), "rezero": "none", "laurel-previous": "pre"}
+
+
+def tested_kinds(site: str) -> set[str]:
+    """Return the kinds of a site in ``SUCCESSORS``."""
+    kinds = set()
+    for _, options in SUCCESSORS.values():
+        for side in options.values():
+            if isinstance(side, dict) and site in side:
+                value = side[site]
+                kinds.add(value if isinstance(value, str) else value["kind"])
+    return kinds
 
 
 # The rows of Table 3 of layer-wise coordination, and combinations of them.
@@ -129,7 +196,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 NO_GRADIENT = {"attention-residual": ".layers.0.attention_residual.depth."}
 
 # The kinds of a config that names none. They make the model of the backbone's default.
-DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
+DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top", "residual": "plain"}
 
 
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -172,7 +239,7 @@ def _name(option: dict[str, Any]) -> str:
     values = [
         f"{key} {value}"
         for key, value in option.items()
-        if (isinstance(value, str | bool | list) and key != "kind") or key in ("block", "dilation")
+        if isinstance(value, str | bool | list) and key != "kind"
     ]
     return ", ".join([option["kind"], *values])
 
@@ -190,7 +257,7 @@ def _sites(kind: str) -> dict[str, Builder]:
     for site, (registered, options) in tables.items():
         both_sides = site == "connect" or kind in ("transformer", "recurrent")
         for name in registered:
-            if name == DEFAULTS[site]:
+            if name == DEFAULTS[site] or name in tested_kinds(site) - set(options):
                 continue
             first, *others = variants(name, options)
             tested = [first, *others] if kind == "transformer" else [first]
@@ -203,41 +270,14 @@ def _sites(kind: str) -> dict[str, Builder]:
     return systems
 
 
-def _residuals() -> dict[str, Builder]:
-    """Each residual connection in the Transformer.
-
-    Those with streams are also in ``coordinated``, and below fusions.
-    """
-    systems: dict[str, Builder] = {}
-    for kind in RESIDUALS:
-        if kind == "plain":
-            continue
-        norm = NORMS.get(kind, "post")
-        for option in variants(kind, RESIDUAL_OPTIONS):
-            side = {"residual": option}
-            systems[f"transformer, residual {_name(option)}"] = partial(
-                build, "transformer", norm=norm, encoder=side, decoder=side
-            )
-        if RESIDUALS[kind].spans_layers:
-            systems[f"coordinated, residual {kind}"] = partial(
-                build, "coordinated", norm=norm, stack={"residual": option}, share_weights=False
-            )
-            systems[f"transformer, fusion of streams, residual {kind}"] = partial(
-                build,
-                "transformer",
-                norm=norm,
-                decoder={"residual": option, "fuse": "average", "attend": "dense-sum"},
-                encoder={"residual": option},
-            )
-    return systems
-
-
 def _attentions(kind: str) -> dict[str, Builder]:
     """Each attention to encoder layers, between residual and between dense stacks."""
     systems: dict[str, Builder] = {}
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
+        if attend in tested_kinds("attend") - {"dense-sum"}:
+            continue
         if kind == "recurrent" and attend == "layerwise":  # it has one attention only
             continue
         if attend != DEFAULTS["attend"]:
@@ -323,7 +363,8 @@ def _systems() -> dict[str, Builder]:
         systems[kind] = partial(build, kind)
         systems.update(_sites(kind))
         systems.update(_attentions(kind))
-    systems.update(_residuals())
+    for name, (kind, options) in SUCCESSORS.items():
+        systems[f"{kind}, {name}"] = partial(build, kind, **options)
     systems.update(_combinations())
     return systems
 

@@ -7,8 +7,17 @@ import torch
 
 from fusetk.data.batch import Batch
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.models.residual import RESIDUALS
 from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
-from tests.contracts.systems import DEFAULTS, NO_GRADIENT, SEARCHED, SIZES, SYSTEMS, sides
+from tests.contracts.systems import (
+    DEFAULTS,
+    NO_GRADIENT,
+    SEARCHED,
+    SIZES,
+    SYSTEMS,
+    sides,
+    tested_kinds,
+)
 from tests.helpers.batches import random_batch, select_sentences
 
 Builder = Callable[[], Seq2Seq]
@@ -33,6 +42,10 @@ def update(
 def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
     assert set(SIZES) == set(MODELS)
     assert sorted(name.partition(",")[0] for name in SEARCHED) == sorted([*MODELS, *MODELS])
+
+
+def test_every_residual_connection_has_a_system() -> None:
+    assert tested_kinds("residual") | {DEFAULTS["residual"]} == set(RESIDUALS)
 
 
 @pytest.mark.parametrize("kind", MODELS)

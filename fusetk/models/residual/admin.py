@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fusetk import trace
 from fusetk.models.residual.base import Norm, Residual, ResidualConfig, SubLayer, require_norm
 
 
@@ -33,4 +34,5 @@ class AdminResidual(Residual):
         self.factor = nn.Parameter(torch.full((sublayer.width,), initial))
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
+        trace.record(f"{self.name}.mix", self.factor.mean())
         return self.normed_output(torch.addcmul(self.dropout(y), stream, self.factor))
