@@ -97,15 +97,15 @@ class Residual(nn.Module):
         self.name = sublayer.name
         self.norm = nn.Identity() if sublayer.norm == "none" else nn.LayerNorm(sublayer.width)
         self.dropout = Dropout(sublayer.dropout)
-        self.pre_norm = sublayer.norm == "pre"
+        self.pre = sublayer.norm == "pre"
 
     def normed_input(self, x: Tensor) -> Tensor:
         """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""
-        return self.norm(x) if self.pre_norm else x
+        return self.norm(x) if self.pre else x
 
     def normed_output(self, x: Tensor) -> Tensor:
         """Return the state for the residual sum x: the norm of x with ``norm: post``."""
-        return x if self.pre_norm else self.norm(x)
+        return x if self.pre else self.norm(x)
 
     def before(self, stream: Stream) -> tuple[Tensor, Stream]:
         """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
