@@ -28,6 +28,7 @@ from fusetk.models.transformer import (
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
+from fusetk.nn.norm import build_norm
 from fusetk.nn.output import OutputProjection
 
 
@@ -51,6 +52,16 @@ class CoordinatedConfig(BlockConfig):
     @model_validator(mode="after")
     def _options_fit_together(self) -> "CoordinatedConfig":
         self.check_side("stack", self.stack)
+        if self.stack.connect.separate_inputs:
+            raise ValueError(
+                f"stack.connect: {self.stack.connect.kind} makes separate queries, keys and "
+                "values, which only the layers of kind: transformer read: choose another connection"
+            )
+        if self.positions == "rotary" or self.kv_heads is not None:
+            raise ValueError(
+                "positions: rotary and kv_heads are options of kind: transformer, since here the "
+                "attention to the source has the weights of self-attention: remove them"
+            )
         if self.mixed_attention and self.cross_weights == "own":
             raise ValueError(
                 "cross_weights: own has no effect with mixed_attention: true, which has one "
@@ -190,7 +201,9 @@ class TopSourceLayer(Layer):
         self.width = width
         self.readout = readout
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
-        self.norm = nn.LayerNorm(width) if config.norm == "pre" else nn.Identity()
+        self.norm = (
+            build_norm(config.normalization, width) if config.norm == "pre" else nn.Identity()
+        )
         self.project: nn.Module = nn.Identity()
         if config.cross_weights == "shared":
             self.project = KeysValues(width, 2 * width, config.attention_bias)
@@ -265,7 +278,9 @@ class Coordinated(Seq2Seq):
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
         # Layers of a pre-norm model do not normalise their output, so it is normalised here.
-        self.norm = nn.LayerNorm(out_width) if config.norm == "pre" else nn.Identity()
+        self.norm = (
+            build_norm(config.normalization, out_width) if config.norm == "pre" else nn.Identity()
+        )
         self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)

@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -19,6 +19,7 @@ from fusetk.models.residual import (
     Residual,
     ResidualConfig,
     Residuals,
+    SeparateResidual,
     Stream,
     residual_class,
 )
@@ -27,13 +28,17 @@ from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attend
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.feedforward import Activation, FeedForward
+from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
+from fusetk.nn.grouped_attention import GroupedSelfAttention
+from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
 
 
 class BlockStackConfig(StackConfig):
     """A side of a model whose layers have sub-layers."""
+
+    layers_have_separate_inputs: ClassVar[bool] = True
 
     residual: Annotated[ResidualConfig, component(RESIDUALS, "a residual connection", Residual)] = (
         ResidualConfig(kind="plain")
@@ -65,11 +70,20 @@ class BlockConfig(ModelConfig):
     norm: Norm = "post"
     """Layer normalisation after each residual sum (`post`, as in the original paper), before each
     sub-layer and once at the end (`pre`), or nowhere (`none`, for `residual: rezero`)."""
-    activation: Activation = "relu"
-    """Activation of the feed-forward layers."""
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    normalization: Normalization = "layer"
+    """Layer normalisation, or RMSNorm, which does not subtract the mean and has no bias (Zhang and
+    Sennrich 2019)."""
+    activation: Activation | Literal["swiglu"] = "relu"
+    """Activation of the feed-forward layers. `swiglu` multiplies the activation by a second linear
+    map (Shazeer 2020): with 2/3 of the hidden units a layer has the same number of parameters."""
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     """Position embeddings: sines and cosines, for sentences of any length (Vaswani et al. 2017), a
-    learned vector for each position (Gehring et al. 2017), or none."""
+    learned vector for each position (Gehring et al. 2017), or none. `rotary`: none, but queries and
+    keys of self-attention are rotated by their positions (Su et al. 2021)."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Number of heads of the keys and values of self-attention, a divisor of `heads`. Groups of
+    heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller. By
+    default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
     """Length of the longest sentence with learned positions, in tokens with EOS."""
     dropout: float = Field(0.1, ge=0, lt=1)
@@ -98,6 +112,13 @@ class BlockConfig(ModelConfig):
             if width % self.heads:
                 key = "width" if width == self.width else f"{name}.connect: growth"
                 raise ValueError(f"{key} {width} is not a multiple of heads {self.heads}")
+            if self.positions == "rotary" and width // self.heads % 2:
+                raise ValueError(
+                    f"positions: rotary needs heads of even width, but a layer of width {width} "
+                    f"has heads of {width // self.heads} features: change width or heads"
+                )
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         side.residual.check(self.norm, side.layers)
 
 
@@ -121,6 +142,17 @@ class TransformerConfig(BlockConfig):
         return self
 
 
+def build_self_attention(
+    config: BlockConfig, name: str, width: int, separate_inputs: bool
+) -> SelfAttention:
+    """Build the self-attention of a layer; ``name`` is that of the recorded weights."""
+    usual = width, config.heads, config.attention_dropout, name, config.attention_bias
+    rotary = config.positions == "rotary"
+    if rotary or separate_inputs or config.kv_heads not in (None, config.heads):
+        return GroupedSelfAttention(*usual, groups=config.kv_heads, rotary=rotary)
+    return SelfAttention(*usual)
+
+
 def build_residuals(
     config: BlockConfig, side: BlockStackConfig, name: str, depths: Mapping[str, int]
 ) -> Residuals:
@@ -128,7 +160,16 @@ def build_residuals(
 
     ``depths`` has the number of layers of each stack of the model.
     """
-    return Residuals(side.residual, name, depths, config.width, config.norm, config.dropout)
+    return Residuals(
+        side.residual,
+        name,
+        depths,
+        config.width,
+        config.norm,
+        config.dropout,
+        config.normalization,
+        side.connect.separate_inputs,
+    )
 
 
 class TransformerLayer(Layer):
@@ -151,12 +192,18 @@ class TransformerLayer(Layer):
         self.width = width
         # The projection of the input; it has this name in checkpoints.
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
-        self.attention = SelfAttention(
-            width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
+        self.attention = build_self_attention(
+            config, f"{name}.self", width, isinstance(attention_residual, SeparateResidual)
         )
         self.attention_residual = attention_residual
         hidden = max(1, config.ffn * width // config.width)
-        self.ffn = FeedForward(width, hidden, width, config.activation, config.activation_dropout)
+        self.ffn: FeedForward | GatedFeedForward
+        if config.activation == "swiglu":
+            self.ffn = GatedFeedForward(width, hidden, width, config.activation_dropout)
+        else:
+            self.ffn = FeedForward(
+                width, hidden, width, config.activation, config.activation_dropout
+            )
         self.ffn_residual = ffn_residual
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
@@ -226,6 +273,8 @@ class DecoderContext(NamedTuple):
     """Keys and values of the layer's n sources (B, n * S, 2D)."""
     source_mask: Tensor
     """(B, S)."""
+    start: int
+    """Position of the first new token."""
 
 
 class TransformerDecoderLayer(TransformerLayer):
@@ -264,7 +313,7 @@ class TransformerDecoderLayer(TransformerLayer):
         The input and the output may be streams of such tensors.
         """
         x, stream = self.attention_residual.before(self.read(x))
-        y, cache = self.attention.step(x, context.cache, context.visible)
+        y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
         stream = self.attention_residual.after(stream, y)
         x, stream = self.cross_residual.before(stream)
         z = self.cross(x, context.keys_values, context.source_mask)
@@ -400,11 +449,11 @@ class Transformer(Seq2Seq):
         # Layers of a pre-norm model do not normalise their output, so it is normalised here.
         pre = config.norm == "pre"
         self.source_norms = nn.ModuleList(
-            nn.LayerNorm(source_width) if pre else nn.Identity()
+            build_norm(config.normalization, source_width) if pre else nn.Identity()
             for source_width in self.attend.widths
         )
         out_width = self.decoder.out_width
-        self.decoder_norm = nn.LayerNorm(out_width) if pre else nn.Identity()
+        self.decoder_norm = build_norm(config.normalization, out_width) if pre else nn.Identity()
         self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
@@ -447,7 +496,7 @@ class Transformer(Seq2Seq):
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
         )
         contexts = self.decoder.per_module(
-            DecoderContext(cache, visible, source, mask)
+            DecoderContext(cache, visible, source, mask, state.step)
             for cache, source in zip(caches, keys_values, strict=True)
         )
         # Recomputed layers keep no caches: these would take the memory that recomputation saves.

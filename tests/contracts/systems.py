@@ -87,6 +87,25 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         "conv",
         _sides("connect", "depth-weighted", MUDD_1),
     ),
+    "separate inputs": ("transformer", _sides("connect", "mudd", "cross", **PRE)),
+    "separate inputs, post-norm": (
+        "transformer",
+        _sides(
+            *("connect", {"kind": "cross", "last": 1}, "mudd"),
+            **{"kv_heads": 1, "positions": "rotary", "scale": 1.5},
+        ),
+    ),
+    "baseline of today": (
+        "transformer",
+        {
+            **PRE,
+            "normalization": "rms",
+            "activation": "swiglu",
+            "positions": "rotary",
+            "kv_heads": 1,
+            "encoder": {"layers": 1},
+        },
+    ),
     "dynamic connections": ("coordinated", {"stack": {"connect": MUDD_1}, **PRE}),
     "groups, attend transparent": (
         "transformer",

@@ -281,7 +281,13 @@ def logits(transformer: Transformer) -> Tensor:
 
 def with_weights_of(transformer: Transformer, plain: Transformer) -> Transformer:
     """Give a model the weights of the plain model; its own parameters keep their values."""
-    missing, unexpected = transformer.load_state_dict(plain.state_dict(), strict=False)
+    names = transformer.state_dict()
+    weights = {
+        # Layers with separate inputs have the residual connection of self-attention inside another.
+        name if name in names else name.replace("_residual.", "_residual.inner."): weight
+        for name, weight in plain.state_dict().items()
+    }
+    missing, unexpected = transformer.load_state_dict(weights, strict=False)
     assert not unexpected and missing
     return transformer
 
@@ -298,6 +304,10 @@ EQUAL: list[tuple[dict[str, Any], str]] = [
     ({"connect": "depth-weighted"}, "post"),
     ({"connect": {"kind": "depth-weighted", "dilation": 2}}, "pre"),
     ({"connect": {"kind": "mudd", "streams": 1}}, "post"),
+    ({"connect": "mudd"}, "post"),
+    ({"connect": "mudd"}, "pre"),
+    ({"connect": {"kind": "cross", "initial_std": 1e-30}}, "pre"),
+    ({"connect": {"kind": "cross", "initial_std": 1e-30, "last": 1}}, "post"),
 ]
 
 
@@ -351,13 +361,20 @@ def test_parameter_counts_are_those_of_the_papers() -> None:
     assert extra_parameters({"residual": "admin"}, "post") == d * sublayers
     assert extra_parameters({"residual": "deep-norm"}, "post") == 0
     assert extra_parameters({"connect": "depth-weighted"}) == layers * (layers + 3) // 2
-    for streams in (1,):
-        count = 0
+    norms = 2 * 2 * d * layers  # of keys and values, with separate inputs
+    for streams in (1, 4):
+        count = norms if streams == 4 else 0
         for i in range(layers + 1):
             c = 1 if i == layers else streams
             k = c * (i + 1)
             count += d * k + k * c * (i + 1) + c * (i + 1)
         assert extra_parameters({"connect": {"kind": "mudd", "streams": streams}}) == count
+
+    cross = norms
+    for i in range(layers + 1):
+        t = i + 1
+        cross += (1 if i == layers else 3) * (d * t + d)
+    assert extra_parameters({"connect": "cross"}) == cross
 
 
 def test_hyper_connections_have_the_parameters_of_the_papers_models() -> None:
@@ -373,7 +390,8 @@ def test_hyper_connections_have_the_parameters_of_the_papers_models() -> None:
 # Parameters without a gradient at the first update, and those that never have one. The streams
 # below the first sub-layer are equal and its input is normalised, so its weights of them have no
 # effect.
-# With one source, the query of attention residuals has none.
+# With one source, the query of attention residuals has none. The bias of the norm of the keys adds
+# the same number to all scores of a softmax.
 FIRST_GRADIENTS: list[tuple[dict[str, Any], set[str], str | None]] = [
     (
         {"residual": "hyper"},
@@ -389,6 +407,8 @@ FIRST_GRADIENTS: list[tuple[dict[str, Any], set[str], str | None]] = [
     ({"residual": "laurel-low-rank"}, {"map.a"}, None),
     ({"residual": "laurel-previous"}, {"map.a", "factors"}, None),
     ({"connect": {"kind": "mudd", "streams": 1}}, {"w1"}, None),
+    ({"connect": "mudd"}, {"w1", "key_norm.bias"}, ".key_norm.bias"),
+    ({"connect": "cross"}, {"key_norm.bias"}, ".key_norm.bias"),
     ({"connect": "depth-weighted"}, set(), None),
 ]
 

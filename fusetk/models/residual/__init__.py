@@ -28,6 +28,8 @@ from fusetk.models.residual.layer_scale import LayerScaleResidual
 from fusetk.models.residual.manifold import ManifoldResidual
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.residual.rezero import ReZeroResidual
+from fusetk.models.residual.separate import SeparateResidual
+from fusetk.nn.norm import Normalization
 
 __all__ = [
     "RESIDUALS",
@@ -35,6 +37,7 @@ __all__ = [
     "Residual",
     "ResidualConfig",
     "Residuals",
+    "SeparateResidual",
     "Stream",
     "StreamEnds",
     "SubLayer",
@@ -73,24 +76,29 @@ class Residuals:
         width: int,
         norm: Norm,
         dropout: float,
+        normalization: Normalization = "layer",
+        separate_inputs: bool = False,
     ):
         """``side`` is "encoder" or "decoder"; ``layers`` has the number of layers of each stack.
 
-        ``width`` is the width of the stack's input.
+        ``width`` is the width of the stack's input. ``separate_inputs``: whether the layers read
+        ``LayerInputs``.
         """
         self.config = config
         self.cls = residual_class(config)
         self.side = side
         self.layers = layers
         self.norm = norm
+        self.normalization = normalization
+        self.separate_inputs = separate_inputs
         self.dropout = dropout
         self.ends = self.cls.Ends(config, f"{side}.residual", width)
 
     def layer(self, width: int, sublayers: int) -> list[Residual]:
         """Build the connections of the sub-layers of the next layer, in the order of the data."""
         total = sublayers * self.layers[self.side]
-        residuals = []
-        for _ in range(sublayers):
+        residuals: list[Residual] = []
+        for i in range(sublayers):
             below = self.ends.sublayers
             sublayer = SubLayer(
                 name=f"{self.side}.residual.sublayer{below + 1}",
@@ -98,10 +106,14 @@ class Residuals:
                 total=total,
                 width=width,
                 norm=self.norm,
+                normalization=self.normalization,
                 dropout=self.dropout,
                 side=self.side,
                 layers=self.layers,
             )
-            residuals.append(self.cls(self.config, sublayer))
+            residual = self.cls(self.config, sublayer)
+            if self.separate_inputs and i == 0:
+                residual = SeparateResidual(residual, sublayer)
+            residuals.append(residual)
             self.ends.sublayers += 1
         return residuals

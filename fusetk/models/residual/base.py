@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.norm import Normalization, build_norm
 
 Stream = Any
 Norm = Literal["post", "pre", "none"]
@@ -39,6 +40,8 @@ class SubLayer(NamedTuple):
     """Features of its input and of its output."""
     norm: Norm
     """Whether the result of the residual sum is normalised, or the input of the sub-layer."""
+    normalization: Normalization
+    """Kind of the normalisation."""
     dropout: float
     """Rate of dropout on its output."""
     side: str
@@ -95,20 +98,26 @@ class Residual(nn.Module):
     def __init__(self, config: ResidualConfig, sublayer: SubLayer):
         super().__init__()
         self.name = sublayer.name
-        self.norm = nn.Identity() if sublayer.norm == "none" else nn.LayerNorm(sublayer.width)
+        self.norm: nn.Module = nn.Identity()
+        if sublayer.norm != "none":
+            self.norm = build_norm(sublayer.normalization, sublayer.width)
         self.dropout = Dropout(sublayer.dropout)
         self.pre = sublayer.norm == "pre"
 
     def normed_input(self, x: Tensor) -> Tensor:
         """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""
-        return self.norm(x) if self.pre else x
+        normed: Tensor = self.norm(x) if self.pre else x
+        return normed
 
     def normed_output(self, x: Tensor) -> Tensor:
         """Return the state for the residual sum x: the norm of x with ``norm: post``."""
-        return x if self.pre else self.norm(x)
+        normed: Tensor = x if self.pre else self.norm(x)
+        return normed
 
-    def before(self, stream: Stream) -> tuple[Tensor, Stream]:
+    def before(self, stream: Stream) -> tuple[Any, Stream]:
         """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
+
+        With ``LayerInputs``, the input of self-attention is ``AttentionInputs``.
 
         The old stream must not be used again.
         """

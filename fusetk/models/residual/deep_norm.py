@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fusetk.models.residual.base import Norm, Residual, ResidualConfig, SubLayer, require_norm
 from fusetk.nn.attention import CrossAttention, SelfAttention
-from fusetk.nn.feedforward import FeedForward
+from fusetk.nn.feedforward import FeedForward, GatedFeedForward
 
 
 class DeepNormConfig(ResidualConfig):
@@ -61,11 +61,13 @@ class DeepNormResidual(Residual):
 def _scaled_weights(sublayer: nn.Module) -> list[Tensor]:
     """Return the weights that DeepNorm scales: not those of queries and keys."""
     if isinstance(sublayer, SelfAttention):
-        return [sublayer.project.weight.chunk(3)[2], sublayer.out.weight]
+        weight = sublayer.project.weight
+        rows = (len(weight) - weight.shape[1]) // 2  # of the keys, and of the values after them
+        return [weight[-rows:], sublayer.out.weight]
     if isinstance(sublayer, CrossAttention):
         projections = cast(Iterable[nn.Linear], sublayer.project)
         values = [project.weight.chunk(2)[1] for project in projections]
         return [*values, sublayer.out.weight]
-    if isinstance(sublayer, FeedForward):
+    if isinstance(sublayer, FeedForward | GatedFeedForward):
         return [sublayer.hidden.weight, sublayer.out.weight]
     return []
