@@ -166,8 +166,11 @@ class SelfAttention(nn.Module):
         cache: Cache,
         mask: Tensor | Rows | MixedRows | None,
         name: str | None = None,
+        start: int = 0,
     ) -> tuple[Tensor, Cache]:
         """Return the result (B * K, T, D) and the cache with the new keys and values.
+
+        ``start`` is the position of the first new token, for subclasses.
 
         ``x`` is (B * K, T, D). ``cache`` holds the keys and values of earlier tokens in n slots,
         (B, n, 2D). ``mask`` broadcasts to (B, 1, K * T, n + K * T) and is True at the old and new

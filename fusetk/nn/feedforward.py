@@ -45,3 +45,21 @@ class FeedForward(nn.Module):
         if self.activation is torch.relu_ and kernels.usable(x):
             return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
+
+
+class GatedFeedForward(nn.Module):
+    """(swish(x W) * x V) W2 with biases: (..., width) -> (..., out), "SwiGLU" (Shazeer 2020).
+
+    One product computes x W and x V.
+    """
+
+    def __init__(self, width: int, hidden: int, out: int, dropout: float = 0.0):
+        """``hidden`` is the number of hidden units; ``dropout`` is applied to them."""
+        super().__init__()
+        self.hidden = nn.Linear(width, 2 * hidden)
+        self.out = nn.Linear(hidden, out)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.hidden(x).chunk(2, -1)
+        return self.out(self.dropout(F.silu(gate) * value))
