@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -306,9 +307,7 @@ class Transformer(Seq2Seq):
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
-            layer=lambda planned, name, input_width: TransformerEncoderLayer(
-                config, name, input_width, planned.width
-            ),
+            layer=partial(self.encoder_layer, config),
             summary=build_summary_layer,
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
@@ -319,9 +318,7 @@ class Transformer(Seq2Seq):
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
-            layer=lambda planned, name, input_width: TransformerDecoderLayer(
-                config, name, input_width, planned.width, self._source_widths(planned.layer)
-            ),
+            layer=partial(self.decoder_layer, config),
             summary=build_summary_layer,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
@@ -339,9 +336,18 @@ class Transformer(Seq2Seq):
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
 
-    def _source_widths(self, layer: int) -> Sequence[int]:
-        """Return the widths of the sources that a decoder layer attends to."""
-        return self.attend.widths[self.attend.sources_of(layer)]
+    def encoder_layer(
+        self, config: TransformerConfig, planned: PlannedModule, name: str, input_width: int
+    ) -> Layer:
+        """Build an encoder layer. A subclass with another kind of layer overrides this method."""
+        return TransformerEncoderLayer(config, name, input_width, planned.width)
+
+    def decoder_layer(
+        self, config: TransformerConfig, planned: PlannedModule, name: str, input_width: int
+    ) -> Layer:
+        """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
+        source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        return TransformerDecoderLayer(config, name, input_width, planned.width, source_widths)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         contexts = [src_mask] * len(self.encoder.layers)
