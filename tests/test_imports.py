@@ -37,7 +37,9 @@ ALLOWED = {
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
+    "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {
+        "resume",
         "system",
         "recipe",
         "training",
