@@ -95,11 +95,11 @@ def output_option(content: str, name: str) -> Decorator:
     )
 
 
-def tokenized_option(text: str, result: str = "") -> Decorator:
-    """Return the option --tokenized; ``text`` is the subject of its help."""
+def tokenized_option(text: str, result: str = "", run: str = "run") -> Decorator:
+    """Return the option --tokenized; its help begins with ``text`` and ends with ``result``."""
     return click.option(
         "--tokenized",
         is_flag=True,
-        help=f"{text} already prepared like the training text of the run, "
+        help=f"{text} already prepared like the training text of the {run}, "
         f"except for the split into subwords.{result}",
     )
