@@ -42,9 +42,9 @@ language_option = click.option(
 class LineCommand(NamedTuple):
     """A command that changes each line."""
 
-    function: Callable[..., Change]  # gets the values of the options
+    function: Callable[..., Change]  # gets the values of the options, returns the change
     options: Sequence[Decorator]
-    watch: Watch = iter
+    watch: Watch = iter  # inspects the lines of the input
 
 
 def make_command(name: str, entry: LineCommand) -> click.Command:

@@ -70,13 +70,13 @@ class BleuMetric(SacreMetric):
 
 
 class PreparedBleu(BleuMetric):
-    """BLEU of lines that the metric itself prepares: sacreBLEU splits them at white space only.
+    """BLEU of lines that ``prepare`` converts to words.
 
-    The class attribute ``smoothing`` is a smoothing method of sacreBLEU. Subclasses implement
-    ``prepare``.
+    sacreBLEU splits the prepared lines at white space and does nothing else to them. Subclasses
+    implement ``prepare``.
     """
 
-    smoothing: str
+    smoothing: str  # smoothing method of sacreBLEU
 
     def __init__(self, references: Sequence[Sequence[str]]) -> None:
         from sacrebleu.metrics.bleu import BLEU
@@ -85,7 +85,10 @@ class PreparedBleu(BleuMetric):
         super().__init__(scorer, [self._prepare_all(lines) for lines in references])
 
     def prepare(self, line: str) -> str:
-        """Return a line as words between white space, in the case that counts."""
+        """Return the words of a line, separated by white space.
+
+        The words are in lower case if the metric ignores case.
+        """
         raise NotImplementedError
 
     def _prepare_all(self, lines: Sequence[str]) -> list[str]:

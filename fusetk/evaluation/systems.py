@@ -62,7 +62,7 @@ class ScoredSystems(NamedTuple):
 
     @property
     def test(self) -> str:
-        """The description of the test."""
+        """The description of the significance test; there must be a ``sampling``."""
         return f"{self.sampling}, sacrebleu {version('sacrebleu')}"
 
     def single_as_dict(self) -> dict[str, Any]:

@@ -104,7 +104,10 @@ class LinearFusion(LayerFusion):
             self.refine = ResidualFFN(width, config.hidden, config.dropout)
 
     def combination(self, history: Sequence[Tensor]) -> Combination:
-        """Return the layers after ``norm_layers``: their scale is the one that weights them."""
+        """Return the layers after ``norm_layers``, and the function that combines them.
+
+        A change of the scale of a layer before its normalisation does not change the result.
+        """
         return self._norm_layers(self.layers(history)), self._combine
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
