@@ -88,6 +88,11 @@ class Seq2Seq(nn.Module):
     output: OutputProjection | NormedLinear
     """The output projection (..., D) -> (..., V). It returns logits."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of the model in the config, for messages."""
+        return str(self.Config.model_fields["kind"].default)
+
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Encode source ids (B, S) with their mask (B, S).
 

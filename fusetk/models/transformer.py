@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -429,9 +430,7 @@ class Transformer(Seq2Seq):
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
-            layer=lambda planned, name, input_width: TransformerEncoderLayer(
-                config, name, input_width, planned.width, residuals
-            ),
+            layer=partial(self.encoder_layer, config, residuals),
             summary=build_summary_layer,
             ends=residuals.ends,
             uses_output=attends_to_output(config.encoder, config.decoder),
@@ -447,14 +446,7 @@ class Transformer(Seq2Seq):
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
-            layer=lambda planned, name, input_width: TransformerDecoderLayer(
-                config,
-                name,
-                input_width,
-                planned.width,
-                self._source_widths(planned.layer),
-                target_residuals,
-            ),
+            layer=partial(self.decoder_layer, config, target_residuals),
             summary=build_summary_layer,
             ends=target_residuals.ends,
         )
@@ -474,9 +466,30 @@ class Transformer(Seq2Seq):
         INITIALISERS[config.init](self)
         initialise_sublayers(self)
 
-    def _source_widths(self, layer: int) -> Sequence[int]:
-        """Return the widths of the sources that a decoder layer attends to."""
-        return self.attend.widths[self.attend.sources_of(layer)]
+    def encoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build an encoder layer. A subclass with another kind of layer overrides this method."""
+        return TransformerEncoderLayer(config, name, input_width, planned.width, residuals)
+
+    def decoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
+        source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        return TransformerDecoderLayer(
+            config, name, input_width, planned.width, source_widths, residuals
+        )
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         contexts = [src_mask[:, None, None, :]] * len(self.encoder.layers)
