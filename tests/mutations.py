@@ -156,9 +156,9 @@ MUTATIONS = [
     ),
     Mutation(
         "BLEU counts as a metric that should be low",
-        "training/validation.py",
-        '{"loss", "ppl"}',
-        '{"loss", "ppl", "bleu"}',
+        "runs.py",
+        '{"loss", "smoothed", "ppl"}',
+        '{"loss", "smoothed", "ppl", "bleu"}',
         ("training/test_loop.py", "training/test_checkpoint.py", "plotting/test_curves.py"),
     ),
     Mutation(

@@ -134,12 +134,12 @@ def test_subordinate_clauses_end_in_their_finite_verb(corpus, finite):
 
 def test_after_a_subordinate_clause_the_main_clause_begins_with_its_verb(corpus, finite):
     german = [pair[0] for pair in corpus["train"]]
-    found = [
+    verbs = [
         match[1]
         for line in german
         if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]*, (\w+) ", line))
     ]
-    assert found and set(found) <= finite | {
+    assert verbs and set(verbs) <= finite | {
         form.removeprefix(prefix) for form in finite for prefix in PREFIXES
     }
 

@@ -64,27 +64,29 @@ def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
 
 def test_names_say_what_is_in_the_files():
     for folder in TABLES:
-        for name, one in rows(folder).items():
-            row = str(one.paper and one.paper.row)
+        for name, recipe in rows(folder).items():
+            row = str(recipe.paper and recipe.paper.row)
             system, _, size = name.removeprefix("table2_").removeprefix("table3_").partition("_e")
             if system.startswith("convs2s") or "_de_15" in name:
                 continue
             assert system == row.partition(",")[0].lower().replace("-", "_")
-            assert one.model.embedding == int(size or 256) and (
+            assert recipe.model.embedding == int(size or 256) and (
                 not size or row.endswith(f"embedding {size}")
             )
             assert (
-                one.model.encoder.layers == one.model.decoder.layers == (4 if "4l" in system else 8)
+                recipe.model.encoder.layers
+                == recipe.model.decoder.layers
+                == (4 if "4l" in system else 8)
             )
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
     for folder in TABLES:
-        found = rows(folder)
-        for name, one in found.items():
-            first = found.get(f"{name.partition('_')[2]}_e256")
+        recipes = rows(folder)
+        for name, recipe in recipes.items():
+            first = recipes.get(f"{name.partition('_')[2]}_e256")
             if first and name.startswith("table"):
-                assert (one.model, one.training, one.decoding, one.data) == (
+                assert (recipe.model, recipe.training, recipe.decoding, recipe.data) == (
                     first.model,
                     first.training,
                     first.decoding,
@@ -98,10 +100,10 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
 @pytest.mark.parametrize("folder", TABLES)
 def test_systems_are_trained_alike_and_as_the_paper_says(folder):
     wmt = folder.endswith("wmt14_ende")
-    found = list(rows(folder).values())
-    for one in found:
-        assert (one.decoding, one.data) == (found[0].decoding, found[0].data)
-        (stage,) = one.training.stages
+    recipes = list(rows(folder).values())
+    for recipe in recipes:
+        assert (recipe.decoding, recipe.data) == (recipes[0].decoding, recipes[0].data)
+        (stage,) = recipe.training.stages
         assert (stage.optimizer.kind, stage.optimizer.momentum, stage.clip, stage.end.rate) == (
             "nag",
             0.99,
@@ -115,12 +117,12 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             0.1,
             "after-first-rise" if wmt else "each-rise",
         )
-        assert (one.model.dropout, one.training.label_smoothing, one.decoding.beam) == (
+        assert (recipe.model.dropout, recipe.training.label_smoothing, recipe.decoding.beam) == (
             0.1 if wmt else 0.2,
             0.0,
             5,
         )
-        assert wmt or one.training == found[0].training
+        assert wmt or recipe.training == recipes[0].training
 
 
 def test_text_is_the_papers():
@@ -276,11 +278,11 @@ EXPECTED = {
 
 
 def test_parameters_are_what_the_systems_have_by_their_description():
-    found = {
+    counts = {
         name: count(DENSE / "iwslt14_deen" / f"{name}.yaml", *V)
         for name in rows("densenmt/iwslt14_deen")
     }
-    assert found == EXPECTED
+    assert counts == EXPECTED
 
 
 def test_systems_of_four_layers_have_about_as_many_parameters():
@@ -292,11 +294,11 @@ def test_systems_of_four_layers_have_about_as_many_parameters():
 
 
 def test_densenmt_en_de_has_about_a_fifth_less_than_convs2s():
-    ours, theirs = (
+    dense, convs2s = (
         count(DENSE / "wmt14_ende" / f"{name}.yaml", 42_000, 42_000)
         for name in ("densenmt_en_de_15", "convs2s_en_de_15")
     )
-    assert 0.79 < ours / theirs < 0.81
+    assert 0.79 < dense / convs2s < 0.81
 
 
 # Text to a score ----------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
 
 @pytest.mark.parametrize("folder", ["iwslt14_tren", "iwslt14_tren_morph"])
 def test_turkish_is_prepared(tmp_path, folder):
-    found = load(DENSE / folder / "base.yaml").data
+    config = load(DENSE / folder / "base.yaml").data
     for name in (
         "train",
         "setimes",
@@ -332,14 +334,14 @@ def test_turkish_is_prepared(tmp_path, folder):
         write(tmp_path, name, 40, ("tr", "en"))
     changes = {
         "folder": str(tmp_path / "prepared"),
-        "train": [str(tmp_path / Path(p).name) for p in found.train],
-        "valid": [str(tmp_path / Path(p).name) for p in found.valid],  # type: ignore[union-attr]
+        "train": [str(tmp_path / Path(p).name) for p in config.train],
+        "valid": [str(tmp_path / Path(p).name) for p in config.valid],  # type: ignore[union-attr]
         "test": {
             name: [str(tmp_path / Path(p).name) for p in paths]
-            for name, paths in found.test.items()
+            for name, paths in config.test.items()
         },
     }
-    prepare(found.model_copy(update=changes))
+    prepare(config.model_copy(update=changes))
     text = (tmp_path / "prepared" / "test.test.tr.txt").read_text(encoding="utf-8").splitlines()
     raw = (tmp_path / "tst2011.tr").read_text(encoding="utf-8").splitlines()
     assert len(text) == 160 and text[:40] == raw
@@ -360,10 +362,10 @@ def test_a_row_from_raw_text_to_bleu(tmp_path):
         for key in ("connect.growth=4", "widths=8")
     ]
     settings += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
-    given = [word for setting in settings for word in ("--set", setting)]
+    options = [word for setting in settings for word in ("--set", setting)]
     config, out = DENSE / "iwslt14_deen" / "densenmt_8l_2_e64.yaml", tmp_path / "out"
     ran = subprocess.run(
-        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *given],
+        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *options],
         capture_output=True,
         text=True,
     )

@@ -65,14 +65,14 @@ def xml(language: str, segments: int, name: str) -> str:
 
 
 def files(talks: int = 20, segments: int = 7) -> dict[str, str]:
-    found = {f"de-en/train.tags.de-en.{language}": tags(language, talks) for language in WORDS}
+    texts = {f"de-en/train.tags.de-en.{language}": tags(language, talks) for language in WORDS}
     for name in SETS:
         member = f"IWSLT14.{name}" if name.startswith("TEDX") else f"IWSLT14.TED.{name}"
-        found |= {
+        texts |= {
             f"de-en/{member}.de-en.{language}.xml": xml(language, segments, name)
             for language in WORDS
         }
-    return found | {"de-en/README": "about this archive\n"}
+    return texts | {"de-en/README": "about this archive\n"}
 
 
 def pack(path: Path, members: dict[str, str]) -> Path:
@@ -462,12 +462,12 @@ def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
         )
         for config in ("lwc/iwslt14_deen/coordinated.yaml", MLRF)
     ]
-    kept = [
+    counts = [
         sum(max(len(line.split()) for line in pair) <= limit for pair in zip(*texts, strict=True))
         for limit in limits
     ]
     fifty, all_pairs = (sum(iwslt14.SPLITS[limit].pairs.values()) for limit in limits)
-    assert kept[0] / kept[1] == pytest.approx(fifty / all_pairs, abs=0.002)
+    assert counts[0] / counts[1] == pytest.approx(fifty / all_pairs, abs=0.002)
 
 
 # Configs ------------------------------------------------------------------------------------------
@@ -499,10 +499,12 @@ def test_every_recipe_validates_by_updates_or_by_epochs_and_not_by_both():
 def test_parameters_are_the_papers(layers, expected):
     from fusetk import system
 
-    found = recipe.load(ROOT / "recipes" / "mlrf" / "iwslt14_deen" / f"baseline_{layers}layer.yaml")
-    count = sum(p.numel() for p in system.build(found, 8_389, 6_428).parameters())
+    config = recipe.load(
+        ROOT / "recipes" / "mlrf" / "iwslt14_deen" / f"baseline_{layers}layer.yaml"
+    )
+    count = sum(p.numel() for p in system.build(config, 8_389, 6_428).parameters())
     assert count == expected or (layers > 3 and abs(count - expected) < 5_000)
-    assert found.paper and found.paper.parameters == f"{count / 1e6:.2f}M"
+    assert config.paper and config.paper.parameters == f"{count / 1e6:.2f}M"
 
 
 def test_the_restart_is_two_stages():

@@ -79,16 +79,17 @@ def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
 
 def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     check_tables("multi30k/coordinated", {"Multi30k De-En, one vocabulary, layers of 256": 7})
-    found = rows("multi30k/coordinated")
-    sizes = {name: count(one, 9_000) for name, one in found.items()}
+    recipes = rows("multi30k/coordinated")
+    sizes = {name: count(recipe, 9_000) for name, recipe in recipes.items()}
     assert (
         abs(sizes["coordinated"] - sizes["transformer"]) < 3000
         and sizes["layerwise"] == sizes["transformer"]
     )
-    first = found["transformer"]
+    first = recipes["transformer"]
     assert all(
-        (one.training, one.data, one.decoding) == (first.training, first.data, first.decoding)
-        for one in found.values()
+        (recipe.training, recipe.data, recipe.decoding)
+        == (first.training, first.data, first.decoding)
+        for recipe in recipes.values()
     )
 
 
@@ -103,26 +104,26 @@ def test_names_say_what_is_in_the_files():
 
 
 def test_depths_are_the_papers():
-    found = rows(DEEN)
-    for name, one in found.items():
+    recipes = rows(DEEN)
+    for name, recipe in recipes.items():
         system, _, depth = name.removeprefix("table4_").partition("_")
         if name.startswith("table4"):
             layers = int(depth.removesuffix("l"))
             sides = (
-                [one.model.stack]
+                [recipe.model.stack]
                 if system == "coordinated"
-                else [one.model.encoder, one.model.decoder]
+                else [recipe.model.encoder, recipe.model.decoder]
             )
             assert all(side.layers == layers for side in sides) and str(
-                one.paper and one.paper.row
+                recipe.paper and recipe.paper.row
             ).endswith(f", {layers} layers")
-    assert [found[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [
+    assert [recipes[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [
         34.32,
         35.07,
         35.31,
         35.05,
     ]  # type: ignore[union-attr]
-    assert [found[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [
+    assert [recipes[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [
         32.78,
         32.86,
         32.72,
@@ -131,13 +132,13 @@ def test_depths_are_the_papers():
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
-    found = rows(DEEN)
+    recipes = rows(DEEN)
     for again, first in (
         ("table3_our_model", "coordinated"),
         ("table4_coordinated_14l", "coordinated"),
         ("table4_transformer_6l", "transformer"),
     ):
-        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(
+        assert recipes[again].model_dump(exclude={"paper"}) == recipes[first].model_dump(
             exclude={"paper"}
         )
         assert printed(DEEN, again) == printed(DEEN, first)
@@ -197,9 +198,9 @@ def test_ablations_take_one_thing_away():
 @pytest.mark.parametrize("folder", TABLES)
 def test_systems_are_trained_alike_and_as_the_paper_says(folder):
     small, ende = "iwslt14" in folder, folder.endswith("ende")
-    found = list(rows(folder).values())
-    for one in found:
-        model, (stage,) = one.model, one.training.stages
+    recipes = list(rows(folder).values())
+    for recipe in recipes:
+        model, (stage,) = recipe.model, recipe.training.stages
         sizes = {256: (1024, 4, 0.1), 512: (2048, 8, 0.1), 1024: (4096, 16, 0.3)}
         assert (model.ffn, model.heads, model.dropout) == sizes[model.width]
         assert model.width == 256 if small else model.width == 1024 or ende
@@ -221,13 +222,13 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             "tokens",
             1 if small else 8,
         )
-        assert stage.end.patience and one.training.label_smoothing == 0.1
-        search = one.decoding
+        assert stage.end.patience and recipe.training.label_smoothing == 0.1
+        search = recipe.decoding
         assert (search.beam, search.normalize, search.penalty) == (
             (4, 0.6) if ende else (6, 1.1)
         ) + ("gnmt",)
-        alike = next(first for first in found if first.model.width == model.width)
-        assert (one.training, one.data) == (alike.training, alike.data)
+        alike = next(first for first in recipes if first.model.width == model.width)
+        assert (recipe.training, recipe.data) == (alike.training, alike.data)
 
 
 def names(prefixes: object) -> list[str]:
@@ -413,8 +414,8 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
     if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
         monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
         monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
-    found = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
-    splits = found.splits
+    prepared_data = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
+    splits = prepared_data.splits
     assert (
         tuple(
             splits[name]["pairs_out"]
@@ -422,8 +423,8 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
         )
         == pairs
     )
-    target = found.data["languages"]["target"]
-    (path,) = found.folder.glob(f"test.*.{target}.txt")
+    target = prepared_data.data["languages"]["target"]
+    (path,) = prepared_data.folder.glob(f"test.*.{target}.txt")
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 40 and all(line.split()[0] == first for line in lines)
     if folder == "wmt16_enro":
@@ -485,7 +486,7 @@ def scores(
         "training.stages.0.end={updates: 2}",
         "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
     ]
-    given = [word for setting in settings for word in ("--set", setting)]
+    further = [word for setting in settings for word in ("--set", setting)]
     command = [
         RECIPES / "run_recipe.sh",
         path,
@@ -494,7 +495,7 @@ def scores(
         "--out",
         tmp_path / "out",
         *options,
-        *given,
+        *further,
     ]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

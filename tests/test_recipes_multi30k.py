@@ -89,15 +89,15 @@ def test_a_packed_file_that_is_cut_short_is_named(text):
     ],
 )
 def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
-    found = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
-    assert (found.model.encoder.layers, found.model.decoder.layers) == layers
-    assert found.model.tie == tied and [step.step for step in found.data.steps] == [
+    config = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
+    assert (config.model.encoder.layers, config.model.decoder.layers) == layers
+    assert config.model.tie == tied and [step.step for step in config.data.steps] == [
         "lowercase",
         "normalize-punctuation",
         "tokenize",
     ]
-    assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
-    model = system.build(found, *sizes)
+    assert config.data.bpe and config.data.bpe.merges == 10_000 and config.data.bpe.joint
+    model = system.build(config, *sizes)
     assert model.output.weight is model.target.tokens.weight and (
         model.source.tokens is model.target.tokens
     ) == (tied == "all")
@@ -136,13 +136,13 @@ def test_from_raw_text_to_bleu(tmp_path, pair):
         "decoding.beam=1",
         "decoding.max_length_factor=0",
     ]
-    given = [argument for setting in settings for argument in ("--set", setting)]
+    options = [argument for setting in settings for argument in ("--set", setting)]
     data = Path(os.environ["FUSETK_TEST_DATA"]) / "multi30k"
-    ran = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    ran = call(data, "--pair", pair, "--out", "out", *options, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu:")]
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
-    again = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    again = call(data, "--pair", pair, "--out", "out", *options, cwd=tmp_path)
     assert (
         again.returncode == 0
         and "nothing changed" in again.stderr

@@ -59,7 +59,7 @@ def fake(tmp_path: Path) -> dict[str, str]:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / "state").write_text("RUNNING")
-    given = {
+    job = {
         "SLURM_JOB_ID": "4100042",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_NTASKS": "3",
@@ -67,7 +67,7 @@ def fake(tmp_path: Path) -> dict[str, str]:
     }
     return {
         **os.environ,
-        **given,
+        **job,
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE": str(tmp_path),
         "CODE": "",
@@ -192,7 +192,7 @@ def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_p
     """The real command in two processes, stopped twice: the model of training in one go."""
     program = Path(fake["FAKE"]) / "bin" / "fusetk"
     program.write_text(f'#!/bin/bash\nexec {sys.executable} -m fusetk "$@"\n')
-    given = [
+    options = [
         str(toy),
         "--device",
         "cpu",
@@ -204,15 +204,15 @@ def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_p
     ]
     environment = {**fake, "SLURM_NTASKS": "2"}
     for text in ("update 3 ", "resumed after"):
-        ran = submit(environment, *given, str(tmp_path / "parts"))
+        ran = submit(environment, *options, str(tmp_path / "parts"))
         until(tmp_path / "parts" / "log.txt", ran, text)
         ran.send_signal(signal.SIGUSR1)
         said = ran.communicate(timeout=120)[0]
         assert ran.returncode == 75 and "saved; queued again" in said, said
-    ran = submit(environment, *given, str(tmp_path / "parts"))
+    ran = submit(environment, *options, str(tmp_path / "parts"))
     said = ran.communicate(timeout=120)[0]
     assert ran.returncode == 0 and requeued(fake) == 2, said
-    ran = submit(environment, *given, str(tmp_path / "whole"))
+    ran = submit(environment, *options, str(tmp_path / "whole"))
     assert ran.wait(timeout=120) == 0, ran.communicate()[0]
     for file in ("model.safetensors", "training.safetensors"):
         one, other = (

@@ -1,7 +1,6 @@
 """The training loop: stages of updates, with validations and checkpoints between them."""
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -17,7 +16,7 @@ from fusetk.errors import ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
 from fusetk.processes import ALONE, World
-from fusetk.runs import CHECKPOINTS
+from fusetk.runs import CHECKPOINTS, LOWER_IS_BETTER
 from fusetk.training import optim, schedule
 from fusetk.training.checkpoint import load_optimizer
 from fusetk.training.checkpoints import Checkpoints
@@ -31,7 +30,7 @@ from fusetk.training.schedule import Schedule
 from fusetk.training.sharding import optimizer_groups, sharded, unsharded
 from fusetk.training.signals import Stop, StopNow
 from fusetk.training.step import optimizer_step
-from fusetk.training.validation import LOWER_IS_BETTER, PartialResults, Validator
+from fusetk.training.validation import PartialResults, Validator
 
 
 class Trainer:
@@ -68,8 +67,6 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema = Ema(model, config.ema) if config.ema else None
         self.checkpoints = Checkpoints(run, config, model, self.ema, fingerprint, world)
-        splitter = BatchSplitter(corpus, self.sharded, self._notify)
-        self.gradients = GradientComputer(config, model, corpus, world, splitter)
         self._spans = [sampling_spans(corpus.parts, stage.weights) for stage in config.stages]
         self._check_stages()
 
@@ -98,6 +95,10 @@ class Trainer:
         self.log = log
         self.stop = stop
         self.reporter = Reporter(log, self.world, self.device, self.config.log_every)
+        splitter = BatchSplitter(self.corpus, self.sharded, self.reporter.message)
+        self.gradients = GradientComputer(
+            self.config, self.model, self.corpus, self.world, splitter
+        )
         self.gradient_check = GradientCheck(
             self.config.precision, self.config.max_skipped, self.run, log
         )
@@ -227,13 +228,6 @@ class Trainer:
         if stage.end.hours is not None:
             seconds = self.progress.seconds if self.world.first else 0.0
             [self.progress.seconds] = self.world.all_sum([seconds])
-
-    def _notify(self, message: str) -> None:
-        """Write a message of this process into the log (rank 0) or to standard error."""
-        if self.world.first:
-            self.log.line(message)
-        else:
-            print(f"{self.world}: {message}", file=sys.stderr, flush=True)
 
     # Validations and checkpoints
 

@@ -154,12 +154,12 @@ def _fork(trained: str, folder: Path, name: str) -> list[EndedProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options, given = CALLS[name]
+    options, stdin = CALLS[name]
     output = folder / f"{name}.out"
     if name == "resumed":
         (folder / "half").rename(output)
         options = [*options, str(output)]
-    (folder / "given").write_bytes(given)
+    (folder / "given").write_bytes(stdin)
     settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     pids = []
     for rank in (0, 1):

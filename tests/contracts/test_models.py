@@ -8,7 +8,7 @@ import torch
 from fusetk.data.batch import Batch
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
-from tests.contracts.systems import DEFAULTS, SEARCHED, SIZES, SYSTEMS, sides
+from tests.contracts.systems import BACKBONES, DEFAULTS, SEARCHED, SYSTEMS, sides
 from tests.helpers.batches import random_batch, select_sentences
 
 Builder = Callable[[], Seq2Seq]
@@ -31,7 +31,7 @@ def update(
 
 
 def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
-    assert set(SIZES) == set(MODELS)
+    assert set(BACKBONES) == set(MODELS)
     assert sorted(name.partition(",")[0] for name in SEARCHED) == sorted([*MODELS, *MODELS])
 
 
@@ -39,7 +39,7 @@ def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
 def test_defaults_are_the_wiring_without_options(kind: str) -> None:
     validate = MODELS[kind].Config.model_validate
     for side in sides(kind):
-        config = getattr(validate({**SIZES[kind], "kind": kind}), side)
+        config = getattr(validate({**BACKBONES[kind].sizes, "kind": kind}), side)
         for site, default in DEFAULTS.items():
             if hasattr(config, site):
                 assert getattr(config, site).kind == default

@@ -266,11 +266,11 @@ def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) ->
         "cpu",
         quiet=True,
     )
-    one, other = (
+    first, second = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / runs.MODEL
         for name in ("one", "two")
     )
-    assert one.read_bytes() == other.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_later_stage_fine_tunes_on_one_corpus(toy: Path, two: list[str], tmp_path: Path) -> None:
@@ -296,12 +296,12 @@ def test_weighted_runs_resume_to_the_bit(toy: Path, two: list[str], tmp_path: Pa
     resumed = [
         pairs for part in parts for pairs in seen(load(toy, [*overrides, part]), tmp_path / "parts")
     ]
-    assert all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True))
-    one, other = (
+    assert all(np.array_equal(first, second) for first, second in zip(whole, resumed, strict=True))
+    first, second = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(17) / runs.MODEL
         for name in ("whole", "parts")
     )
-    assert one.read_bytes() == other.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
     with pytest.raises(ConfigError, match=r"another config.*weights\.first: 0\.3 -> 0\.4"):
         train_module.train(
             load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]),
@@ -340,14 +340,14 @@ def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_p
         capture_output=True,
         timeout=120,
     )
-    one, other = (
+    single, several = (
         weights_module.read_tensors(
             tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
         )
         for name in ("one", "many")
     )
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-6)
+    for name, tensor in single.items():
+        torch.testing.assert_close(several[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(

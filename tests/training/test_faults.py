@@ -481,7 +481,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if not mounted or mounted.returncode:
         pytest.skip("only root may mount a small disk, and not everywhere")
     yield place
-    gc.collect()  # a trainer that is referenced only by itself maps files of the disk
+    gc.collect()  # the trainer of a training that failed maps files of the disk
     subprocess.run(["umount", place], check=True)
 
 

@@ -1,5 +1,6 @@
 """The training loop: resuming is exact, stages restart, and the best checkpoint is kept."""
 
+import gc
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
+from fusetk.training.loop import Trainer
 from fusetk.training.validation import PartialResults, Validator
 from fusetk.weights import read_state
 
@@ -89,6 +92,28 @@ def test_resuming_gives_the_same_run_to_the_bit(
             line["update"] for line in lines(run, kind)
         ]
     assert lines(copy, "valid") == lines(run, "valid")
+
+
+def test_a_trainer_is_freed_at_the_end_of_training(
+    toy: Path, whole: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no reference cycle, so its mapped files do not wait for the garbage collector."""
+    references: list[weakref.ref[Trainer]] = []
+
+    class Watched(Trainer):
+        def __init__(self, *arguments: Any):
+            super().__init__(*arguments)
+            references.append(weakref.ref(self))
+
+    monkeypatch.setattr(train_module, "Trainer", Watched)
+    gc.disable()
+    try:
+        train_module.train(
+            load(toy, ["training.stages.0.end.updates=1"]), tmp_path, "cpu", quiet=True
+        )
+    finally:
+        gc.enable()
+    assert [reference() for reference in references] == [None]
 
 
 def test_the_second_stage_starts_fresh_from_the_best(whole: tuple[Recipe, Path]) -> None:
