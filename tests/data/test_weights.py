@@ -1,10 +1,8 @@
 """Several training corpora: numbers of pairs, and sampling weights."""
 
 import json
-import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from fusetk.data.prepare import prepare
 from fusetk.data.sampler import BatchConfig, batches
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
+from tests.helpers import forks
 
 PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/subtitles"]
 PARTS = [CorpusPart(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
@@ -315,31 +314,7 @@ def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_p
     overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "model.dropout=0"]
     overrides += ["training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        "-m",
-        "fusetk",
-        "train",
-        str(toy),
-    ]
-    command += [
-        "-r",
-        str(tmp_path / "many"),
-        "--device",
-        "cpu",
-        *(item for override in overrides for item in ("--set", override)),
-    ]
-    subprocess.run(
-        command,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=120,
-    )
+    forks.train(toy, tmp_path / "many", overrides, 2).succeed()
     single, several = (
         weights_module.read_tensors(
             tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
