@@ -118,8 +118,10 @@ def _run(arguments: list[str], variables: dict[str, str], code: str, output: str
 
     os.environ.update(variables)
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has replaced it
     torch.set_num_threads(1)
     exec(code, {"os": os, "sys": sys})
     if arguments:
