@@ -734,12 +734,30 @@ def test_what_validation_decides_with_is_not_free(
 # Signals ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+SAVING = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert train(toy, run, *SAVING).exit_code == 0
+    return run
+
+
 @pytest.mark.parametrize(
-    ("where", "update"), [("update", 3), ("losses", 4), ("search", 4), ("save", 5)]
+    ("number", "where", "update"),
+    [
+        (signal.SIGTERM, "update", 3),
+        (signal.SIGUSR1, "losses", 4),
+        (signal.SIGINT, "search", 4),
+        (signal.SIGTERM, "save", 5),
+        (signal.SIGINT, "update", 3),
+        (signal.SIGUSR1, "save", 5),
+    ],
 )
 def test_a_signal_anywhere_saves_and_ends_with_75(
     toy: Path,
+    uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
@@ -750,7 +768,6 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     Then the same command ends with the same model.
     """
-    overrides = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
     owner, name = {
         "update": (loop, "optimizer_step"),
         "losses": (Validator, "_loss_sums"),
@@ -769,7 +786,7 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, signalled)
-        said = refusal(train(toy, tmp_path / "run", *overrides), 75)
+        said = refusal(train(toy, tmp_path / "run", *SAVING), 75)
     assert (
         f"{number.name} received: saved after update {update}; run the same command again to resume"
         in said
@@ -777,11 +794,10 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(
         tmp_path / "run", update
     )
-    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
-    assert train(toy, tmp_path / "whole", *overrides).exit_code == 0
+    assert train(toy, tmp_path / "run", *SAVING).exit_code == 0
     for file in (MODEL, TRAINING):
         assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (
-            folder_of(tmp_path / "whole", 8) / file
+            folder_of(uninterrupted, 8) / file
         ).read_bytes()
 
 
