@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 DEMO = Path(__file__).parent.parent / "recipes" / "demo"
 PREFIXES = ("auf", "zu", "an", "ab", "ein", "kennen", "weg", "aus", "mit", "vor", "zurück", "nach")
 SIZES = {"test": 300, "valid": 300, "train": 6000}

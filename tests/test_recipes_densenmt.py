@@ -13,6 +13,8 @@ from fusetk import system
 from fusetk.data.prepare import prepare
 from tests.helpers.rows import RECIPES, check_tables, load, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 DENSE, MULTI30K = RECIPES / "densenmt", RECIPES / "multi30k" / "dense"
 GROUNDS = {DENSE / "base.yaml", *(DENSE / "systems").glob("*.yaml")}  # without data
 PATHS = [

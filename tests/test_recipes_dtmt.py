@@ -14,6 +14,8 @@ from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
 from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
 TABLES = {

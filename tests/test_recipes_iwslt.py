@@ -18,6 +18,8 @@ from fusetk.data.text import read_lines
 from fusetk.errors import DataError
 from tests.helpers.rows import load
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
 SETS = ["dev2010", "TEDX.dev2012", "tst2010", "tst2011", "tst2012"]

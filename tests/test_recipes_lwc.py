@@ -15,6 +15,8 @@ from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
 from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 LWC = RECIPES / "lwc"
 TABLES = {
     "lwc/iwslt14_deen": {

@@ -10,6 +10,8 @@ import pytest
 
 from fusetk import recipe, system
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_multi30k.sh"
 GROUPS = ROOT / "recipes" / "run_multi30k_fusion.sh"

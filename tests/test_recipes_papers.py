@@ -19,6 +19,8 @@ from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
 from tests.helpers.rows import RECIPES, check_tables, load, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
 GROUNDS = {RECIPES / "rtal" / name for name in ("base.yaml", "big.yaml")}  # without data
