@@ -1,5 +1,5 @@
-"""Rows of DTMT's tables as configs: complete, trained as the paper says, with the parameters that
-it prints; and its Figure 3."""
+"""Configs of the rows of DTMT's tables, and Figure 3: the tables are complete, and training and
+numbers of parameters are those of the paper."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def printed(folder: str, name: str) -> float:
 
 
 def transitions(recipe: Recipe) -> list[tuple[str, int]]:
-    """Cell and depth of encoder, query and decoder."""
+    """Return the cell and the depth of encoder, query and decoder."""
     return [
         (side.cell, side.depth)
         for side in (recipe.model.encoder, recipe.model.query, recipe.model.decoder)
@@ -68,7 +68,7 @@ def test_every_config_is_a_row_that_can_be_built(path):
     assert count(recipe, 600, 500) > 1_000_000
 
 
-def test_no_folder_is_left_out():
+def test_all_folders_are_tested():
     assert {path.parent for path in DTMT.glob("*/*.yaml")} == {
         DTMT / "systems",
         *(RECIPES / folder for folder in TABLES),
@@ -76,11 +76,11 @@ def test_no_folder_is_left_out():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_names_say_what_is_in_the_files():
+def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
         for name, recipe in rows(folder).items():
             row, depth = (
@@ -93,7 +93,7 @@ def test_names_say_what_is_in_the_files():
             assert ("Non-PE" in row or "Techniques" in row) == (recipe.model.positions == "none")
 
 
-def test_transitions_are_the_papers():
+def test_transitions_are_those_of_the_paper():
     transitions_of = {
         folder: {name: transitions(recipe) for name, recipe in rows(folder).items()}
         for folder in TABLES
@@ -185,7 +185,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_ablations_take_one_thing_away():
+def test_an_ablation_changes_a_single_setting():
     ours = rows(NIST)["dtmt4"].model.model_dump()
     recipes = rows(NIST)
     for side in SIDES:
@@ -224,7 +224,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+def test_training_is_that_of_the_paper(folder):
     dropout, (rate, n, p, s, e), longest = PAPER[folder]
     recipes = rows(folder)
     first = recipes["shallow"]
@@ -292,7 +292,7 @@ def names(prefixes: object) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def test_text_is_the_papers():
+def test_data_are_those_of_the_paper():
     nist, ende, enfr = (rows(folder)["shallow"].data for folder in TABLES)
     assert nist.bpe and (nist.bpe.merges, nist.bpe.joint, nist.vocabulary.joint) == (
         30_000,
@@ -327,14 +327,14 @@ C = 2 * D  # what attention finds, of both directions
 
 
 def gru(read: int) -> int:
-    """Three maps of the input and three of the state; a bias in the candidate's; two gates with
-    gain and shift of their norms."""
+    """A GRU has three maps of the input and three of the state. The map of the candidate has a
+    bias, and the norms of the two gates have gain and shift."""
     return 3 * read * D + 3 * D * D + D + 2 * 2 * D
 
 
 def l_gru(read: int) -> int:
-    """As GRU, with a gate more, and the linear map H of the input, which has a bias; LAU is as
-    large."""
+    """An L-GRU has the parameters of a GRU, one more gate, and the linear map H of the input with a
+    bias. A LAU has the same number of parameters."""
     return gru(read) + (read + D) * D + 2 * D + read * D + D
 
 
@@ -347,8 +347,8 @@ def transition(cell: str, depth: int, read: int) -> int:
 
 
 def around(source: int, target: int, heads: int = 16) -> int:
-    """All but the cells: words with a bias, keys, queries and the vector of a head, the first
-    state, the readout, the output."""
+    """All parameters except those of the cells: embeddings with a bias, keys, queries and the
+    vector of a head, the first state, the readout and the output projection."""
     words = source * D + D + target * D + D
     attention = C * D + D * D + D // heads
     return words + attention + C * D + D + (D + D + C) * D + D + target * D + target
@@ -365,7 +365,7 @@ def system(cells: list[tuple[str, int]], heads: int = 16) -> int:
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
+def test_parameters_follow_from_the_description(folder):
     for name, recipe in rows(folder).items():
         total = system(transitions(recipe), recipe.model.heads)
         if not recipe.model.layer_norm:
@@ -375,7 +375,7 @@ def test_parameters_are_what_the_systems_have_by_their_description(folder):
         assert count(recipe) == total, name
 
 
-def test_parameters_are_what_the_paper_prints_to_the_digit():
+def test_parameters_have_the_digits_that_the_paper_prints():
     recipes = {
         name: recipe
         for name, recipe in rows(NIST).items()
@@ -413,8 +413,8 @@ TO_L_GRU = 3 * (l_gru(D) - gru(D)) + l_gru(C) - gru(C)
 
 
 def fits(linear_bias: bool = True) -> tuple[int, int]:
-    """From where to where ShallowRNMT's parameters with GRUs may lie for all counts of Table 3 to
-    round to what is printed."""
+    """Return the lowest and the highest number of parameters of ShallowRNMT with GRUs for which all
+    counts of Table 3 round to the printed counts."""
     change, lower, upper = TO_L_GRU - (0 if linear_bias else 4 * D), 0, 10**9
     for added, tenths in (
         (0, 1432),
@@ -429,7 +429,7 @@ def fits(linear_bias: bool = True) -> tuple[int, int]:
     return lower, upper
 
 
-def test_the_printed_counts_leave_room_for_these_cells_alone():
+def test_the_printed_counts_fit_these_cells_only():
     assert (ONE_T, TO_L_GRU) == (12 * D * D + 20 * D, 14 * D * D + 12 * D)
     lower, upper = fits()
     rest = system([("gru", 0)] * 3) - 1024 * S - 2049 * T
@@ -451,7 +451,7 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
 # Multi30k -----------------------------------------------------------------------------------------
 
 
-def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
+def test_systems_on_multi30k_differ_only_in_the_setting_that_names_them():
     check_tables(MULTI30K, {"Multi30k De-En, recurrent, states of 256": 6})
     recipes = rows(MULTI30K)
     first = recipes["transformer"]
@@ -513,7 +513,7 @@ WORDS = {
 def write(
     folder: Path, name: str, lines: int, languages: tuple[str, str], further: int = 0
 ) -> None:
-    """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
+    """Write random pairs, and further references that end in `really` once, twice, and so on."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
@@ -617,8 +617,10 @@ LINES = [
 
 
 def translated(out: Path, runs: dict[str, int]) -> None:
-    """What `run_recipe.sh` leaves of the Chinese-English sets, with perfect translations of so
-    many first sets by each run."""
+    """Write the files that `run_recipe.sh` makes of the Chinese-English sets.
+
+    The translations of a run are perfect for the first sets; their number differs by run.
+    """
     for n, name in enumerate(MERGED):
         text = "".join(f"{line} {name}\n" for line in LINES)
         for path in (
@@ -678,7 +680,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         ),
     ],
 )
-def test_wrong_calls_for_figure_3_are_one_sentence(tmp_path, arguments, said):
+def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     if said.endswith("first"):
         translated(tmp_path, {})
         arguments = [tmp_path, *arguments]

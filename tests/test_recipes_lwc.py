@@ -1,5 +1,5 @@
-"""Rows of the tables of layer-wise coordination as configs: complete, alike in training, with the
-parameters that the paper prints."""
+"""Configs of the rows of layer-wise coordination: the tables are complete, all systems are trained
+in the same way, and the numbers of parameters are those of the paper."""
 
 import importlib.util
 import json
@@ -67,7 +67,7 @@ def test_every_config_is_a_row_that_can_be_built(path):
     assert count(found, 500) > 7_000_000
 
 
-def test_no_folder_is_left_out():
+def test_all_folders_are_tested():
     assert {path.parent for path in LWC.glob("*/*.yaml")} == {
         LWC / "systems",
         *(RECIPES / folder for folder in TABLES),
@@ -75,11 +75,11 @@ def test_no_folder_is_left_out():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
+def test_systems_on_multi30k_differ_only_in_the_setting_that_names_them():
     check_tables("multi30k/coordinated", {"Multi30k De-En, one vocabulary, layers of 256": 7})
     recipes = rows("multi30k/coordinated")
     sizes = {name: count(recipe, 9_000) for name, recipe in recipes.items()}
@@ -95,7 +95,7 @@ def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     )
 
 
-def test_names_say_what_is_in_the_files():
+def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
         for name, one in rows(folder).items():
             row = str(one.paper and one.paper.row)
@@ -105,7 +105,7 @@ def test_names_say_what_is_in_the_files():
                 assert transformer == ("transformer" in name or name == "context_gate")
 
 
-def test_depths_are_the_papers():
+def test_depths_are_those_of_the_paper():
     recipes = rows(DEEN)
     for name, recipe in recipes.items():
         system, _, depth = name.removeprefix("table4_").partition("_")
@@ -175,7 +175,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_ablations_take_one_thing_away():
+def test_an_ablation_changes_a_single_setting():
     ours = rows(DEEN)["coordinated"].model.model_dump()
     assert (ours["share_weights"], ours["mixed_attention"], ours["language_embedding"]) == (
         True,
@@ -198,7 +198,7 @@ def test_ablations_take_one_thing_away():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+def test_training_is_that_of_the_paper(folder):
     small, ende = "iwslt14" in folder, folder.endswith("ende")
     recipes = list(rows(folder).values())
     for recipe in recipes:
@@ -238,7 +238,7 @@ def names(prefixes: object) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def test_text_is_the_papers():
+def test_data_are_those_of_the_paper():
     data = {
         folder.removeprefix("lwc/"): next(iter(rows(folder).values())).data for folder in TABLES
     }
@@ -285,7 +285,7 @@ def norm(d: int) -> int:
 
 
 def attention(d: int) -> int:
-    """Queries, keys, values, output; no biases."""
+    """Maps of queries, keys, values and output, without biases."""
     return 4 * d * d
 
 
@@ -298,7 +298,7 @@ def layer(d: int, hidden: int) -> int:
 
 
 def coordinated(d: int, hidden: int, layers: int = 14) -> int:
-    """One matrix for all words, a vector for each language, a norm at the end."""
+    """One matrix for all words, a vector for each language, and a norm after the last layer."""
     return layers * layer(d, hidden) + norm(d) + 2 * d + V * d
 
 
@@ -326,7 +326,7 @@ EXPECTED = {
         **{f"table4_transformer_{layers}l": transformer(D, H, layers) for layers in (4, 6, 8, 10)},
         "context_gate": transformer(D, H) + 6 * (2 * D + 1),
     },
-    # The papers do not print the exact vocabulary of these tasks; counts are with German-English's.
+    # The paper does not print the vocabulary of these tasks; the counts use that of German-English.
     "lwc/iwslt14_roen": SMALL,
     "lwc/iwslt14_esen": SMALL,
     "lwc/wmt16_enro": {
@@ -342,11 +342,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
+def test_parameters_follow_from_the_description(folder):
     assert {name: count(one) for name, one in rows(folder).items()} == EXPECTED[folder]
 
 
-def test_parameters_are_what_the_paper_prints():
+def test_parameters_are_those_that_the_paper_prints():
     papers = {
         name: one.paper for name, one in rows(DEEN).items() if one.paper and one.paper.parameters
     }
@@ -468,7 +468,7 @@ def test_text_of_one_file_of_an_archive(tmp_path, capsys):
 def scores(
     tmp_path: Path, config: str, *options: str, layers: list[str]
 ) -> dict[tuple[str, str], dict[str, object]]:
-    """A row at a size of nothing, from made-up text to its scores: by checkpoint and metric."""
+    """Run a tiny row from random text to its scores by checkpoint and metric."""
     path = LWC / config
     data = load(path).data
     valid = data.valid if isinstance(data.valid, list) else []

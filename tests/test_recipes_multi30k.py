@@ -1,5 +1,5 @@
-"""recipes/run_multi30k.sh: what it refuses, and that it runs; the groups of systems that
-recipes/run_multi30k_fusion.sh knows."""
+"""recipes/run_multi30k.sh: its errors and a run. The groups of systems of
+recipes/run_multi30k_fusion.sh."""
 
 import gzip
 import os
@@ -26,7 +26,7 @@ def call(
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Files with the right numbers of lines; German plain, English packed."""
+    """Files with the right numbers of lines; the English files are compressed."""
     folder = tmp_path / "task1"
     folder.mkdir()
     for name, lines in LINES.items():
@@ -59,11 +59,11 @@ def test_help_is_on_standard_output():
         (["data", "--pair", "en-fr"], "--pair is en-de or de-en, not en-fr"),
     ],
 )
-def test_wrong_calls_are_one_sentence(arguments, said):
+def test_errors_are_one_sentence(arguments, said):
     refused(call(*arguments), said)
 
 
-def test_a_missing_file_is_named_with_where_to_get_it(text):
+def test_the_error_names_a_missing_file_and_its_source(text):
     (text / "val.en.gz").unlink()
     refused(
         call(text.name, cwd=text.parent),

@@ -1,5 +1,7 @@
-"""Rows of the papers' tables as configs: complete, and with the parameters that the papers print;
-and the scripts that run them."""
+"""Configs of the rows of MLRF's and RTAL's tables, and the scripts that run them.
+
+The tables are complete, and the numbers of parameters are those that the papers print.
+"""
 
 import importlib.util
 import json
@@ -47,17 +49,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_config_is_valid_and_a_row_or_what_rows_extend(path):
+def test_every_config_is_valid(path):
     paper = load(path).paper
     assert paper and (path.stem in ("base", "big")) == (paper.row is None)
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():
+def test_bleu_is_printed_for_all_rows_except_points_of_a_curve():
     without = {
         name
         for folder in EXPECTED
@@ -91,8 +93,8 @@ def ffn(width: int, hidden: int, out: int) -> int:
 
 
 def backbone(d: int, hidden: int, layers: int, bias: bool = True) -> int:
-    """Layers of both sides: attention of four matrices, one of them in the encoder and two in the
-    decoder."""
+    """Layers of both sides. An attention has four matrices. An encoder layer has one attention, and
+    a decoder layer has two."""
     attention = 4 * (d * d + bias * d)
     return layers * (3 * attention + 2 * ffn(d, hidden, d) + 5 * norm(d))
 
@@ -106,7 +108,7 @@ def zhen() -> int:
 
 
 def fnn(d: int, layers: int) -> int:
-    """Enc-FNN or Dec-FNN over so many layers, the word embedding counted; layer embedding not."""
+    """Enc-FNN or Dec-FNN over some layers, which include the word embedding."""
     return ffn(layers * d, D_F, d) + norm(d)
 
 
@@ -115,8 +117,8 @@ def sa(d: int, hops: int, w1: int = 1) -> int:
 
 
 def ende(d: int, layers: int = 6) -> int:
-    """Pre-norm with a norm at the end of each side; no biases in attention; one matrix for all
-    words, no output bias."""
+    """Pre-norm with a norm after each stack, attention without biases, one matrix for all words,
+    and no output bias."""
     return backbone(d, 4 * d, layers, bias=False) + 2 * norm(d) + 33_708 * d
 
 
@@ -196,7 +198,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
+def test_parameters_follow_from_the_description(folder):
     counts = {
         name: count(recipe, *((recipe.paper and recipe.paper.vocabulary) or (33_708, 33_708)))
         for name, recipe in rows(folder).items()
@@ -205,7 +207,7 @@ def test_parameters_are_what_the_systems_have_by_their_description(folder):
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
-def test_parameters_are_what_the_papers_print(folder):
+def test_parameters_are_those_that_the_papers_print(folder):
     printed = {
         name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters
     }
@@ -217,7 +219,7 @@ def test_parameters_are_what_the_papers_print(folder):
         assert paper.counted is None or paper.note
 
 
-def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
+def test_rtal_truncates_its_counts_and_mlrf_rounds_all_except_three():
     assert [
         EXPECTED["rtal/wmt14_ende"][f"{size}_rtal_{layers}layers"] // 10**6
         for layers in (4, 6)
@@ -242,7 +244,7 @@ def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers():
+def test_trees_have_the_dropout_of_their_model_and_combine_the_last_four_layers():
     for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
         for one in rows(folder).values():
             for side in (one.model.encoder, one.model.decoder):
@@ -257,7 +259,7 @@ def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers
     assert rows("rtal/wmt14_ende")["table5_cnn_like_tree"].model.encoder.fuse.residual == "none"
 
 
-def test_baselines_and_systems_of_a_table_are_trained_alike():
+def test_training_of_all_systems_of_a_table_is_the_same():
     for folder in TABLES:
         for table in TABLES[folder]:
             recipes = {
@@ -321,14 +323,14 @@ def call(
 
 
 def start(script: str, *arguments: object, settings: list[str]) -> subprocess.Popen[str]:
-    """The script at work, its messages in a pipe."""
+    """Start a script, with its messages in a pipe."""
     given = [word for setting in settings for word in ("--set", setting)]
     command = [RECIPES / script, *map(str, arguments), *given]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def until(ran: subprocess.Popen[str], message: str) -> None:
-    """Read messages up to one that begins so."""
+    """Read messages until one begins with ``message``."""
     assert ran.stderr
     seen = []
     for line in ran.stderr:
@@ -341,7 +343,7 @@ def until(ran: subprocess.Popen[str], message: str) -> None:
 def write(
     folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0
 ) -> None:
-    """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
+    """Write random pairs, and further references that end in `really` once, twice, and so on."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
@@ -382,12 +384,12 @@ def write(
         ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
     ],
 )
-def test_wrong_calls_are_one_sentence(script, arguments, said):
+def test_errors_are_one_sentence(script, arguments, said):
     ran = call(script, *arguments)
     assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
 
 
-def test_text_of_another_size_is_refused_without_leave(tmp_path):
+def test_text_of_another_size_is_refused_without_the_option(tmp_path):
     write(tmp_path, "train", 3)
     ran = call("run_multi30k_fusion.sh", tmp_path)
     assert (
@@ -487,9 +489,7 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
     assert (out / "data.iwslt14_deen" / "manifest.json").exists()
 
 
-def test_references_are_there_at_any_time_while_another_row_writes_them_again(
-    tmp_path, monkeypatch
-):
+def test_references_exist_while_another_row_writes_them_again(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("row", RECIPES / "row.py")
     assert spec and spec.loader
     row = importlib.util.module_from_spec(spec)
