@@ -23,7 +23,7 @@ ALLOWED = {
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data", "processes"},
     "evaluation": {"decoding", "data"},
-    "plotting": {"decoding", "models", "fusion", "nn", "data"},
+    "plotting": {"decoding", "models", "fusion", "nn", "data", "runs"},
     "training": {
         "evaluation",
         "decoding",
