@@ -6,6 +6,7 @@ The merges and the subwords are those of subword-nmt. Subwords of words are cach
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
@@ -67,9 +68,13 @@ class BPE:
         self.merges: Merges = {}
         for rank, pair in enumerate(pairs):
             self.merges.setdefault(pair, rank)
-        self.parts = {left + right: (left, right) for left, right in reversed(self.merges)}
         self.vocabulary = dict(vocabulary) if vocabulary else None
         self.cache = Subwords(self._split)
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[str, str]]:
+        """The two symbols that make each merged symbol."""
+        return {left + right: (left, right) for left, right in reversed(self.merges)}
 
     @classmethod
     def load(cls, codes: Path, vocabulary: Mapping[str, int] | None = None) -> "BPE":
