@@ -50,7 +50,8 @@ class State(NamedTuple):
 
     A state is immutable: ``decode`` returns a new one, and no module stores a part of it. Axis 0 of
     every tensor is the batch. Search selects rows of ``per_sentence`` and of ``per_hypothesis``
-    separately.
+    separately. If ``per_sentence`` is None, each row of ``per_hypothesis`` knows its sentence. Then
+    a search may select any rows, so that sentences have different numbers of hypotheses.
     """
 
     per_sentence: NestedTensors

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models import steps
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
@@ -158,6 +159,8 @@ class TransformerEncoderLayer(TransformerLayer):
 
     def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
         """(B, S, input width) -> (B, S, D)."""
+        if steps.encoder_layer_is_usable(self, x):
+            return steps.encoder_layer(self, x, context), None
         x = self.read(x)
         residual = self.attention_residual
         y = self.attention(residual.before(x), context[:, None, None, :])
@@ -202,8 +205,12 @@ class TransformerDecoderLayer(TransformerLayer):
         if config.context_gate != "none":
             self.gate = ContextGate(width, 1 if config.context_gate == "scalar" else width)
 
-    def forward(self, x: Tensor, context: DecoderContext) -> tuple[Tensor, Cache]:
+    def forward(
+        self, x: Tensor, context: DecoderContext | steps.StepContext
+    ) -> tuple[Tensor, Cache | tuple[Tensor, ...]]:
         """(B * K, T, input width) -> (B * K, T, D), and the extended cache."""
+        if isinstance(context, steps.StepContext):
+            return steps.decoder_layer(self, x, context)
         x = self.read(x)
         residual = self.attention_residual
         y, cache = self.attention.step(residual.before(x), context.cache, context.visible)
@@ -360,15 +367,23 @@ class Transformer(Seq2Seq):
             layer.cross.keys_values(sources[self.attend.sources_of(i)])
             for i, layer in enumerate(layers)
         )
-        caches = tuple(
-            Cache(tensor[:, :0, : 2 * layer.width], 0)
-            for tensor, layer in zip(keys_values, layers, strict=True)
-        )
+        if steps.usable(self, keys_values[0]):
+            return State(None, steps.start(keys_values, memory.mask), 0)
+        return self._start_with_caches(keys_values, memory.mask)
+
+    def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
+        """Return the first state of the code that reads any number of tokens at once."""
+        caches = tuple(Cache(tensor[:, :0], 0) for tensor in keys_values)
         # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, caches), slots, 0)
+        slots = torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
+        return State((keys_values, mask, caches), slots, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        hypotheses = state.per_hypothesis
+        if isinstance(hypotheses, steps.Hypotheses):
+            if not (hypotheses.unchanged and steps.needs_caches(self.decoder, tgt_in)):
+                return self._decode_in_steps(tgt_in, hypotheses, state.step)
+            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
@@ -385,6 +400,20 @@ class Transformer(Seq2Seq):
         features = self.to_output(self.decoder_norm(output))
         step = state.step + tgt_in.shape[1]
         return features, State((keys_values, mask, caches), slots, step)
+
+    def _decode_in_steps(
+        self, tgt_in: Tensor, hypotheses: steps.Hypotheses, step: int
+    ) -> tuple[Tensor, State]:
+        """Read target tokens (R, T) one by one with the kernels for inference."""
+        features = []
+        for tokens in tgt_in.split(1, dim=1):
+            hypotheses = hypotheses.extended()
+            contexts = self.decoder.per_module(hypotheses.contexts())
+            _, output, projections = self.decoder(self.target(tokens, step), contexts)
+            hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
+            features.append(self.to_output(self.decoder_norm(output)))
+            step += 1
+        return torch.cat(features, 1), State(None, hypotheses, step)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]
