@@ -1,8 +1,9 @@
 """One model or an ensemble as one distribution over the next token."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 
 from fusetk import trace
 from fusetk.decoding import alignment
+from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.nested import select
+from fusetk.nn.output import PIECE, OutputProjection
 
 
 class NextToken(NamedTuple):
@@ -81,16 +85,17 @@ class Scorer:
         Only the tokens that ``rules`` allows are among them. Returns None, without reading the
         tokens, if the models need ``step``.
         """
-        if len(self.models) > 1 or not kernels.usable(self._float32_weight):
+        weight = self.models[0].output.weight
+        if len(self.models) > 1 or not kernels.usable(weight):
             return None
         [features], next_states, attention = self._read(tokens, states)
-        size = len(self._float32_weight)
+        rows = max(1, PIECE // len(weight))
+        only: Iterable[Tensor | None] = repeat(None)
+        if rules.only is not None:
+            only = rules.only.split(rows)
         parts = [
-            self._best(piece, rules.forbidden, only, count)
-            for piece, only in zip(
-                features.split(max(1, PIECE // size)),
-                rules.only.split(max(1, PIECE // size)) if rules.only is not None else repeat(None),
-            )
+            self._best(piece, rules.forbidden, piece_only, count)
+            for piece, piece_only in zip(features.split(rows), only, strict=False)
         ]
         logits, token, log_z = (
             torch.cat(column) if len(column) > 1 else column[0]

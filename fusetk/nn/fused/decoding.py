@@ -40,7 +40,7 @@ def _call(function: str, *arguments: Tensor | int | float | None) -> None:
             converted.append(_POINTER(None))
         else:
             converted.append(_INT(argument))
-    kernels[function](*converted)
+    getattr(kernels, function)(*converted)
 
 
 def add_norm(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm | None) -> Tensor:
@@ -136,6 +136,9 @@ def best_tokens(
     the logit -inf. Of equal logits, the lower token comes first. log_z is the logarithm of the sum
     of the exponentials of all V logits.
     """
+    logits = logits.contiguous()
+    if only is not None:
+        only = only.contiguous()
     rows, size = logits.shape
     best = logits.new_empty(rows, count)
     token = torch.empty(rows, count, dtype=torch.int64)
