@@ -14,6 +14,7 @@ from fusetk.decoding import alignment
 from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
 from fusetk.nn.output import PIECE, OutputProjection
 
@@ -85,7 +86,8 @@ class Scorer:
         Only the tokens that ``rules`` allows are among them. Returns None, without reading the
         tokens, if the models need ``step``.
         """
-        weight = self.models[0].output.weight
+        output = self.models[0].output
+        weight = output.scale if isinstance(output, Int8Linear) else output.weight
         if len(self.models) > 1 or not kernels.usable(weight):
             return None
         [features], next_states, attention = self._read(tokens, states)
@@ -109,6 +111,9 @@ class Scorer:
         output = self.models[0].output
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
+            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+        if isinstance(output, Int8Linear):
+            logits = output.product(features)
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         return kernels.best_tokens(output(features).float(), None, forbidden, only, count)
 

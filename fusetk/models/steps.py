@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.int8 import Int8Linear
 
 if TYPE_CHECKING:
     from fusetk.models.stack import Stack
@@ -179,11 +180,14 @@ def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepCon
 
 def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
     ffn = layer.ffn
-    hidden = _product(ffn.hidden, _before(layer.ffn_residual, x))
-    if ffn.activation is torch.relu_:
-        hidden = kernels.add_bias(hidden, ffn.hidden.bias, relu=True)
+    before = _before(layer.ffn_residual, x)
+    relu = ffn.activation is torch.relu_
+    if isinstance(ffn.hidden, Int8Linear):
+        hidden = ffn.hidden.product(before, ffn.hidden.bias, relu)
     else:
-        hidden = ffn.activation(kernels.add_bias(hidden, ffn.hidden.bias, relu=False))
+        hidden = kernels.add_bias(_product(ffn.hidden, before), ffn.hidden.bias, relu)
+    if not relu:
+        hidden = ffn.activation(hidden)
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
@@ -192,8 +196,10 @@ def _read(layer: "TransformerLayer", x: Tensor) -> Tensor:
     return layer.read(x).reshape(-1, layer.width).contiguous()
 
 
-def _product(linear: nn.Linear, x: Tensor) -> Tensor:
+def _product(linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
     """Return x W^T without the bias."""
+    if isinstance(linear, Int8Linear):
+        return linear.product(x)
     return torch.mm(x, linear.weight.t())
 
 

@@ -1,8 +1,9 @@
 // The computations between the matrix products of a Transformer in inference, float32: attention to
 // a short source and to the earlier tokens of hypotheses, residual sum and layer normalisation,
-// activation, and the best tokens with the logarithm of the sum of the softmax. Products come
-// without their bias: the next kernel adds it.
+// activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
+// bits. Products come without their bias: the next kernel adds it.
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -423,6 +424,61 @@ void best_tokens(
                 top[place] = x[j];
                 id[place] = j;
             }
+        }
+    }
+}
+
+// Each row of x (R, D) as int8, with a scale that maps its largest absolute value to 127.
+void quantize(
+    Int threads, Int rows, Int width, const float *x, int8_t *rounded, float *scale
+) {
+    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        const float *from = x + r * width;
+        int8_t *to = rounded + r * width;
+        const Int full = width / LANES * LANES;
+        Vector maxima = fill(FLT_MIN);
+        for (Int j = 0; j < full; j += LANES)
+            maxima = larger(larger(maxima, load(from + j)), -load(from + j));
+        float highest = max(maxima);
+        for (Int j = full; j < width; j++)
+            highest = fabsf(from[j]) > highest ? fabsf(from[j]) : highest;
+        const float factor = 127.0f / highest;
+        for (Int j = 0; j < full; j += LANES) {
+            typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+            Vector v = (load(from + j) * factor + round) - round;
+            IntVector integers = __builtin_convertvector(v, IntVector);
+            *(Bytes *)(to + j) = __builtin_convertvector(integers, Bytes);
+        }
+        for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + round) - round);
+        scale[r] = highest / 127.0f;
+    }
+}
+
+// sums (R, D) of integers, times the scales of its rows and columns, + bias, in place as floats.
+// The bias may be null. With `relu`, negative results become 0.
+void rescale(
+    Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
+    const float *column_scale, const float *bias, Int relu
+) {
+    const Vector lowest = fill(relu ? 0 : -INFINITY);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        int32_t *from = sums + r * width;
+        float *to = (float *)from;
+        const float scale = row_scale[r];
+        Int j = 0;
+        for (; j + LANES <= width; j += LANES) {
+            Vector v = __builtin_convertvector(*(IntVector *)(from + j), Vector);
+            v = v * scale * load(column_scale + j);
+            if (bias) v += load(bias + j);
+            store(to + j, larger(v, lowest));
+        }
+        for (; j < width; j++) {
+            float v = (float)from[j] * scale * column_scale[j] + (bias ? bias[j] : 0);
+            v = relu && v < 0 ? 0 : v;
+            memcpy(to + j, &v, sizeof v);
         }
     }
 }

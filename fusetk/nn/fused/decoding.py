@@ -148,3 +148,23 @@ def best_tokens(
         *(best, token, log_z),
     )
     return best, token, log_z
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (R, D) as int8, and the scales (R,) of its rows, as ``fusetk.nn.int8.quantize``."""
+    rounded = torch.empty(x.shape, dtype=torch.int8)
+    scale = x.new_empty(len(x))
+    _call("quantize", *x.shape, x, rounded, scale)
+    return rounded, scale
+
+
+def rescale(
+    sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, relu: bool
+) -> Tensor:
+    """Return ``sums`` (R, D), times the scales (R,) and (D,), + ``bias`` (D,), or the ReLU of it.
+
+    ``sums`` is int32, and its memory becomes the result.
+    """
+    sums = sums.to(torch.int32)
+    _call("rescale", *sums.shape, sums, row_scale, column_scale, bias, int(relu))
+    return sums.view(torch.float32)
