@@ -1,5 +1,6 @@
 """The usual residual sum (He et al. 2016)."""
 
+import torch
 from torch import Tensor, nn
 
 from fusetk.models.residual.base import Residual
@@ -11,6 +12,11 @@ class PlainResidual(Residual):
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         norm = None if self.pre else self.norm
-        if isinstance(norm, nn.LayerNorm | None) and kernels.usable(stream):
+        parameters = [] if norm is None else norm.parameters()
+        if (
+            isinstance(norm, nn.LayerNorm | None)
+            and stream.dtype == torch.float32
+            and kernels.usable(stream, parameters)
+        ):
             return kernels.residual(stream, y, self.dropout.draw(), norm)
         return self.normed_output(stream + self.dropout(y))
