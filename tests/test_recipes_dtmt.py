@@ -12,12 +12,13 @@ import torch
 from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
-from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers import rows as helper
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
 TABLES = {
-    NIST: {"DTMT Table 1": 3, "DTMT Table 3": 9, "DTMT Table 4": 4, "DTMT Table 6": 12},
+    NIST: {"DTMT Table 1": 4, "DTMT Table 3": 9, "DTMT Table 4": 4, "DTMT Table 6": 12},
     ENDE: {"DTMT Table 2, En-De": 3, "DTMT Table 5": 3},
     ENFR: {"DTMT Table 2, En-Fr": 3},
 }
@@ -30,6 +31,12 @@ PATHS = [
 ]
 S, T = 41_970, 30_500
 SIDES = ("encoder", "query", "decoder")
+
+
+def rows(folder: str) -> dict[str, Recipe]:
+    """The rows of a folder with a recurrent system."""
+    found = helper.rows(folder)
+    return {name: one for name, one in found.items() if one.model.kind == "recurrent"}
 
 
 def count(found: Recipe, source: int = S, target: int = T) -> int:
@@ -391,6 +398,16 @@ def test_parameters_are_what_the_paper_prints_to_the_digit():
         "dtmt4_lau": "208.4M",
         "dtmt4_lgru": "208.4M",
     }
+
+
+def test_the_transformer_of_the_first_table_is_the_big_one_on_the_same_text():
+    row, recurrent = helper.rows(NIST)["transformer_big"], rows(NIST)["dtmt4"]
+    assert row.paper and row.paper.parameters == "277.6M" and row.paper.note
+    assert f"{count(row) / 1e6:.1f}M" == row.paper.counted == "281.8M"
+    assert (row.model.width, row.model.ffn, row.model.heads) == (1024, 4096, 16)
+    assert (row.data, row.decoding) == (recurrent.data, recurrent.decoding)
+    batches = [one.training.stages[0].batch for one in (row, recurrent)]
+    assert batches[0] == batches[1] and row.training.validation == recurrent.training.validation
 
 
 ONE_T = 4 * t_gru()  # a T-GRU more in each transition, of which the encoder has two
