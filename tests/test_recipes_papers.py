@@ -497,7 +497,11 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     ), twin.stderr
     assert ran.returncode == 0, rest
     found = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
-    assert set(found) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
+    assert set(found) == {
+        ("test", label, metric)
+        for label in ("best", "average-2")
+        for metric in ("multi-bleu-lc", "sacrebleu")
+    }, "the published metric and checkpoint, and those that were asked for"
     assert all(
         note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|")
         for note in found.values()
@@ -514,6 +518,14 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     [remark] = [
         remark for table in json.loads(reported.stdout)["tables"] for remark in table["remarks"]
     ]
+    measured = [
+        (score["checkpoint"], score["metric"])
+        for table in json.loads(reported.stdout)["tables"]
+        for row in table["rows"]
+        for score in row["measured"]
+        if score["set_name"] == "test"
+    ]
+    assert measured == [("best", "multi-bleu-lc")]
     changed = re.findall(r"(?:data|model|training|decoding)\.[a-z0-9_.]+", remark)
     assert {
         "data.bpe.merges",
@@ -623,6 +635,11 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     assert {name for name, _, _ in scored} == set(found.data.test) and all(
         "nrefs:4" in str(note["signature"]) for note in scored.values()
     )
+    expected = {
+        "zh": {"mteval-v13a"},
+        "en": {"multi-bleu", "multi-bleu-joined", "sacrebleu"},
+    }[found.data.source]
+    assert {metric for _, _, metric in scored} == expected
     again = call("run_recipe.sh", *arguments, settings=settings)
     assert (
         again.returncode == 0

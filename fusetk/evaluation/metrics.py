@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
-from fusetk.evaluation.multi_bleu import LowercaseMultiBleu, MultiBleu
+from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
 from fusetk.evaluation.sacrebleu_metrics import (
     CasedMteval,
     Chrf,
@@ -20,6 +20,7 @@ METRICS: dict[str, type[Metric]] = {
         SacreBleu,
         MultiBleu,
         LowercaseMultiBleu,
+        JoinedMultiBleu,
         Mteval,
         CasedMteval,
         Chrf,

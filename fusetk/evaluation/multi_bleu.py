@@ -6,8 +6,8 @@ space is replaced before sacreBLEU sees it.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 from fusetk.evaluation.metric import MetricOptions, StatisticsRow
 from fusetk.evaluation.sacrebleu_metrics import SacreMetric, bleu_parts
@@ -22,6 +22,7 @@ _OTHER_SPACE = (
 )
 _REPLACE_OTHER_SPACE = {ord(space): 0xDC00 + i for i, space in enumerate(_OTHER_SPACE)}
 _COMPOUND = re.compile(rb"(\S)-(\S)")
+_SPLIT_HYPHEN = re.compile(" (?:@-@|##AT##-##AT##) ")
 
 
 class MultiBleu(SacreMetric):
@@ -29,7 +30,7 @@ class MultiBleu(SacreMetric):
 
     name = "multi-bleu"
     tokenizes = False
-    options = ("compound_split",)
+    options: ClassVar[Collection[str]] = ("compound_split",)
 
     def __init__(
         self,
@@ -41,8 +42,9 @@ class MultiBleu(SacreMetric):
 
         self.compound_split = options.compound_split
         if options.lowercase:
-            self.name = LowercaseMultiBleu.name
             self.case_sensitive = False
+            if self.name == MultiBleu.name:
+                self.name = LowercaseMultiBleu.name
         references = [self._prepare(lines) for lines in references]
         super().__init__(BLEU(tokenize="none", smooth_method="none", force=True), references)
 
@@ -85,6 +87,32 @@ class LowercaseMultiBleu(MultiBleu):
 
     name = "multi-bleu-lc"
     case_sensitive = False
+
+
+class JoinedMultiBleu(MultiBleu):
+    """multi-bleu of lines in which the hyphens that preparation split off are joined again.
+
+    ``rich @-@ text`` (the Moses tokeniser with -a) and ``rich ##AT##-##AT## text`` become
+    ``rich-text``, as without the splitting.
+    """
+
+    name = "multi-bleu-joined"
+    options: ClassVar[Collection[str]] = ()
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(references, options._replace(compound_split=False), source)
+
+    def _prepare(self, lines: Sequence[str]) -> list[str]:
+        return super()._prepare([_SPLIT_HYPHEN.sub("-", line) for line in lines])
+
+    def signature(self) -> str:
+        """Return all settings that are needed to reproduce the score."""
+        return super().signature().replace("|tok:none", "|tok:none|hyphens:joined")
 
 
 def split_compounds(line: str) -> str:

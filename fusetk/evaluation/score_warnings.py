@@ -158,7 +158,7 @@ def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric
     warnings = []
     if max(ratios) < 0.1 and word_metrics:
         warnings.append(
-            f"the text does not look tokenised: for {' and '.join(word_metrics)}, "
+            f"the text does not look tokenised: for {', '.join(word_metrics)}, "
             "'end.' is one word; tokenise both sides first"
         )
     if min(ratios) > 0.9 and text_metrics:
