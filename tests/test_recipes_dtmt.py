@@ -258,7 +258,7 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
         assert (schedule.warmup, schedule.decay_start, schedule.decay_end) == (p, s, e)
         assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate, stage.clip) == (
             4096,
-            "tokens",
+            "longest",
             n,
             5,
         )
@@ -398,6 +398,22 @@ def test_parameters_are_what_the_paper_prints_to_the_digit():
         "dtmt4_lau": "208.4M",
         "dtmt4_lgru": "208.4M",
     }
+
+
+def test_ratio_filters_leave_the_pairs_that_the_papers_count():
+    ratios = {
+        str(folder): next(
+            step.max_ratio for step in load(RECIPES / folder).data.steps if step.step == "filter"
+        )
+        for folder in (
+            "dtmt/wmt14_ende/dtmt4.yaml",
+            "dtmt/wmt14_enfr/dtmt4.yaml",
+            "rtal/wmt14_ende/transformer_big.yaml",
+            "rtal/wmt17_enfr/transformer_big.yaml",
+            "densenmt/wmt14_ende/densenmt_en_de_15.yaml",
+        )
+    }
+    assert list(ratios.values()) == [None, 1.5, None, None, None]  # 4.5M, 36M, 4.5M, 40M, 4.5M
 
 
 def test_the_transformer_of_the_first_table_is_the_big_one_on_the_same_text():

@@ -343,6 +343,13 @@ def test_baselines_and_systems_of_a_table_are_trained_alike():
                 )
 
 
+def test_batches_of_rtal_count_the_longer_side_as_tensor2tensor_does():
+    for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
+        for one in rows(folder).values():
+            batch = one.training.stages[0].batch
+            assert (batch.size, batch.unit, batch.accumulate) == (4096, "longest", 8)
+
+
 def test_big_models_train_longer_and_average_more():
     found = rows("rtal/wmt14_ende")
     sizes = {

@@ -11,7 +11,7 @@ class Cost(NamedTuple):
 
     hours: float | None  # of updates and validations, without interruptions
     tokens_per_second: float | None  # target tokens, during updates
-    hardware: str | None  # each device that was used, and the number of processes
+    hardware: str | None  # each kind of device that was used, and their number
 
 
 def read_cost(run: Path) -> Cost:
@@ -23,9 +23,9 @@ def read_cost(run: Path) -> Cost:
     for record in read_metrics(run):
         if record is None:
             continue
-        if record["kind"] == "start" and isinstance(record.get("device"), str):
-            devices[record["device"]] = None
-        elif record["kind"] == "train":
+        if record["kind"] == "train":
+            if isinstance(record.get("device"), str):
+                devices[record["device"]] = None
             duration = _update_seconds(record)
             if duration:
                 seconds += duration

@@ -12,7 +12,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
-from fusetk.data.sampler import Indices, batches, fits, groups
+from fusetk.data.sampler import Indices, batches, fits, groups, pair_lengths, update_size
 from fusetk.errors import ConfigError, FusetkError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -76,7 +76,7 @@ class Trainer:
     def _check_stages(self) -> None:
         dropouts = [module for module in self.model.modules() if isinstance(module, Dropout)]
         all_pairs = [WeightedSpan(0, len(self.corpus), 1.0)]
-        lengths = self.corpus.target.lengths
+        source, target = self.corpus.source.lengths, self.corpus.target.lengths
         for i, stage in enumerate(self.config.stages):
             if stage.dropout and not any(module.base_rate for module in dropouts):
                 raise ConfigError(
@@ -85,6 +85,7 @@ class Trainer:
                     "set model.dropout, or remove dropout from the stage"
                 )
             spans = self._spans[i] or all_pairs
+            lengths = pair_lengths(source, target, stage.batch)
             fits(
                 max(int(lengths[start:end].max(initial=0)) for start, end, _ in spans), stage.batch
             )
@@ -192,7 +193,8 @@ class Trainer:
         assert self.optimizer is not None
         progress = self.progress
         rate = self.schedule.rate(progress.stage_update + 1, progress.schedule_state)
-        tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
+        size = update_size(indices, self.corpus.source.lengths, self.corpus.target.lengths)
+        tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
         losses = self.gradients.compute(indices, tokens, progress.update, scale)
         stats = optimizer_step(
@@ -213,7 +215,7 @@ class Trainer:
         updates = min(
             (stage.end.epochs or math.inf) * updates_in_epoch, stage.end.updates or math.inf
         )
-        self.reporter.update(progress, stats, rate, updates - progress.stage_update)
+        self.reporter.update(progress, stats, size, rate, updates - progress.stage_update)
 
     def _count_time(self, stage: StageConfig) -> None:
         """Add the time since the last call to the stage's duration.

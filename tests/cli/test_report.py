@@ -409,21 +409,22 @@ def test_costs_are_in_markdown_csv_and_latex(recipes: Path, tmp_path: Path) -> N
     for seed in (1, 2):
         run = make_run(tmp_path / "runs" / str(seed), recipes / "b_plain.yaml", seed, bleu(40.0))
         records: list[dict[str, Any]] = [
-            {"kind": "start", "update": 0, "device": "a GPU x 2"},
             {"kind": "train", "update": 4, "tokens": 4000, "tokens_per_second": 2.0},
             {"kind": "train", "update": 8, "tokens": 2000, "tokens_per_second": 1.0},
             {"kind": "valid", "update": 8, "loss": 1.0, "seconds": 1400.0, "best": True},
         ]
+        for record in records[:2]:
+            record["device"] = "2 x GPU"
         (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    cells = {"updates": "100", "hours": "1.50", "tokens/s": "2", "hardware": "a GPU x 2"}
+    cells = {"updates": "100", "hours": "1.50", "tokens/s": "2", "hardware": "2 x GPU"}
     cells |= {"seeds": "1 2", "measured": "40.00 ±0.00 (2)"}
     rows = list(csv.DictReader(report(recipes, "--runs", tmp_path, "--csv").splitlines()))
     assert [row["row"] for row in rows] == ["plain", "none", "wide"]
     assert {name: rows[0][name] for name in cells} == cells and rows[1]["hours"] == ""
     markdown = report(recipes, "--runs", tmp_path, "--markdown")
-    assert "| 100 | 1.50 | 2 | a GPU x 2 | 1 2 |" in markdown
+    assert "| 100 | 1.50 | 2 | 2 x GPU | 1 2 |" in markdown
     latex = report(recipes, "--runs", tmp_path, "--latex")
-    assert r"40.00 $\pm$0.00 (2)" in latex and r"100 & 1.50 & 2 & a GPU x 2 & 1 2 \\" in latex
+    assert r"40.00 $\pm$0.00 (2)" in latex and r"100 & 1.50 & 2 & 2 x GPU & 1 2 \\" in latex
     [row] = [text for text in latex.splitlines() if text.startswith("plain")]
     assert row.count("&") == latex.splitlines()[2].count("r") - latex.splitlines()[2].count(
         "tabular"

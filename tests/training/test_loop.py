@@ -587,8 +587,8 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
-    assert (
-        2**25
-        < json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])["memory"]
-        < 2**40
-    )
+    record = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 2**25 < record["memory"] < 2**40
+    assert f"{record['pairs_per_update']:.1f} pairs per update" in line
+    assert 0 <= record["padding"] < 1 and f"padding {record['padding']:.1%}" in line
+    assert record["device"].startswith("CPU, ") and record["tokens"] >= record["pairs_per_update"]
