@@ -81,8 +81,8 @@ def score(
     return [metric.score(metric.statistics(hypotheses)) for metric in built]
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return multi-bleu, 0 to 100, of tokenised lines against one reference; 0 for no lines."""
+def corpus_bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> float:
+    """Return multi-bleu, 0 to 100, of tokenised lines against references; 0 for no lines."""
     if not hypotheses:
         return 0.0
-    return score(hypotheses, [references], [MultiBleu.name])[0].value
+    return score(hypotheses, references, [MultiBleu.name])[0].value

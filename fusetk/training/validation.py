@@ -66,7 +66,7 @@ class PartialResults(NamedTuple):
 
 
 class Validator:
-    """The validation corpus, its references, and the computation of the metrics."""
+    """The validation corpus, its references (one or more), and the computation of the metrics."""
 
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
@@ -80,7 +80,10 @@ class Validator:
         self.search = search
         self.pipeline = pipeline
         self.translates = config.bleu or config.metric == "bleu"
-        self.references = list(read_lines(folder / f"valid.{pipeline.target_language}.txt"))
+        name = f"valid.{pipeline.target_language}"
+        self.references = [list(read_lines(folder / f"{name}.txt"))]
+        while (path := folder / f"{name}{len(self.references)}.txt").exists():
+            self.references.append(list(read_lines(path)))
         lengths = self.corpus.target.lengths
         order = np.argsort(lengths, kind="stable")
         batch = BatchConfig(size=max(config.tokens, int(lengths.max())))
@@ -114,7 +117,7 @@ class Validator:
         if self.translates:
             translations = {i: text for part in parts for i, text in part.translations.items()}
             hypotheses = [translations[i] for i in range(len(self.corpus))]
-            results["bleu"] = corpus_bleu(hypotheses, self.references)
+            results["bleu"] = corpus_bleu(hypotheses, *self.references)
         return results
 
     def _loss_sums(

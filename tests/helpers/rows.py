@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from shutil import copyfile
 
 from fusetk import recipe
 from fusetk.data.config import DataConfig
@@ -60,6 +61,10 @@ def prepared(
         *(prefix for prefixes in data.test.values() for prefix in prefixes),
     }:
         write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
+    for prefix in data.valid:
+        first = tmp_path / f"{Path(prefix).name}.{data.target}"
+        for number in range(1, data.valid_references):
+            copyfile(first, f"{first}{number}")
     changes = {
         "folder": str(tmp_path / "prepared"),
         "train": [str(tmp_path / Path(p).name) for p in data.train],

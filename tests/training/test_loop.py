@@ -18,6 +18,7 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.files import digest
@@ -592,3 +593,21 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     assert f"{record['pairs_per_update']:.1f} pairs per update" in line
     assert 0 <= record["padding"] < 1 and f"padding {record['padding']:.1%}" in line
     assert record["device"].startswith("CPU, ") and record["tokens"] >= record["pairs_per_update"]
+
+
+def test_validation_counts_all_references(toy: Path, tmp_path: Path) -> None:
+    """BLEU against several references is that of ``fusetk score`` with all of them."""
+    recipe = load(toy, ["training.validation.bleu=true"])
+    source = Path(recipe.data.folder)
+    folder = tmp_path / "data"
+    shutil.copytree(source, folder)
+    first = (folder / f"valid.{recipe.data.target}.txt").read_text().splitlines()
+    second = [" ".join(reversed(line.split())) for line in first]
+    (folder / f"valid.{recipe.data.target}1.txt").write_text("".join(f"{x}\n" for x in second))
+    pipeline = Pipeline.load(folder / "text")
+    bleu = {}
+    for place in (source, folder):
+        validator = Validator(recipe.training.validation, recipe.decoding, place, pipeline)
+        part = PartialResults(1.0, 1.0, 2, dict(enumerate(second)))
+        bleu[place] = validator.combine([part])["bleu"]
+    assert bleu[folder] == pytest.approx(100) and bleu[source] < 100
