@@ -460,6 +460,9 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
         round((lower - rest) / (D + D + 1), -2) == 51_500
     )  # entries a side if the target's embedding were the output's matrix, too
     assert 3 * ONE_T + TO_L_GRU == 52_502_528 and 3 * ONE_T + TO_L_GRU - 4 * D == 52_498_432
+    without = load(DTMT / "nist_zhen" / "dtmt4.yaml")
+    model = without.model.model_copy(update={"linear_bias": False})
+    assert count(without) - count(without.model_copy(update={"model": model})) == 4 * D
     lower, upper = fits(linear_bias=False)
     assert lower > upper
     projected = TO_L_GRU - 2 * (C - D) * D  # where the decoder's L-GRU would read 1,024 features
@@ -471,7 +474,7 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
 
 def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     check_tables(MULTI30K, {"Multi30k De-En, recurrent, states of 256": 6})
-    found = rows(MULTI30K)
+    found = helper.rows(MULTI30K)
     first = found["transformer"]
     assert first.model == load(RECIPES / "multi30k" / "transformer_de_en.yaml").model
     assert all(
