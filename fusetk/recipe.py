@@ -22,7 +22,7 @@ from fusetk.training.config import TrainingConfig
 NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens)",
+    r"training\.validation\.(bleu|tokens|train_pairs|train_dropout)",
 )
 
 

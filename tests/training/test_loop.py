@@ -25,9 +25,10 @@ from fusetk.files import digest
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
+from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
-from fusetk.training.validation import PartialResults, Validator
+from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 
 TWO_STAGES = [
@@ -608,6 +609,36 @@ def test_validation_counts_all_references(toy: Path, tmp_path: Path) -> None:
     bleu = {}
     for place in (source, folder):
         validator = Validator(recipe.training.validation, recipe.decoding, place, pipeline)
-        part = PartialResults(1.0, 1.0, 2, dict(enumerate(second)))
+        part = PartialResults(LossSums(1.0, 1.0, 2), dict(enumerate(second)))
         bleu[place] = validator.combine([part])["bleu"]
     assert bleu[folder] == pytest.approx(100) and bleu[source] < 100
+
+
+def test_accuracy_on_training_text(toy: Path, tmp_path: Path) -> None:
+    """All training pairs without dropout give the loss of these pairs as validation text."""
+    settings = ["training.validation.train_pairs=1000", "training.validation.train_dropout=false"]
+    recipe = load(toy, settings)
+    folder = Path(recipe.data.folder)
+    pipeline = Pipeline.load(folder / "text")
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    cpu = torch.device("cpu")
+
+    def validate(config: ValidationConfig, corpus: Corpus | None = None) -> dict[str, float]:
+        validator = Validator(config, recipe.decoding, folder, pipeline)
+        if corpus:
+            validator.corpus = corpus
+            validator.batches = validator.train_batches
+        result = validator.combine([validator.validate_part(model, cpu, "fp32")])
+        assert model.training
+        return result
+
+    config = recipe.training.validation
+    results = validate(config)
+    plain = validate(config, Corpus.open(folder, "train"))
+    assert results["train_loss"] == pytest.approx(plain["loss"])
+    assert results["train_accuracy"] == pytest.approx(plain["accuracy"])
+    assert results["loss"] != results["train_loss"]
+    dropped = validate(config.model_copy(update={"train_dropout": True}))
+    assert dropped["train_loss"] != results["train_loss"] and dropped["loss"] == results["loss"]
+    assert dropped == validate(config.model_copy(update={"train_dropout": True}))
+    assert "train_loss" not in validate(ValidationConfig())
