@@ -11,6 +11,7 @@ from fusetk import config
 from fusetk.data import integrity, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
+from fusetk.data.sampler import UNITS
 from fusetk.errors import FusetkError, Interrupted
 from fusetk.files import write_if_changed
 from fusetk.machine import (
@@ -211,7 +212,6 @@ def _run_header(
     compiled = ", layers compiled" if recipe.training.compile else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
-    unit = "target tokens" if batch.unit == "tokens" else "pairs"
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     return [
         f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
@@ -220,6 +220,6 @@ def _run_header(
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "
         f"{len(trainer.validator.corpus):,} validation pairs; "
-        f"batches of {batch.size:,} {unit}{accumulated}; "
+        f"batches of {batch.size:,} {UNITS[batch.unit]}{accumulated}; "
         f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

@@ -37,11 +37,12 @@ def command(by_length: bool, **values: Any) -> None:
     sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised
     text. multi-bleu has the arithmetic of the Moses script multi-bleu.perl and scores the lines as
     they are: they should be tokenised, with subwords joined into words. multi-bleu-lc lower-cases
-    all letters first; the script with -lc changes only A to Z. mteval-v13a is NIST's script
-    mteval-v13a.pl on detokenised text and ignores the case of A to Z. mteval-v13a-cased is the
-    script with -c; its number equals that of sacrebleu, which took tokeniser, smoothing and
-    reference length from the script. These kinds of BLEU differ by several points on the same
-    output: compare scores with equal signatures only.
+    all letters first; the script with -lc changes only A to Z. multi-bleu-joined first joins
+    hyphens that the tokeniser split off (` @-@ `, ` ##AT##-##AT## `) to their words. mteval-v13a is
+    NIST's script mteval-v13a.pl on detokenised text and ignores the case of A to Z.
+    mteval-v13a-cased is the script with -c; its number equals that of sacrebleu, which took
+    tokeniser, smoothing and reference length from the script. These kinds of BLEU differ by several
+    points on the same output: compare scores with equal signatures only.
 
     With --system, a table has a row for each system. --significance adds a 95 % interval, from
     bootstrap samples, and the p-value of the difference to HYP, computed as in the sacrebleu

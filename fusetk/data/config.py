@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
 from fusetk.config import Config, Document
@@ -44,6 +44,18 @@ class BPEConfig(Config):
     """Drop training pairs with more subwords than this on either side."""
 
 
+VocabularySize = Annotated[int, Field(ge=5)]
+
+
+class SideSizes(Config):
+    """Largest numbers of entries of two vocabularies."""
+
+    source: VocabularySize | None = None
+    """Number of the source side."""
+    target: VocabularySize | None = None
+    """Number of the target side."""
+
+
 class VocabularyConfig(Config):
     """Tokens with an id of their own; all other tokens become `<unk>`."""
 
@@ -51,9 +63,21 @@ class VocabularyConfig(Config):
     """Use one vocabulary for both sides; required for tying source and target embeddings."""
     threshold: int = Field(default=1, ge=1)
     """Smallest number of occurrences of a token in the training text."""
-    size: int | None = Field(default=None, ge=5)
-    """Largest number of entries, the four special tokens included. The most frequent tokens have
-    precedence."""
+    size: SideSizes | VocabularySize | None = None
+    """Largest number of entries, the four special tokens included: one number, or one for each side
+    (`{source: 8389, target: 6428}`). The most frequent tokens have precedence."""
+
+    @model_validator(mode="after")
+    def _one_size_for_a_joint_vocabulary(self) -> "VocabularyConfig":
+        if self.joint and isinstance(self.size, SideSizes):
+            raise ValueError("a joint vocabulary has one size: give vocabulary.size as one number")
+        return self
+
+    def size_of(self, side: str) -> int | None:
+        """Return the largest number of entries of the side `source` or `target`."""
+        if isinstance(self.size, SideSizes):
+            return self.size.source if side == "source" else self.size.target
+        return self.size
 
 
 class DataConfig(Config):
@@ -69,6 +93,10 @@ class DataConfig(Config):
     """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
     """Validation text: file prefixes, or `every` or `sample` to use part of the training pairs."""
+    valid_references: PositiveInt = 1
+    """Number of references of the validation text. With 4, `MT06.en` has the first reference, and
+    `MT06.en1`, `MT06.en2` and `MT06.en3` the others. They count for the BLEU of validations only;
+    the loss is that of the first reference."""
     test: dict[str, list[str]] = {}
     """Test sets: a mapping of names to lists of file prefixes."""
     steps: list[Step] = []
@@ -77,6 +105,15 @@ class DataConfig(Config):
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""
+
+    @model_validator(mode="after")
+    def _references_are_files(self) -> "DataConfig":
+        if self.valid_references > 1 and not isinstance(self.valid, list):
+            raise ValueError(
+                f"data.valid_references is {self.valid_references}, but data.valid is a part of "
+                "the training pairs, which have one reference: name files in data.valid"
+            )
+        return self
 
 
 class DataSection(Config):
