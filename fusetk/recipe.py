@@ -25,6 +25,17 @@ NEUTRAL_KEYS = (
 )
 
 
+# Keys with paths, as sections and a key.
+PATHS = (
+    *(("data", key) for key in ("folder", "train", "valid", "test")),
+    ("data", "bpe", "codes"),
+    ("data", "vocabulary", "source"),
+    ("data", "vocabulary", "target"),
+    ("training", "start_from"),
+)
+LISTS = ("train", "valid", "test")  # keys in which only the items of lists are paths
+
+
 class PaperConfig(Config):
     """Published values of this system. Commands only print them beside the measured values."""
 
@@ -85,21 +96,22 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _resolve_paths(document: Document) -> None:
-    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
-    data = document.values.get("data")
-    if not isinstance(data, dict):
-        return
+    """Make the paths of the config absolute. Raises ConfigError for bad ones."""
     errors: list[str] = []
-    for key in ("folder", "train", "valid", "test"):
-        if key in data:
-            data[key] = _absolute(data[key], document, ("data", key), errors)
+    for place in PATHS:
+        section: Any = document.values
+        for key in place[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict) and place[-1] in section:
+            section[place[-1]] = _absolute(section[place[-1]], document, place, errors)
     if errors:
         raise config.config_error(errors)
 
 
 def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
     """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    if isinstance(value, str):
+    # Files are in lists. A string elsewhere is an error, which shows what the user wrote.
+    if isinstance(value, str) and not (set(LISTS) & set(place) and isinstance(place[-1], str)):
         origin = document.where(place)
         try:
             return os.path.abspath(origin.folder / config.expand_path(value))

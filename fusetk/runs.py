@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fusetk.errors import CheckpointError
-from fusetk.files import checksum, digest
+from fusetk.files import checksum, digest, similar_names
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -44,13 +44,24 @@ def find(path: Path) -> tuple[Path, str]:
         reason = "there is no such folder"
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
-        raise CheckpointError(f"{path} is not a run folder: {reason}")
+        raise CheckpointError(f"{path} is not a run folder: {reason}{_similar_run(path)}")
     names = [
         name
         for name in ("best", "last")
         if (path / CHECKPOINTS / name).is_symlink() or (path / CHECKPOINTS / name).exists()
     ]
     return path, names[0] if names else ""
+
+
+def _similar_run(path: Path) -> str:
+    """Return a hint: runs inside this folder, or a run around it, or runs with similar names."""
+    inside = [folder.parent for folder in (path, *path.parents) if folder.name == CHECKPOINTS]
+    runs = [folder for folder in inside if (folder / CONFIG).exists()]
+    runs = runs or sorted(file.parent for file in path.glob(f"*/{CONFIG}"))
+    if not runs:
+        beside = [path.with_name(name) for name in similar_names(path)]
+        runs = [folder for folder in beside if (folder / CONFIG).exists()]
+    return f"; did you mean {' or '.join(map(str, runs[:3]))}?" if runs else ""
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:

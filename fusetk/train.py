@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from fusetk.machine import (
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, TEXT, is_intact
+from fusetk.runs import CHECKPOINTS, CONFIG, LOG, MACHINE, METRICS, TEXT, is_intact
 from fusetk.system import build
 from fusetk.training import checkpoint, schedule
 from fusetk.training.compiling import compile_layers
@@ -38,6 +38,7 @@ from fusetk.training.log import Log, NullLog, forget_after
 from fusetk.training.loop import Trainer
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
+from fusetk.training.start import start_from
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 from fusetk.weights import read_state
@@ -116,6 +117,7 @@ def _train(
     fingerprint = manifest.training_fingerprint(prepared)
     integrity.check_files(data, prepared)
     if world.first:
+        _check_run_folder(run)
         run_lock.take()
     last = world.broadcast(_last_checkpoint(run) if world.first else None)
     changes = _config_changes(recipe, run, last, fingerprint) if last else []
@@ -123,7 +125,15 @@ def _train(
     changes += _processor_changes(run, kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
     sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    model = _build_model(recipe, sizes, device, world)
+    started: list[str] = []
+
+    def initialise(model: Seq2Seq) -> None:
+        assert recipe.training.start_from is not None
+        report = start_from(model, Path(recipe.training.start_from), pipeline)
+        started.extend(report.lines())
+
+    fresh = recipe.training.start_from is not None and not last
+    model = _build_model(recipe, sizes, device, world, initialise if fresh else None)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(
         recipe.training,
@@ -147,6 +157,8 @@ def _train(
     with Log(run, quiet, recipe.training.tensorboard) if world.first else NullLog() as log:
         for line in _run_header(recipe, model, pipeline, trainer, matmul):
             log.line(line)
+        for line in started:
+            log.line(line)
         for change in changes:
             log.line(f"changed: {change}")
         if trainer.finished():
@@ -165,10 +177,19 @@ def _train(
 
 
 def _build_model(
-    recipe: Recipe, sizes: tuple[int, int], device: torch.device, world: World
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    device: torch.device,
+    world: World,
+    initialise: Callable[[Seq2Seq], None] | None = None,
 ) -> Seq2Seq:
-    """Build the model of a recipe on the device. The recipe may compile or shard it."""
+    """Build the model of a recipe on the device. The recipe may compile or shard it.
+
+    ``initialise`` changes the initial weights.
+    """
     model = build(recipe, *sizes)
+    if initialise:
+        initialise(model)
     if recipe.training.compile:
         compile_layers(model)
     if recipe.training.shard and world.size > 1:
@@ -176,6 +197,23 @@ def _build_model(
     else:
         model.to(device)
     return model
+
+
+def _check_run_folder(run: Path) -> None:
+    """Raise ConfigError if the folder holds files of another kind, such as prepared data."""
+    if not run.is_dir() or (run / CONFIG).exists() or (run / CHECKPOINTS).is_dir():
+        return
+    known = (TEXT, MACHINE, METRICS, LOG)
+    foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path, known))
+    if foreign:
+        raise ConfigError(
+            f"{run} is not a run folder and holds {foreign[0]}: choose an empty or a new --run"
+        )
+
+
+def _may_precede_run(path: Path, known: Collection[str]) -> bool:
+    """Whether a file may be in a run folder before training: a log or a hidden file."""
+    return path.name in known or path.name[0] == "." or path.suffix in (".out", ".err", ".log")
 
 
 class _RunLock:

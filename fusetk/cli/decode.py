@@ -83,7 +83,7 @@ def command(
         search["n_best"], as_json, word_scores, alignment, alignment_form, timing
     )
     settings = {key: value for key, value in search.items() if value is not None}
-    flags = {key: f"--{key.replace('_', '-')}" for key in settings}
+    flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only
     with ExitStack() as stack:
 

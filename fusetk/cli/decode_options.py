@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from fusetk.cli.common_options import input_argument, input_or_argument
 from fusetk.cli.config_options import search_options, section
 from fusetk.cli.options import (
     Decorator,
@@ -65,8 +66,11 @@ input_options: Sequence[Decorator] = (
         "source",
         metavar="FILE",
         default="-",
-        help="Text, one sentence a line, plain or .gz; standard input by default.",
+        callback=input_or_argument,
+        help="Text, one sentence a line, plain or .gz; standard input by default. The file can"
+        " also be given without -i.",
     ),
+    input_argument("source"),
     click.option(
         "-o",
         "--output",

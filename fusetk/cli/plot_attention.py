@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.options import device_option
 from fusetk.errors import DataError
 from fusetk.plotting.figure import check_output
@@ -261,7 +262,7 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
         else:
             pages = sentence_pages(loaded, choices, sentences, reader)
         for note in reader.notes():
-            click.echo(note, err=True)
+            inform(note)
     columns = panel_columns(choices, pages[0].panels)
     save(pages, choices.output, title=title, colors=colors, columns=columns)
 
@@ -352,7 +353,7 @@ def sentence_pages(
         target = loaded.pipeline.join(tokens.target)
         pages.append(Page(panels, sentence.number, source, target))
         if choices.sources and not choices.targets:
-            click.echo(f"translation: {target}", err=True)
+            inform(f"translation: {target}")
     return pages
 
 

@@ -5,6 +5,7 @@ import time
 
 import click
 
+from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
 from fusetk.data.config import DataConfig
 from fusetk.data.prepare import Manifest, prepare
@@ -38,11 +39,12 @@ def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_
 def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None:
     """Prepare the data; print changes and a table to standard error, JSON to standard output."""
     start = time.perf_counter()
-    manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True))
+    manifest = prepare(data, jobs, force, inform)
     seconds = time.perf_counter() - start
     if not manifest.made:
-        click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
-    print_table(manifest)
+        inform(f"{manifest.folder}: nothing changed, nothing to do")
+    if not is_quiet():
+        print_table(manifest)
     if manifest.made:
         words = sum(
             counts[side]["words"]
@@ -51,10 +53,7 @@ def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None
             for side in ("source", "target")
         )
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
-        click.echo(
-            f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}",
-            err=True,
-        )
+        inform(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
     if as_json:
         keys = ("fingerprint", "splits", "vocabulary", "bpe")
         click.echo(json.dumps({key: manifest.data[key] for key in keys}, indent=2))

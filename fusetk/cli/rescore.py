@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fusetk.evaluation.rescore_rows import RescoreInputs
 
 CHUNK = 4000  # lines that are sorted and scored together
+MANY_UNKNOWN = 0.2  # share of unknown target tokens above which the command warns
 EXAMPLES = (
     "Examples: fusetk rescore -m runs/demo test.de test.en > scores; "
     "fusetk decode -m runs/demo --n-best 5 -i test.de | fusetk rescore -m runs/other test.de "
@@ -100,6 +101,16 @@ def _rescore(
     if options["summary"]:
         numbers = json.dumps(corpus.numbers()) if options["as_json"] else str(corpus)
         output.write(numbers + "\n")
+    if not corpus.sentences:
+        click.echo("warning: no sentence was scored; the source has no text", err=True)
+        return
+    if corpus.unknown > MANY_UNKNOWN * corpus.tokens:
+        share = corpus.unknown / corpus.tokens
+        click.echo(
+            f"warning: {share:.0%} of the target tokens are unknown; check that SRC and TGT are "
+            "not swapped, and that the text is not tokenised",
+            err=True,
+        )
     if options["quiet"]:
         return
     if not options["summary"]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from fusetk.cli import score_length, score_systems
+from fusetk.cli.common_options import inform
 from fusetk.cli.score_options import (
     LengthOptions,
     RecordOptions,
@@ -41,7 +42,8 @@ EXAMPLE = (
 def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
-    HYP and REF are files, plain or .gz; - is standard input. Each result is printed with its
+    HYP and REF are files, plain or .gz; - is standard input, which is also HYP if no file is
+    given. Each result is printed with its
     signature, which others need to reproduce the number. Warnings about the text are printed to
     standard error.
 
@@ -102,7 +104,7 @@ def _score_hypothesis(
     # Record first: a reader of standard output that stops early ends this command.
     if destination:
         file = score_log.record_scores(destination, scores, texts.reference_lines)
-        click.echo(f"recorded in {file}", err=True)
+        inform(f"recorded in {file}")
     if text.as_json:
         document = {**_as_dict(scores, texts), "warnings": warnings}
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))

@@ -227,7 +227,7 @@ class RecordOptions:
 _SAMPLE_DEFAULTS = ", ".join(f"{number} ({kind})" for kind, number in SAMPLES.items())
 
 DECLARATIONS: tuple[Decorator, ...] = (
-    click.argument("hypothesis", metavar="HYP"),
+    click.argument("hypothesis", metavar="[HYP]", default="-"),
     click.argument("more", metavar="[REF]...", nargs=-1),
     click.option(
         "-r",

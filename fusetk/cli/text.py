@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import click
 
+from fusetk.cli.common_options import inform, input_argument, input_or_argument
 from fusetk.data.text import Pair, read_lines, read_pairs, readable, standard_input, writer
 from fusetk.errors import DataError
 
@@ -38,8 +39,9 @@ def pipe(function: Callable[..., Any]) -> Callable[..., Any]:
         "-i",
         "--input",
         type=click.Path(path_type=Path),
-        help="Read this file instead of standard input.",
-    )(function)
+        callback=input_or_argument,
+        help="Read this file instead of standard input. It can also be given without -i.",
+    )(input_argument("input")(function))
 
 
 def language(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -354,7 +356,7 @@ def filter_pairs(
                 second.write(right + "\n")
     total = num_kept + sum(dropped.values())
     reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
-    click.echo(f"{total} pairs in, {num_kept} out{reasons}", err=True)
+    inform(f"{total} pairs in, {num_kept} out{reasons}")
 
 
 def _output_path(prefix: str, path: Path) -> Path:

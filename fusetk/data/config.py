@@ -1,9 +1,19 @@
 """The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
-from pydantic import Field
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from fusetk.config import Config
 from fusetk.data.steps import Step
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+# One file name, or a list of one or two.
+Files = Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_listed)]
 
 
 class Every(Config):
@@ -25,8 +35,13 @@ class Sample(Config):
 class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
-    merges: int = Field(ge=1)
-    """Number of merge operations. If `joint` is false, each side has this number."""
+    merges: int | None = Field(default=None, ge=1)
+    """Number of merge operations; required without `codes`. If `joint` is false, each side has this
+    number."""
+    codes: Files | None = None
+    """Existing codes instead of learned ones: one file for both sides, or a list of the source's
+    file and the target's. The files are those of `fusetk prep`, subword-nmt, fairseq, Sockeye or
+    Nematus. Codes of a run are in its folder `text`."""
     joint: bool = True
     """Learn one list of merges on both sides together."""
     min_frequency: int = Field(default=2, ge=1)
@@ -36,6 +51,17 @@ class BPEConfig(Config):
     are split again (the vocabulary threshold of subword-nmt); 0 splits none."""
     max_subwords: int | None = Field(default=None, ge=1)
     """Drop training pairs with more subwords than this on either side."""
+
+    @model_validator(mode="after")
+    def _codes_or_merges(self) -> "BPEConfig":
+        if (self.codes is None) == (self.merges is None):
+            raise ValueError("give one of merges (to learn codes) and codes (to use existing ones)")
+        return self
+
+    @property
+    def one_list(self) -> bool:
+        """Whether both sides have the same codes."""
+        return self.joint if self.codes is None else len(self.codes) == 1
 
 
 class VocabularyConfig(Config):
@@ -48,6 +74,24 @@ class VocabularyConfig(Config):
     size: int | None = Field(default=None, ge=5)
     """Largest number of entries, the four special tokens included. The most frequent tokens have
     precedence."""
+    source: str | None = None
+    """Existing vocabulary file. Its tokens keep their order, so that their ids stay the same.
+    It is the vocabulary of both sides if `joint` is true. Accepted are the files of `fusetk prep`
+    and fairseq, `.yml` files of Marian, `.json` files of Sockeye and Nematus, and lists of tokens.
+    The vocabulary of a run is in its folder `text`."""
+    target: str | None = None
+    """Existing vocabulary file of the target side."""
+    extend: bool = False
+    """Append the tokens of the training text that an existing vocabulary does not have, limited by
+    `threshold` and `size`. Otherwise they become `<unk>`."""
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> "VocabularyConfig":
+        if self.joint and self.target is not None:
+            raise ValueError("a joint vocabulary has one file: give source, without target")
+        if self.extend and self.source is None and self.target is None:
+            raise ValueError("extend has an effect with source or target only: give a file")
+        return self
 
 
 class DataConfig(Config):
