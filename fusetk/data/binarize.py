@@ -17,6 +17,7 @@ from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
 from fusetk.data.preprocess import Lines, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
+from fusetk.data.steps.base import LineStep
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
 from fusetk.data.vocab import SPECIAL, Vocabulary
 from fusetk.errors import DataError
@@ -113,6 +114,11 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             bpe.count_subwords(count, codes[side])
             for side, count in zip(SIDES, counts, strict=True)
         ]
+    for i, side in enumerate(SIDES):
+        for step in config.steps:
+            if isinstance(step, LineStep) and step.works_on(side):
+                for token in step.required_tokens():
+                    tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
     if options.joint:
         joint = _vocabulary(options, options.source, Counter(tokens[0]) + Counter(tokens[1]))
         vocabularies = joint, joint

@@ -115,3 +115,10 @@ class DataConfig(Config):
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""
+
+    @model_validator(mode="after")
+    def _one_split_into_subwords(self) -> "DataConfig":
+        splitters = [step.step for step in self.steps if getattr(step, "splits_words", False)]
+        if self.bpe and splitters:
+            raise ValueError(f"the step {splitters[0]} splits words into subwords: set bpe: null")
+        return self
