@@ -12,12 +12,7 @@ from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import load
 
 CHINESE = ["我們今天去學校", "你今天去哪裡", "他們去學校學習", "今天天氣很好"] * 30
-ENGLISH = ["We go to school today.", "Where do you go?", "They learn; at school."] * 30
-    "We go to school today.",
-    "Where do you go?",
-    "They learn; at school.",
-    "It is nice",
-] * 30
+ENGLISH = ["We go to school today.", "Where do you go?", "They learn; at school."] * 40
 
 
 def prepared(toy: Path, folder: Path, *settings: str) -> Pipeline:
