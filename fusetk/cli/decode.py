@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fusetk.cli.decode_options import SECTIONS, decode_options, extras_of, output_format_of
+from fusetk.cli.mbr import mbr_translator
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.options import Sections
 from fusetk.data.text import readable
@@ -46,6 +47,8 @@ def command(
     alignment: str | None,
     alignment_form: str | None,
     replace_unknown: str | None,
+    mbr: str | None,
+    candidates: int | None,
     timing: bool,
     precision: str,
     raw: bool,
@@ -82,6 +85,8 @@ def command(
     output_format = output_format_of(
         search["n_best"], as_json, word_scores, alignment, alignment_form, timing
     )
+    if candidates and not mbr:
+        raise ConfigError("--candidates has no effect without --mbr: give it, too")
     settings = {key: value for key, value in search.items() if value is not None}
     flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only
@@ -99,6 +104,8 @@ def command(
                     "sampling cannot enforce --constraints: leave out --sample or --constraints"
                 )
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
+            if mbr:
+                translator = mbr_translator(translator, mbr, candidates)
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output
 
