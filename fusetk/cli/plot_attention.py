@@ -158,13 +158,15 @@ class PlotOptions(NamedTuple):
     help="cross: attention of the decoder to the source. self: self-attention of both sides."
     " encoder-self, decoder-self: self-attention of one side. mixed: attention of the decoder to"
     " source and target in one softmax (coordinated models). fuse, encoder-fuse, decoder-fuse:"
-    " layer weights of the fusions. connect: the weights of `connect: linear`.",
+    " layer weights of the fusions. connect: the weights with which layers and sub-layers read"
+    " the outputs below them (`connect`, `residual`, `attend: transparent`).",
 )
 @click.option(
     "--layer",
     type=int,
     metavar="N",
-    help="Draw only this layer, counted from 1. Default: all layers.",
+    help="Draw only this layer, counted from 1. Default: all layers. For connections: the weights"
+    " at each token of this row of the picture.",
 )
 @click.option(
     "--head",
@@ -181,7 +183,8 @@ class PlotOptions(NamedTuple):
 @click.option(
     "--corpus",
     is_flag=True,
-    help="Fusions: draw the mean over all sentences, in total and by part of the sentence.",
+    help="Fusions and connections: draw the mean over all sentences. Fusions: also the mean by part"
+    " of the sentence.",
 )
 @click.option(
     "--tokenized",
@@ -230,6 +233,13 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     each layer or the beta of each node. With --corpus, the columns are the first position, five
     equal parts of the positions between, and the last position.
 
+    Connections: each row is a layer, a sub-layer or the output of a stack (top), and each column is
+    an output that it reads; l0 is the word embedding. Learned weights need no text. For weights
+    that depend on the position, the mean and the standard deviation over the positions of a
+    sentence are drawn, or over a text with --corpus. With --layer, each column is a token. The
+    weights of `residual` with several streams are expanded to weights of the outputs of the
+    sub-layers below. Layer normalisation is not included.
+
     An .html file holds any number of sentences and needs no network: a slider and the arrow keys
     change the sentence, and the pointer shows the numbers. An .npz file holds each matrix under its
     name, for example decoder.layer1.cross.head2, decoder.fuse.hop1 or decoder.fuse.contribution.
@@ -246,7 +256,7 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     loaded = system.load_model(model, device)
     checkpoint = loaded.checkpoint.resolve()
     title = f"{WHATS[choices.what]} of {checkpoint.parent.parent.name}, {checkpoint.name}"
-    if choices.what == "connect":
+    if choices.what == "connect" and not reads_text(choices, loaded):
         from fusetk.plotting import connect
 
         pages = [Page(connect.panels(loaded.model))]
@@ -271,12 +281,12 @@ def check_options(choices: PlotOptions) -> None:
     """Raise DataError for options that exclude each other, before anything is loaded."""
     check_output(choices.output, pages=True)
     if choices.what == "connect":
-        selection = (choices.layer, choices.head, choices.step)
-        if choices.corpus or any(value is not None for value in selection):
+        if choices.head is not None or choices.step is not None:
             raise DataError(
-                "--what connect draws learned weights, which are the same for every sentence: "
-                "omit --corpus, --layer, --head and --step"
+                "--head and --step select attention between tokens: omit them with --what connect"
             )
+        if choices.corpus and choices.layer is not None:
+            raise DataError("--layer draws the tokens of one sentence: omit it with --corpus")
         return
     _check_text(choices)
     if choices.what in FUSION and choices.layer is not None:
@@ -293,6 +303,26 @@ def check_options(choices: PlotOptions) -> None:
         )
     if not choices.corpus:
         check_one(len(choices.sources), choices.output)
+
+
+def reads_text(choices: PlotOptions, loaded: "Loaded") -> bool:
+    """Whether the connections to draw depend on a text.
+
+    Raises DataError if they do and there is no text, or if only a text has the selected weights.
+    """
+    from fusetk.plotting import connect
+
+    if not connect.needs_text(loaded.model):
+        if choices.corpus or choices.layer is not None:
+            raise DataError(
+                "the connections of this model have learned weights, which are the same for every "
+                "sentence: omit --corpus and --layer"
+            )
+        return False
+    _check_text(choices)
+    if not choices.corpus:
+        check_one(len(choices.sources), choices.output)
+    return True
 
 
 def _check_text(choices: PlotOptions) -> None:
@@ -318,15 +348,22 @@ def mean_page(
     loaded: "Loaded", choices: PlotOptions, sentences: Iterator[Sentence], reader: Reader
 ) -> tuple[Page, int]:
     """Return one page of means over all sentences, and the number of sentences."""
+    from fusetk.plotting.connect import ReadingMeans
     from fusetk.plotting.corpus import CorpusMeans
     from fusetk.plotting.fusion import find_fusions
 
-    means = CorpusMeans(loaded.model, find_fusions(loaded.model, choices.what))
+    means: CorpusMeans | ReadingMeans
+    if choices.what == "connect":
+        means = ReadingMeans(loaded.model)
+    else:
+        means = CorpusMeans(loaded.model, find_fusions(loaded.model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
         complete = translated(loaded, chunk, reader)
         means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
     if not means.sentences:
         raise _no_sentence(choices)
+    if isinstance(means, ReadingMeans):
+        return Page(means.panels()), means.sentences
     return Page(means.panels("all" if choices.head is None else choices.head)), means.sentences
 
 
@@ -367,9 +404,19 @@ def panel_function(
     loaded: "Loaded", choices: PlotOptions
 ) -> "Callable[[Sentence, TokenPair], list[Panel]]":
     """Return the function that makes the panels of a sentence."""
-    from fusetk.plotting import attention, fusion
+    from fusetk.plotting import attention, connect, fusion
 
     model = loaded.model
+    if choices.what == "connect":
+        layer = choices.layer
+
+        def connection_panels(sentence: Sentence, tokens: "TokenPair") -> list[Panel]:
+            pairs = [(sentence.source_ids, sentence.target_ids)]
+            if layer is None:
+                return connect.panels(model, pairs)
+            return connect.position_panels(model, pairs, tokens, layer)
+
+        return connection_panels
     if choices.what in FUSION:
         fusions = fusion.find_fusions(model, choices.what)
         hop = "all" if choices.head is None else choices.head

@@ -64,6 +64,107 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
         {"growth": 6, "summary_every": 1, "summary_layer": "added"},
     ],
 }
+# Connections, residual connections, fusions and attentions that are tested in a few systems only,
+# with others on the other side: the backbone and its options.
+PRE: dict[str, Any] = {"norm": "pre"}
+MUDD_1 = {"kind": "mudd", "streams": 1}
+STATIC = {"kind": "hyper", "streams": 2, "weights": "static"}
+MANIFOLD = {"kind": "manifold-hyper", "streams": 3, "iterations": 5}
+BLOCKS = {"kind": "attention-residual", "block": 2}
+GROUPS = {"kind": "groups", "groups": 1, "embedding": True}
+
+
+def _sides(site: str, encoder: Any, decoder: Any, **more: Any) -> dict[str, Any]:
+    return {"encoder": {site: encoder}, "decoder": {site: decoder}, **more}
+
+
+SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "depth-weighted connections": (
+        "transformer",
+        _sides("connect", "depth-weighted", {"kind": "depth-weighted", "dilation": 2}),
+    ),
+    "depth-weighted and dynamic connections": (
+        "conv",
+        _sides("connect", "depth-weighted", MUDD_1),
+    ),
+    "separate inputs": ("transformer", _sides("connect", "mudd", "cross", **PRE)),
+    "separate inputs, post-norm": (
+        "transformer",
+        _sides(
+            *("connect", {"kind": "cross", "last": 1}, "mudd"),
+            **{"kv_heads": 1, "positions": "rotary", "scale": 1.5},
+        ),
+    ),
+    "baseline of today": (
+        "transformer",
+        {
+            **PRE,
+            "normalization": "rms",
+            "activation": "swiglu",
+            "positions": "rotary",
+            "kv_heads": 1,
+            "encoder": {"layers": 1},
+        },
+    ),
+    "dynamic connections": ("coordinated", {"stack": {"connect": MUDD_1}, **PRE}),
+    "groups, attend transparent": (
+        "transformer",
+        {"decoder": {"fuse": "groups", "attend": "transparent"}},
+    ),
+    "dense, attend transparent": (
+        "transformer",
+        {
+            "encoder": {"connect": {"kind": "dense", "growth": 6}},
+            "decoder": {"attend": {"kind": "transparent", "norm_layers": True}},
+        },
+    ),
+    "groups below attention": ("conv", {"encoder": {"fuse": GROUPS}}),
+    "attend transparent": ("recurrent", {"decoder": {"attend": "transparent"}}),
+    "residual rezero": ("transformer", _sides("residual", "rezero", "rezero", norm="none")),
+    "residual deep-norm and admin": ("transformer", _sides("residual", "deep-norm", "admin")),
+    "residual layer-scale and laurel-weights": (
+        "transformer",
+        _sides("residual", "layer-scale", "laurel-weights"),
+    ),
+    "residual laurel-low-rank and laurel-previous": (
+        "transformer",
+        _sides("residual", "laurel-low-rank", "laurel-previous", **PRE),
+    ),
+    "residual hyper": ("transformer", _sides("residual", "hyper", STATIC, **PRE)),
+    "residual hyper in one stack": ("coordinated", {"stack": {"residual": "hyper"}, **PRE}),
+    "residual hyper below a fusion": (
+        "transformer",
+        {
+            "encoder": {"residual": STATIC},
+            "decoder": {"residual": "hyper", "fuse": "average", "attend": "dense-sum"},
+            **PRE,
+        },
+    ),
+    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, MANIFOLD, **PRE)),
+    "residual attention-residual": (
+        "transformer",
+        _sides("residual", BLOCKS, "attention-residual", **PRE),
+    ),
+    "residual attention-residual in two stacks": (
+        "coordinated",
+        {"stack": {"residual": BLOCKS}, "share_weights": False, "mixed_attention": False, **PRE},
+    ),
+    "residual attention-residual below a fusion": (
+        "transformer",
+        {"decoder": {"residual": BLOCKS, "fuse": "average"}, **PRE},
+    ),
+}
+
+
+def tested_kinds(site: str) -> set[str]:
+    """Return the kinds of a site in ``SUCCESSORS``."""
+    kinds = set()
+    for _, options in SUCCESSORS.values():
+        for side in options.values():
+            if isinstance(side, dict) and site in side:
+                value = side[site]
+                kinds.add(value if isinstance(value, str) else value["kind"])
+    return kinds
 
 
 # The rows of Table 3 of layer-wise coordination, and combinations of them.
@@ -109,8 +210,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
+# Parameters without a gradient in systems whose name contains the first string. The first sub-layer
+# of a stack has one source, so its query cannot change the weight of that source.
+NO_GRADIENT = {"attention-residual": ".layers.0.attention_residual.depth."}
+
 # The kinds of a config that names none. They make the model of the backbone's default.
-DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
+DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top", "residual": "plain"}
 
 
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -137,7 +242,9 @@ def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2S
     model = MODELS[kind](config, SOURCE_SIZE, TARGET_SIZE)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if not parameter.any() and parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+            elif parameter.dim() > 1:
                 parameter.mul_(scale)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -169,7 +276,7 @@ def _sites(kind: str) -> dict[str, Builder]:
     for site, (registered, options) in tables.items():
         both_sides = site == "connect" or kind in ("transformer", "recurrent")
         for name in registered:
-            if name == DEFAULTS[site]:
+            if name == DEFAULTS[site] or name in tested_kinds(site) - set(options):
                 continue
             first, *others = variants(name, options)
             tested = [first, *others] if kind == "transformer" else [first]
@@ -188,6 +295,8 @@ def _attentions(kind: str) -> dict[str, Builder]:
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
+        if attend in tested_kinds("attend") - {"dense-sum"}:
+            continue
         if kind == "recurrent" and attend == "layerwise":  # it has one attention only
             continue
         if attend != DEFAULTS["attend"]:
@@ -273,6 +382,8 @@ def _systems() -> dict[str, Builder]:
         systems[kind] = partial(build, kind)
         systems.update(_sites(kind))
         systems.update(_attentions(kind))
+    for name, (kind, options) in SUCCESSORS.items():
+        systems[f"{kind}, {name}"] = partial(build, kind, **options)
     systems.update(_combinations())
     return systems
 

@@ -33,6 +33,7 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "average"},
     {"kind": "ffn"},
     {"kind": "linear"},
+    {"kind": "groups"},
     {"kind": "linear", "normalize": "softmax", "embedding": False},
     {"kind": "linear", "aggregation": "ewp-ffn"},
     {"kind": "linear", "weights": "matrix"},
