@@ -13,7 +13,6 @@ from torch import nn
 
 from fusetk.errors import ConfigError, DataError
 from fusetk.models.transformer import (
-    Residual,
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
@@ -21,12 +20,23 @@ from fusetk.models.transformer import (
     TransformerLayer,
 )
 from fusetk.nn.attention import SelfAttention
+from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.positions import Learned, sinusoids
 from fusetk.runs import TEXT
 from fusetk.special_tokens import BOS, EOS, SPECIAL, UNK
 from fusetk.system import Loaded
 
 MISSING = "the export needs the library ctranslate2: pip install 'fusetk[ctranslate2]'"
+
+# The kinds that CTranslate2 has, for the keys of a stack, and the values for keys of the model.
+STACK_KEYS = {"connect": "last", "fuse": "last", "residual": "plain"}
+MODEL_KEYS = {
+    "context_gate": ("none",),
+    "positions": ("sinusoidal", "learned"),
+    "norm": ("pre", "post"),
+    "normalization": ("layer",),
+    "activation": ("relu", "gelu", "swish", "tanh"),
+}
 
 # Names of the activations in CTranslate2.
 ACTIVATIONS: Mapping[str, str] = {
@@ -46,7 +56,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
     """
     reasons = unsupported(loaded)
     if reasons:
-        raise ConfigError(f"CTranslate2 has no {', no '.join(reasons)}: this model stays in fusetk")
+        raise ConfigError(f"CTranslate2 cannot compute {', '.join(reasons)}: decode with fusetk")
     if output.exists():
         raise DataError(f"{output} exists already: remove it, or choose another folder")
     specs = _library()
@@ -70,19 +80,21 @@ def unsupported(loaded: Loaded) -> list[str]:
     """Return the parts of a model that CTranslate2 does not have."""
     config = loaded.recipe.model
     if not isinstance(config, TransformerConfig) or not isinstance(loaded.model, Transformer):
-        return [f"model of kind {config.kind}"]
+        return [f"kind: {config.kind} (model.kind)"]
     reasons = []
     for name, side in (("encoder", config.encoder), ("decoder", config.decoder)):
-        if side.connect.kind != "last":
-            reasons.append(f"connection {side.connect.kind} (model.{name}.connect)")
-        if side.fuse.kind != "last":
-            reasons.append(f"fusion {side.fuse.kind} (model.{name}.fuse)")
+        for key, plain in STACK_KEYS.items():
+            kind = getattr(side, key).kind
+            if kind != plain:
+                reasons.append(f"{key}: {kind} (model.{name}.{key})")
     if config.decoder.attend.kind != "top":
-        reasons.append(f"attention {config.decoder.attend.kind} (model.decoder.attend)")
-    if config.context_gate != "none":
-        reasons.append("context gate (model.context_gate)")
-    if config.positions == "none":
-        reasons.append("model without positions (model.positions)")
+        reasons.append(f"attend: {config.decoder.attend.kind} (model.decoder.attend)")
+    for key, values in MODEL_KEYS.items():
+        value = getattr(config, key)
+        if value not in values:
+            reasons.append(f"{key}: {value} (model.{key})")
+    if config.kv_heads not in (None, config.heads):
+        reasons.append(f"kv_heads: {config.kv_heads} (model.kv_heads)")
     return reasons
 
 
@@ -145,7 +157,7 @@ def _set_embedding(stack: Any, tokens: Any, module: TransformerEmbedding, positi
 
 def _set_layer(into: Any, layer: nn.Module) -> None:
     """Set self-attention and the feed-forward network of a layer."""
-    assert isinstance(layer, TransformerLayer)
+    assert isinstance(layer, TransformerLayer) and isinstance(layer.ffn, FeedForward)
     attention: SelfAttention = layer.attention
     _set_linear(into.self_attention.linear[0], attention.project)  # queries, keys, values
     _set_linear(into.self_attention.linear[1], attention.out)
@@ -162,7 +174,7 @@ def _set_linear(into: Any, linear: nn.Module) -> None:
         into.bias = _array(linear.bias)
 
 
-def _set_norm(into: Any, residual: Residual) -> None:
+def _set_norm(into: Any, residual: Any) -> None:
     _set_layer_norm(into, residual.norm)
 
 

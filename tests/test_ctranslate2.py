@@ -96,13 +96,17 @@ def test_tied_embeddings_and_a_joint_vocabulary(toy: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (["model.encoder.fuse=average", "model.encoder.layers=2"], "no fusion average"),
-        (["model.decoder.connect=dense", "model.decoder.layers=2"], "no connection dense"),
-        (["model.context_gate=scalar"], "no context gate"),
-        (["model.positions=none"], "no model without positions"),
+        (["model.encoder.fuse=average", "model.encoder.layers=2"], "fuse: average"),
+        (["model.decoder.connect=dense", "model.decoder.layers=2"], "connect: dense"),
+        (["model.context_gate=scalar"], "context_gate: scalar"),
+        (["model.positions=rotary"], "positions: rotary"),
+        (["model.normalization=rms"], "normalization: rms"),
+        (["model.activation=swiglu"], "activation: swiglu"),
+        (["model.kv_heads=1"], "kv_heads: 1"),
+        (["model.encoder.residual=rezero", "model.norm=none"], "residual: rezero"),
         (
             ["model={kind: conv, width: 32, encoder: {layers: 1}, decoder: {layers: 1}}"],
-            "no model of kind conv",
+            "kind: conv",
         ),
     ],
 )
@@ -110,7 +114,7 @@ def test_other_models_are_refused_with_the_reason(
     toy: Path, tmp_path: Path, settings: list[str], reason: str
 ) -> None:
     run = untrained(toy, tmp_path / "run", *settings)
-    with pytest.raises(ConfigError, match=f"CTranslate2 has {reason}"):
+    with pytest.raises(ConfigError, match=f"CTranslate2 cannot compute {reason}"):
         exporter.export(load_model(run, "cpu"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -36,6 +36,8 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "ctranslate2": {"system", "runs", "models", "nn"},
+    "serving": {"system", "decoding"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
     "train": {
         "system",
