@@ -40,8 +40,8 @@ class BPEConfig(Config):
     number."""
     codes: Files | None = None
     """Existing codes instead of learned ones: one file for both sides, or a list of the source's
-    file and the target's. The files are those of `fusetk prep`, subword-nmt, fairseq, Sockeye or
-    Nematus. Codes of a run are in its folder `text`."""
+    file and the target's. The files are those of `fusetk prep`, of fastBPE, or of subword-nmt,
+    which fairseq, Marian and Sockeye use. Codes of a run are in its folder `text`."""
     joint: bool = True
     """Learn one list of merges on both sides together."""
     min_frequency: int = Field(default=2, ge=1)
