@@ -1,15 +1,14 @@
 """The complete config of a run. Only this module knows all sections."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document, component
-from fusetk.data.config import DataConfig
+from fusetk.config import Config, component
+from fusetk.data.config import DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
@@ -23,17 +22,6 @@ NEUTRAL_KEYS = (
     r"model\.(encoder|decoder|stack)\.checkpoint",
     r"training\.validation\.(bleu|tokens)",
 )
-
-
-# Keys with paths, as sections and a key.
-PATHS = (
-    *(("data", key) for key in ("folder", "train", "valid", "test")),
-    ("data", "bpe", "codes"),
-    ("data", "vocabulary", "source"),
-    ("data", "vocabulary", "target"),
-    ("training", "start_from"),
-)
-LISTS = ("train", "valid", "test")  # keys in which only the items of lists are paths
 
 
 class PaperConfig(Config):
@@ -90,38 +78,5 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     them, or from the current folder in an override. Raises ConfigError that lists every error at
     once. Paths that cannot be expanded are reported before all other errors.
     """
-    document = config.load(path, overrides)
-    _resolve_paths(document)
+    document = load_document(path, overrides, [("training", "start_from")])
     return config.parse(document, Recipe)
-
-
-def _resolve_paths(document: Document) -> None:
-    """Make the paths of the config absolute. Raises ConfigError for bad ones."""
-    errors: list[str] = []
-    for place in PATHS:
-        section: Any = document.values
-        for key in place[:-1]:
-            section = section.get(key) if isinstance(section, dict) else None
-        if isinstance(section, dict) and place[-1] in section:
-            section[place[-1]] = _absolute(section[place[-1]], document, place, errors)
-    if errors:
-        raise config.config_error(errors)
-
-
-def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
-    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    # Files are in lists. A string elsewhere is an error, which shows what the user wrote.
-    if isinstance(value, str) and not (set(LISTS) & set(place) and isinstance(place[-1], str)):
-        origin = document.where(place)
-        try:
-            return os.path.abspath(origin.folder / config.expand_path(value))
-        except ValueError as error:
-            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
-            return value
-    if isinstance(value, list):
-        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {
-            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
-        }
-    return value

@@ -1,11 +1,24 @@
 """The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fusetk.config import Config
+from fusetk import config
+from fusetk.config import Config, Document, Place
 from fusetk.data.steps import Step
+
+# Keys with paths, as sections and a key.
+PATHS: Sequence[Place] = (
+    *(("data", key) for key in ("folder", "train", "valid", "test")),
+    ("data", "bpe", "codes"),
+    ("data", "vocabulary", "source"),
+    ("data", "vocabulary", "target"),
+)
+LISTS = ("train", "valid", "test")  # keys in which only the items of lists are paths
 
 
 def _listed(value: Any) -> Any:
@@ -122,3 +135,66 @@ class DataConfig(Config):
         if self.bpe and splitters:
             raise ValueError(f"the step {splitters[0]} splits words into subwords: set bpe: null")
         return self
+
+
+class DataSection(Config):
+    """A config of which only the section `data` is read."""
+
+    data: DataConfig
+    """The section `data`."""
+
+
+def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
+    """Read and validate the section `data` of a config; ignore the other sections.
+
+    Unlike ``fusetk.recipe.load``, this does not import torch. Raises ConfigError as that function.
+    """
+    document = load_document(path, overrides)
+    data = {key: value for key, value in document.values.items() if key == "data"}
+    return config.parse(Document(data, document.origins), DataSection).data
+
+
+def load_document(
+    path: Path | str, overrides: Sequence[str] = (), more_paths: Sequence[Place] = ()
+) -> Document:
+    """Read a config without validation.
+
+    Relative paths in ``data`` and in the keys ``more_paths`` become absolute; they start from the
+    folder of the file that names them, or from the current folder in an override. Raises
+    ConfigError for paths that cannot be expanded.
+    """
+    document = config.load(path, overrides)
+    _resolve_paths(document, [*PATHS, *more_paths])
+    return document
+
+
+def _resolve_paths(document: Document, paths: Sequence[Place]) -> None:
+    """Make the paths of these keys absolute. Raises ConfigError for bad paths."""
+    errors: list[str] = []
+    for place in paths:
+        section: Any = document.values
+        for key in place[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict) and place[-1] in section:
+            section[place[-1]] = _absolute(section[place[-1]], document, place, errors)
+    if errors:
+        raise config.config_error(errors)
+
+
+def _absolute(value: Any, document: Document, place: Place, errors: list[str]) -> Any:
+    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
+    # Files are in lists. A string elsewhere is an error, which shows what the user wrote.
+    if isinstance(value, str) and not (set(LISTS) & set(place) and isinstance(place[-1], str)):
+        origin = document.where(place)
+        try:
+            return os.path.abspath(origin.folder / config.expand_path(value))
+        except ValueError as error:
+            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
+            return value
+    if isinstance(value, list):
+        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {
+            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
+        }
+    return value
