@@ -24,6 +24,7 @@ COMMANDS = {
     "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",
     "describe": "Print a resolved config and its parameter counts.",
+    "doctor": "Describe this machine and what is slow on it.",
 }
 
 
