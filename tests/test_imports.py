@@ -19,6 +19,7 @@ ALLOWED = {
     "processes": set(),
     "nn": set(),
     "machine": {"nn"},
+    "doctor": {"machine", "nn"},
     "weights": {"runs"},
     "data": set(),
     "fusion": {"nn"},

@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "Translate over HTTP.",
     "export": "Write a model for CTranslate2.",
     "describe": "Print a resolved config and its parameter counts.",
+    "doctor": "Describe this machine and what is slow on it.",
 }
 
 
