@@ -30,6 +30,7 @@ from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.norm import build_norm
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.rows import MixedRows, Rows
 
 
 class CoordinatedConfig(BlockConfig):
@@ -73,8 +74,8 @@ class CoordinatedConfig(BlockConfig):
 class SourceContext(NamedTuple):
     """The context of a layer that runs over the source."""
 
-    mask: Tensor
-    """(B, S)."""
+    mask: Tensor | Rows
+    """(B, 1, 1, S), or the layout of packed sentences."""
     is_top: bool
     """Whether this is the highest layer, which computes only the tensor that the target attends
     to."""
@@ -86,12 +87,13 @@ class TargetContext(NamedTuple):
     cache: Cache
     """Self-attention keys and values of the earlier target tokens (B, slots, 2D). With mixed
     attention (Equation 3) the keys and values of the source precede them."""
-    visible: Tensor | None
-    """Which cache slots each new position attends to; see ``cache_mask``."""
+    visible: Tensor | Rows | MixedRows | None
+    """Which cache slots each new position attends to (see ``cache_mask``), or the layouts of packed
+    sentences: of both sides with mixed attention."""
     keys_values: Tensor | None
     """The source keys and values (B, S, 2D); None with mixed attention."""
-    source_mask: Tensor
-    """(B, S)."""
+    source_mask: Tensor | MixedRows
+    """(B, S), or the layouts of packed sentences."""
 
 
 class CoordinatedLayer(TransformerLayer):
@@ -165,9 +167,7 @@ class CoordinatedLayer(TransformerLayer):
         x, stream = self.attention_residual.before(stream)
         if context.is_top:
             return None, x if self.own else self.attention.keys_values(x)
-        y, keys_values = self.attention.source(
-            x, context.mask[:, None, None, :], self._trace_name("self", "encoder")
-        )
+        y, keys_values = self.attention.source(x, context.mask, self._trace_name("self", "encoder"))
         output = self.feed_forward(self.attention_residual.after(stream, y))
         return output, x if self.own else keys_values
 
@@ -182,11 +182,13 @@ class CoordinatedLayer(TransformerLayer):
             stream = self.cross_residual.after(stream, y)
         return self.feed_forward(stream), cache
 
-    def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
+    def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows) -> Tensor:
         if self.cross is not None:
             return self.cross(x, keys_values, mask)
         name = self._trace_name("cross")
-        return self.attention.across(x, keys_values, mask[:, None, None, :], name)
+        if isinstance(mask, Tensor):
+            mask = mask[:, None, None, :]
+        return self.attention.across(x, keys_values, mask, name)
 
 
 class TopSourceLayer(Layer):
@@ -249,6 +251,7 @@ class Coordinated(Seq2Seq):
     """
 
     Config = CoordinatedConfig
+    packs = True
 
     def __init__(self, config: CoordinatedConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
@@ -289,26 +292,44 @@ class Coordinated(Seq2Seq):
         initialise_sublayers(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        stack = self.source_stack or self.stack
-        top = len(stack.layers) - 1
-        contexts = [SourceContext(src_mask, is_top=i == top) for i in range(len(stack.layers))]
-        history, output, states = stack(self.source(src), contexts)
-        keys_values = tuple(state for state in states if state is not None)
+        history, output, keys_values = self._run_source(
+            self.source(src), src_mask[:, None, None, :]
+        )
         return Memory(history, output, src_mask, layer_keys_values=keys_values)
 
+    def _run_source(
+        self, embedding: Tensor, mask: Tensor | Rows
+    ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, ...]]:
+        """Return the history, the output, and the tensor that each target layer attends to."""
+        stack = self.source_stack or self.stack
+        top = len(stack.layers) - 1
+        contexts = [SourceContext(mask, is_top=i == top) for i in range(len(stack.layers))]
+        history, output, states = stack(embedding, contexts)
+        return history, output, tuple(state for state in states if state is not None)
+
     def start(self, memory: Memory) -> State:
-        layers = [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
-        keys_values = [
-            source if layer.cross is None else layer.cross.keys_values([source])
-            for layer, source in zip(layers, memory.layer_keys_values, strict=True)
-        ]
-        # With mixed attention the caches begin with the source.
-        length = memory.mask.shape[1] if self.mixed else 0
-        caches = tuple(Cache(tensor[:, :length], length) for tensor in keys_values)
+        keys_values = self._keys_values(memory.layer_keys_values)
+        caches = self._first_caches(keys_values)
         # The cache slots of each hypothesis; see ``cache_mask``.
         slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
         per_sentence = (() if self.mixed else tuple(keys_values), memory.mask, caches)
         return State(per_sentence, slots, 0)
+
+    def _keys_values(self, of_layers: Sequence[Tensor]) -> list[Tensor]:
+        """Return the source keys and values of each layer (B, S, 2D)."""
+        layers = [layer for layer in self.stack.layers if isinstance(layer, CoordinatedLayer)]
+        return [
+            source if layer.cross is None else layer.cross.keys_values([source])
+            for layer, source in zip(layers, of_layers, strict=True)
+        ]
+
+    def _first_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
+        """Return empty caches, or with mixed attention caches that begin with the source."""
+        return tuple(
+            Cache(tensor[:, :length], length)
+            for tensor in keys_values
+            for length in [tensor.shape[1] if self.mixed else 0]
+        )
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys_values, mask, caches = state.per_sentence
@@ -327,12 +348,26 @@ class Coordinated(Seq2Seq):
         step = state.step + tgt_in.shape[1]
         return features, State((keys_values, mask, caches), slots, step)
 
+    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
+        _, _, of_layers = self._run_source(self.source(src, rows=source), source)
+        keys_values = self._keys_values(of_layers)
+        layouts = MixedRows(target, source)
+        contexts = self._target_contexts(
+            self._first_caches(keys_values),
+            layouts if self.mixed else target,
+            () if self.mixed else keys_values,
+            layouts,
+        )
+        _, output, _ = self.stack(self.target(tgt_in, rows=target), contexts, keep_states=False)
+        features: Tensor = self.to_output(self.norm(output))
+        return features
+
     def _target_contexts(
         self,
         caches: Sequence[Cache],
-        visible: Tensor | None,
+        visible: Tensor | Rows | MixedRows | None,
         keys_values: Sequence[Tensor],
-        mask: Tensor,
+        mask: Tensor | MixedRows,
     ) -> list[TargetContext | None]:
         sources: Sequence[Tensor | None] = keys_values or [None] * len(caches)
         return self.stack.per_module(
