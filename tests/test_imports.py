@@ -36,6 +36,7 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "experiment": {"recipe", "training", "runs", "data"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
     "train": {
         "system",
