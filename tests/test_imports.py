@@ -37,6 +37,7 @@ ALLOWED = {
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "experiment": {"recipe", "training", "runs", "data"},
+    "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
     "train": {
         "system",

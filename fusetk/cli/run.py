@@ -229,11 +229,11 @@ def _submit(experiment: object, sbatch: tuple[str, ...]) -> None:
 
 def _without_slurm(arguments: list[str]) -> list[str]:
     """Return the arguments of this command without those for Slurm."""
-    kept = []
+    others = []
     rest = iter(arguments)
     for argument in rest:
         if argument == "--sbatch":
             next(rest, None)
         elif argument != "--slurm" and not argument.startswith("--sbatch="):
-            kept.append(argument)
-    return kept
+            others.append(argument)
+    return others

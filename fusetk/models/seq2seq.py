@@ -106,8 +106,18 @@ class Seq2Seq(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Return the features (B, T, D) of complete targets (B, T). Training calls this method."""
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor,
+        tgt_in: Tensor,
+        lengths: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return the features (B, T, D) of complete targets (B, T). Training calls this method.
+
+        ``lengths`` are the source and target lengths (B,) in the memory of the host. A model whose
+        computation depends on lengths reads them there, and does not wait for the device.
+        """
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
-from fusetk.nn.precision import product_dtype
+from fusetk.nn.precision import product_dtype, without_autocast
 from fusetk.nn.weightnorm import NormedLinear
 
 # In bf16 on CPU, the number of rows of a piece is a multiple of this number. A matrix product of a
@@ -62,7 +62,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = product_dtype(features)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features):
             gradients = None
             if with_gradient:
                 gradients = _Gradients(features, weight, bias, smoothing, dtype)
