@@ -82,7 +82,7 @@ SECTIONS = {
 @click.option(
     "--smoke",
     is_flag=True,
-    help="Test all steps on the first 3,000 pairs, with three updates, in OUT/smoke. The scores "
+    help="Test all steps on the first 3,000 pairs, with three updates, in OUT.smoke. The scores "
     "mean nothing.",
 )
 @click.option(
@@ -149,14 +149,13 @@ def command(
     recipe = recipes.load(config, settings)
     where = places(Path(config), recipe, out)
     if smoke:
-        where = where._replace(out=where.out / "smoke")
+        # Not below OUT, so that no report finds the meaningless scores there.
+        where = where._replace(out=where.out.with_name(f"{where.out.name}.smoke"))
         recipe = _smoke_recipe(config, settings, recipe, raw, where)
     else:
         recipe = _with_folders(recipe, raw, where)
-    table = None
-    if is_row(recipe):
-        table = Path(config).absolute() if smoke else Path(config).absolute().parent
-    options = Options(metrics, average, jobs, device, devices, threads, until, table)
+    row = Path(config).absolute() if is_row(recipe) else None
+    options = Options(metrics, average, jobs, device, devices, threads, until, row)
     if slurm:
         _submit(Experiment(recipe, where, options._replace(until="prep"), _say), sbatch)
         return

@@ -9,6 +9,7 @@ from fusetk.data.config import DataConfig
 from fusetk.errors import DataError
 from fusetk.files import digest
 from fusetk.recipe import Recipe
+from fusetk.runs import CONFIG
 
 
 class Places(NamedTuple):
@@ -36,6 +37,11 @@ class Places(NamedTuple):
     def references(self) -> Path:
         """Folder of the further references of the test sets."""
         return self.out / f"references.{self.group}"
+
+    def runs_of_all_seeds(self) -> list[Path]:
+        """Return the run folders of the config, with this and other seeds."""
+        name = self.run.name.rpartition(".seed")[0]
+        return sorted(path for path in self.out.glob(f"{name}.seed*") if (path / CONFIG).is_file())
 
     def lock(self, folder: Path) -> Path:
         """Return the lock file of a folder of the experiment."""

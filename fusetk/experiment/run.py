@@ -39,7 +39,7 @@ class Options(NamedTuple):
     devices: int = 1
     threads: int | None = None
     until: str = STEPS[-1]
-    table: Path | None = None  # configs of the reported table; None: no report
+    row: Path | None = None  # config of the row of a paper; None: there is no table to report
 
 
 class Experiment:
@@ -191,12 +191,14 @@ class Experiment:
         self._call(*arguments, "--run", self.places.run, "--set-name", name, "--checkpoint", label)
 
     def report(self) -> None:
-        """Print the table of the paper with the measured scores."""
-        if self.options.table is None:
+        """Print the row of the paper's table with the scores of its runs with all seeds."""
+        row = self.options.row
+        if row is None:
             self.say(f"{self.places.config.stem} is not a row of a paper: there is no table")
             return
-        runs = self.places.out if self.options.table.is_dir() else self.places.run
-        self._call("report", self.options.table, "--runs", runs)
+        runs = [f"--runs={run}" for run in self.places.runs_of_all_seeds()]
+        self._call("report", row, *runs)
+        self.say(f"the complete table: fusetk report {row.parent} --runs {self.places.out}")
 
     # Their files
 

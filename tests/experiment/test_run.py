@@ -167,6 +167,18 @@ def test_the_last_step_can_be_chosen(config, monkeypatch):
         assert kinds(steps) == ["prep", "train", "average"][:number]
 
 
+def test_the_report_has_the_runs_of_all_seeds_of_the_row(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.options = run.options._replace(row=config)
+    for name in ("run.my.seed1", "run.my.seed2", "run.my2.seed1"):
+        (run.places.out / name).mkdir(parents=True, exist_ok=True)
+        (run.places.out / name / "config.yaml").touch()
+    (run.places.out / "run.my.seed1.yaml").touch()
+    run.run()
+    runs = [f"--runs={run.places.out / name}" for name in ("run.my.seed1", "run.my.seed2")]
+    assert steps.called[-1] == f"report {config} {' '.join(runs)}"
+
+
 # Places -------------------------------------------------------------------------------------------
 
 
