@@ -36,7 +36,8 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
-    "experiment": {"recipe", "training", "runs", "data"},
+    "datasets": {"data"},
+    "experiment": {"recipe", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "evaluation", "runs", "data"},
     "train": {

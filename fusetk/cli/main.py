@@ -12,6 +12,7 @@ from fusetk.cli import streams
 from fusetk.errors import FusetkError
 
 COMMANDS = {
+    "dataset": "Make the raw text of a published data set.",
     "prep": "Convert raw parallel text to memory-mapped token ids.",
     "text": "Run single steps of prep as pipes.",
     "train": "Train a model, or resume its training.",
