@@ -37,7 +37,10 @@ ALLOWED = {
         "weights",
     },
     "recipe": {"papers", "training", "decoding", "models", "data"},
-    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
+    "datasets": {"data"},
+    "experiment": {"recipe", "training", "runs", "data", "datasets"},
+    "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {
