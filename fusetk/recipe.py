@@ -1,18 +1,18 @@
 """The complete config of a run. Only this module knows all sections."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document, component
-from fusetk.data.config import DataConfig
+from fusetk.config import Config, component
+from fusetk.data.config import DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
+from fusetk.papers import PaperConfig, fill_in
 from fusetk.training.config import TrainingConfig
 
 # Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
@@ -21,29 +21,8 @@ from fusetk.training.config import TrainingConfig
 NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens)",
+    r"training\.validation\.(bleu|tokens|train_pairs|train_dropout)",
 )
-
-
-class PaperConfig(Config):
-    """Published values of this system. Commands only print them beside the measured values."""
-
-    table: str
-    """Name of the paper and its table, such as MLRF Table 2."""
-    row: str | None = None
-    """Name of the system in the table; null in a config that only serves as a base for others."""
-    line: int | None = None
-    """Position of the row in the table."""
-    parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """Published number of parameters in millions, such as 10.97M."""
-    counted: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """Number of parameters of the described system, if it differs from the published number."""
-    vocabulary: tuple[PositiveInt, PositiveInt] | None = None
-    """Source and target vocabulary sizes for the number of parameters, special tokens included."""
-    bleu: float | dict[str, float] | None = None
-    """Published BLEU: one number, or a mapping of test set names to numbers."""
-    note: str | None = None
-    """Details that the paper leaves open or states inconsistently."""
 
 
 class Recipe(Config):
@@ -76,40 +55,10 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a config.
 
     Relative paths in ``data`` become absolute; they start from the folder of the file that names
-    them, or from the current folder in an override. Raises ConfigError that lists every error at
+    them, or from the current folder in an override. Published values that ``paper`` does not give
+    are read from the file of ``paper.tables``. Raises ConfigError that lists every error at
     once. Paths that cannot be expanded are reported before all other errors.
     """
-    document = config.load(path, overrides)
-    _resolve_paths(document)
+    document = load_document(path, overrides)
+    fill_in(document)
     return config.parse(document, Recipe)
-
-
-def _resolve_paths(document: Document) -> None:
-    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
-    data = document.values.get("data")
-    if not isinstance(data, dict):
-        return
-    errors: list[str] = []
-    for key in ("folder", "train", "valid", "test"):
-        if key in data:
-            data[key] = _absolute(data[key], document, ("data", key), errors)
-    if errors:
-        raise config.config_error(errors)
-
-
-def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
-    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    if isinstance(value, str):
-        origin = document.where(place)
-        try:
-            return os.path.abspath(origin.folder / config.expand_path(value))
-        except ValueError as error:
-            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
-            return value
-    if isinstance(value, list):
-        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {
-            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
-        }
-    return value

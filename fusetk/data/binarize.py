@@ -100,12 +100,13 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
         ]
     if options.joint:
         joint = Vocabulary.from_counts(
-            Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size
+            Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size_of("source")
         )
         vocabularies = joint, joint
     else:
         source, target = (
-            Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens
+            Vocabulary.from_counts(count, options.threshold, options.size_of(side))
+            for side, count in zip(SIDES, tokens, strict=True)
         )
         vocabularies = source, target
     text = Text(config.steps, *languages(config), prepared_models(build, config))

@@ -1,8 +1,14 @@
 """The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
-from pydantic import Field
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
-from fusetk.config import Config
+from pydantic import Field, PositiveInt, model_validator
+
+from fusetk import config
+from fusetk.config import Config, Document
 from fusetk.data.steps import Step
 
 
@@ -38,6 +44,18 @@ class BPEConfig(Config):
     """Drop training pairs with more subwords than this on either side."""
 
 
+VocabularySize = Annotated[int, Field(ge=5)]
+
+
+class SideSizes(Config):
+    """Largest numbers of entries of two vocabularies."""
+
+    source: VocabularySize | None = None
+    """Number of the source side."""
+    target: VocabularySize | None = None
+    """Number of the target side."""
+
+
 class VocabularyConfig(Config):
     """Tokens with an id of their own; all other tokens become `<unk>`."""
 
@@ -45,9 +63,21 @@ class VocabularyConfig(Config):
     """Use one vocabulary for both sides; required for tying source and target embeddings."""
     threshold: int = Field(default=1, ge=1)
     """Smallest number of occurrences of a token in the training text."""
-    size: int | None = Field(default=None, ge=5)
-    """Largest number of entries, the four special tokens included. The most frequent tokens have
-    precedence."""
+    size: SideSizes | VocabularySize | None = None
+    """Largest number of entries, the four special tokens included: one number, or one for each side
+    (`{source: 8389, target: 6428}`). The most frequent tokens have precedence."""
+
+    @model_validator(mode="after")
+    def _one_size_for_a_joint_vocabulary(self) -> "VocabularyConfig":
+        if self.joint and isinstance(self.size, SideSizes):
+            raise ValueError("a joint vocabulary has one size: give vocabulary.size as one number")
+        return self
+
+    def size_of(self, side: str) -> int | None:
+        """Return the largest number of entries of the side `source` or `target`."""
+        if isinstance(self.size, SideSizes):
+            return self.size.source if side == "source" else self.size.target
+        return self.size
 
 
 class DataConfig(Config):
@@ -63,6 +93,10 @@ class DataConfig(Config):
     """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
     """Validation text: file prefixes, or `every` or `sample` to use part of the training pairs."""
+    valid_references: PositiveInt = 1
+    """Number of references of the validation text. With 4, `MT06.en` has the first reference, and
+    `MT06.en1`, `MT06.en2` and `MT06.en3` the others. They count for the BLEU of validations only;
+    the loss is that of the first reference."""
     test: dict[str, list[str]] = {}
     """Test sets: a mapping of names to lists of file prefixes."""
     steps: list[Step] = []
@@ -71,3 +105,72 @@ class DataConfig(Config):
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""
+
+    @model_validator(mode="after")
+    def _references_are_files(self) -> "DataConfig":
+        if self.valid_references > 1 and not isinstance(self.valid, list):
+            raise ValueError(
+                f"data.valid_references is {self.valid_references}, but data.valid is a part of "
+                "the training pairs, which have one reference: name files in data.valid"
+            )
+        return self
+
+
+class DataSection(Config):
+    """A config of which only the section `data` is read."""
+
+    data: DataConfig
+    """The section `data`."""
+
+
+def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
+    """Read and validate the section `data` of a config; ignore the other sections.
+
+    Unlike ``fusetk.recipe.load``, this does not import torch. Raises ConfigError as that function.
+    """
+    document = load_document(path, overrides)
+    data = {key: value for key, value in document.values.items() if key == "data"}
+    return config.parse(Document(data, document.origins), DataSection).data
+
+
+def load_document(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+    """Read a config without validation.
+
+    Relative paths in ``data`` become absolute; they start from the folder of the file that names
+    them, or from the current folder in an override. Raises ConfigError for paths that cannot be
+    expanded.
+    """
+    document = config.load(path, overrides)
+    _resolve_paths(document)
+    return document
+
+
+def _resolve_paths(document: Document) -> None:
+    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
+    data = document.values.get("data")
+    if not isinstance(data, dict):
+        return
+    errors: list[str] = []
+    for key in ("folder", "train", "valid", "test"):
+        if key in data:
+            data[key] = _absolute(data[key], document, ("data", key), errors)
+    if errors:
+        raise config.config_error(errors)
+
+
+def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
+    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
+    if isinstance(value, str):
+        origin = document.where(place)
+        try:
+            return os.path.abspath(origin.folder / config.expand_path(value))
+        except ValueError as error:
+            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
+            return value
+    if isinstance(value, list):
+        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {
+            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
+        }
+    return value

@@ -16,6 +16,7 @@ from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
@@ -86,10 +87,10 @@ def _forward(
     """
     weights = None
     if heads is None:
-        features = model(batch.src, batch.src_mask, batch.tgt_in, batch.lengths)
+        features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
     else:
         with trace.listen(alignment.PATTERN) as recorded:
-            features = model(batch.src, batch.src_mask, batch.tgt_in, batch.lengths)
+            features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
         weights = alignment.attention(recorded, heads, *batch.src.shape)
     features = features.flatten(0, 1)[batch.target_index]
     tokens = batch.tgt_out.flatten()[batch.target_index]
@@ -97,7 +98,7 @@ def _forward(
 
 
 def log_probabilities(
-    output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor
+    output: OutputProjection | NormedLinear | Int8Linear, features: Tensor, tokens: Tensor
 ) -> Tensor:
     """Return the natural-log probabilities (N,), float32, of tokens (N,) given features (N, D)."""
     piece = PIECE if features.device.type == "cpu" else PIECE_GPU

@@ -6,11 +6,11 @@ space is replaced before sacreBLEU sees it.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
-from fusetk.evaluation.metric import MetricOptions, StatisticsRow
-from fusetk.evaluation.sacrebleu_metrics import SacreMetric, bleu_parts
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.sacrebleu_metrics import PreparedBleu
 
 # Perl splits a line of bytes at this white space. str.split would also split at NBSP and others.
 split_words = re.compile(r"[^ \t\n\r\f\v]+").findall
@@ -22,14 +22,16 @@ _OTHER_SPACE = (
 )
 _REPLACE_OTHER_SPACE = {ord(space): 0xDC00 + i for i, space in enumerate(_OTHER_SPACE)}
 _COMPOUND = re.compile(rb"(\S)-(\S)")
+_SPLIT_HYPHEN = re.compile(" (?:@-@|##AT##-##AT##) ")
 
 
-class MultiBleu(SacreMetric):
+class MultiBleu(PreparedBleu):
     """BLEU of tokenised lines without smoothing, as multi-bleu.perl computes it."""
 
     name = "multi-bleu"
     tokenizes = False
-    options = ("compound_split",)
+    options: ClassVar[Collection[str]] = ("compound_split",)
+    smoothing = "none"
 
     def __init__(
         self,
@@ -37,32 +39,20 @@ class MultiBleu(SacreMetric):
         options: MetricOptions,
         source: Sequence[str] | None = None,
     ) -> None:
-        from sacrebleu.metrics.bleu import BLEU
-
         self.compound_split = options.compound_split
         if options.lowercase:
-            self.name = LowercaseMultiBleu.name
             self.case_sensitive = False
-        references = [self._prepare(lines) for lines in references]
-        super().__init__(BLEU(tokenize="none", smooth_method="none", force=True), references)
+            if self.name == MultiBleu.name:
+                self.name = LowercaseMultiBleu.name
+        super().__init__(references)
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
-        prepared = []
-        for line in lines:
-            if not self.case_sensitive:
-                line = line.lower()
-            if self.compound_split:
-                line = split_compounds(line)
-            prepared.append(line.translate(_REPLACE_OTHER_SPACE))
-        return prepared
-
-    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
-        """Return one row for each line.
-
-        A row has the lengths of the hypothesis and of the closest reference, the matching n-grams
-        for n = 1 to 4, and the n-grams of the hypothesis for n = 1 to 4.
-        """
-        return super().statistics(self._prepare(hypotheses))
+    def prepare(self, line: str) -> str:
+        """Lower-case a line if case does not count, and split compounds on request."""
+        if not self.case_sensitive:
+            line = line.lower()
+        if self.compound_split:
+            line = split_compounds(line)
+        return line.translate(_REPLACE_OTHER_SPACE)
 
     def signature(self) -> str:
         """Return all settings that are needed to reproduce the score."""
@@ -70,10 +60,6 @@ class MultiBleu(SacreMetric):
         compounds = "|compounds:split" if self.compound_split else ""
         references = f"nrefs:{len(self.references)}"
         return f"{references}|case:{case}|tok:none{compounds}|smooth:none|arithmetic:moses"
-
-    def parts(self, result: Any) -> dict[str, Any]:
-        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
-        return bleu_parts(result)
 
 
 class LowercaseMultiBleu(MultiBleu):
@@ -85,6 +71,33 @@ class LowercaseMultiBleu(MultiBleu):
 
     name = "multi-bleu-lc"
     case_sensitive = False
+
+
+class JoinedMultiBleu(MultiBleu):
+    """multi-bleu of lines in which the hyphens that preparation split off are joined again.
+
+    ``rich @-@ text`` (the Moses tokeniser with -a) and ``rich ##AT##-##AT## text`` become
+    ``rich-text``, as without the splitting.
+    """
+
+    name = "multi-bleu-joined"
+    options: ClassVar[Collection[str]] = ()
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(references, options._replace(compound_split=False), source)
+
+    def prepare(self, line: str) -> str:
+        """Join hyphens, and lower-case the line if case does not count."""
+        return super().prepare(_SPLIT_HYPHEN.sub("-", line))
+
+    def signature(self) -> str:
+        """Return all settings that are needed to reproduce the score."""
+        return super().signature().replace("|tok:none", "|tok:none|hyphens:joined")
 
 
 def split_compounds(line: str) -> str:

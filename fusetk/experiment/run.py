@@ -14,9 +14,8 @@ from fusetk.experiment.places import Places
 from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
 from fusetk.experiment.scoring import (
-    AVERAGE,
     TOKENIZED,
-    averaged_checkpoints,
+    averaged,
     decoded_checkpoints,
     lowercases_target,
     metrics_of,
@@ -32,8 +31,8 @@ STEPS = ("prep", "train", "average", "decode", "score", "report")
 class Options(NamedTuple):
     """Choices of the user that do not change the config."""
 
-    metrics: Sequence[str] = ()  # none: those of the config
-    average: int | None = None  # number of checkpoints to average; None: that of the config
+    metrics: Sequence[str] = ()  # besides those of the config
+    average: int | None = None  # number of checkpoints of another average to score
     jobs: int = 1  # processes for the preparation
     device: str = "auto"
     devices: int = 1
@@ -125,20 +124,23 @@ class Experiment:
         )
 
     def average(self) -> None:
-        """Average the last checkpoints, or all if the run has fewer."""
-        folders = checkpoints(self.places.run)[-self._number() :]
-        states = [checksum(folder / STATE) for folder in folders]
+        """Make the averages that translate. An average has all checkpoints if the run has fewer."""
         products = Products(self.places.run)
-        state = self._averaged() / STATE
-        if products.up_to_date(state, states):
-            self.say(f"{state.parent}: nothing changed, nothing to do")
-            return
-        name = f"--name={state.parent.name}"
-        self._call("average", self.places.run, f"--last={len(folders)}", name)
-        products.add(state, states)
+        for model in self._models():
+            number = averaged(model.name)
+            if number is None:
+                continue
+            folders = checkpoints(self.places.run)[-number:]
+            states = [checksum(folder / STATE) for folder in folders]
+            state = model / STATE
+            if products.up_to_date(state, states):
+                self.say(f"{model}: nothing changed, nothing to do")
+                continue
+            self._call("average", self.places.run, f"--last={number}", f"--name={model.name}")
+            products.add(state, states)
 
     def decode(self) -> None:
-        """Translate every test set with the best checkpoint and the average."""
+        """Translate every test set with the chosen checkpoints."""
         products = Products(self.places.run)
         for name in self.recipe.data.test:
             source = self._text(name, self.recipe.data.source)
@@ -202,17 +204,10 @@ class Experiment:
 
     # Their files
 
-    def _number(self) -> int:
-        """Return the number of checkpoints to average."""
-        most = averaged_checkpoints(self.recipe, self.options.average)
-        return min(most, len(checkpoints(self.places.run)))
-
-    def _averaged(self) -> Path:
-        return self.places.run / CHECKPOINTS / f"{AVERAGE}{self._number()}"
-
     def _models(self) -> list[Path]:
         """Return the checkpoints that translate."""
-        names = decoded_checkpoints(self.recipe, self._number())
+        existing = len(checkpoints(self.places.run))
+        names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
 
     def _text(self, name: str, language: str, ending: str = ".txt") -> Path:

@@ -20,3 +20,13 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of ``x``."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def combine(weights: Tensor, layers: Tensor) -> Tensor:
+    """Return weighted sums of layers: (..., m, n), (..., n, D) -> (..., m, D).
+
+    The product has the type of ``layers``, even with autocast: rounding them would change the
+    residual sum of a model.
+    """
+    with without_autocast(layers):
+        return weights.to(layers.dtype) @ layers

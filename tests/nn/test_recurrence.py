@@ -21,7 +21,7 @@ from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurre
 LENGTHS = torch.tensor([5, 1, 7, 7, 3])
 WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
 
-fused = pytest.mark.skipif(build.library() is None, reason="there is no C++ compiler")
+fused = pytest.mark.skipif(build.library("recurrence") is None, reason="there is no C++ compiler")
 
 
 def randomised(module: torch.nn.Module) -> Any:
@@ -41,17 +41,18 @@ class Case:
         attention: bool = False,
         sources: int = 1,
         width: int = WIDTH,
+        linear_bias: bool = True,
     ):
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], len(self.packing.places)
-        self.first = randomised(Transition(kind, 2, READ, width, directions, norm))
+        self.first = randomised(Transition(kind, 2, READ, width, directions, norm, linear_bias))
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
         self.leaves = [self.x, self.h, *self.first.parameters()]
         self.attention = randomised(AdditiveAttention(width, 4, sources)) if attention else None
         if self.attention is not None:
-            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm))
+            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm, linear_bias))
             self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]
@@ -142,6 +143,42 @@ def test_fused_kernels_compute_the_same_as_single_steps(
         assert output.weights is not None and expected.weights is not None
         close(output.contexts, expected.contexts, tolerance)
         close(output.weights, expected.weights, tolerance)
+
+
+@pytest.mark.parametrize("is_fused", [pytest.param(True, marks=fused), False])
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("kind", ["lau", "l-gru"])
+def test_without_a_bias_of_h_cells_compute_as_with_a_bias_of_zero(
+    kind, attention, is_fused, monkeypatch
+) -> None:
+    with_bias = Case(kind, 1, True, attention)
+    without = Case(kind, 1, True, attention, linear_bias=False)
+    for ours, theirs in zip(transitions(without), transitions(with_bias), strict=True):
+        theirs.cells[0].linear_bias.data.zero_()
+        weights = theirs.state_dict()
+        weights.pop("cells.0.linear_bias")
+        ours.load_state_dict(weights)
+    for ours, theirs in zip(without.leaves[:2], with_bias.leaves[:2], strict=True):
+        ours.data = theirs.data.clone()
+    if attention:
+        without.attention, without.keys, without.values = (
+            with_bias.attention,
+            with_bias.keys,
+            with_bias.values,
+        )
+    if not is_fused:
+        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+    output, _ = without.run(0.0, torch.float32)
+    grads = [without.x.grad, without.h.grad, without.first.cells[0].input.grad]
+    expected, _ = with_bias.run(0.0, torch.float32)
+    expected_grads = [with_bias.x.grad, with_bias.h.grad, with_bias.first.cells[0].input.grad]
+    close_all([*output.states, *grads], [*expected.states, *expected_grads], 1e-6)
+    assert "linear_bias" not in dict(without.first.cells[0].named_parameters())
+    assert not any("linear_bias" in name for name in without.first.state_dict())
+
+
+def transitions(case: Case) -> list[Transition]:
+    return [case.first] if case.attention is None else [case.first, case.above]
 
 
 @fused
@@ -254,16 +291,16 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
     try:
-        assert build.library() is not None
+        assert build.library("recurrence") is not None
         checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
         content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
         build.library.cache_clear()
-        assert build.library() is not None and kernels.stat().st_mtime_ns == time
+        assert build.library("recurrence") is not None and kernels.stat().st_mtime_ns == time
         for damaged in (b"", content[:1000], b"x" + content[1:]):
             kernels.unlink()  # the process has loaded this file, so its content must not change
             kernels.write_bytes(damaged)
             build.library.cache_clear()
-            assert build.library() is not None and kernels.read_bytes() == content
+            assert build.library("recurrence") is not None and kernels.read_bytes() == content
         assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
     finally:
         build.library.cache_clear()
@@ -283,8 +320,8 @@ def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch)
         monkeypatch.setenv("HOME", home)
     build.library.cache_clear()
     try:
-        assert build.library() is not None
-        assert len(list(tmp_path.glob("fusetk-*/kernels-*.so"))) == 1
+        assert build.library("recurrence") is not None
+        assert len(list(tmp_path.glob("fusetk-*/recurrence-*.so"))) == 1
     finally:
         build.library.cache_clear()
 
