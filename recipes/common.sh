@@ -65,25 +65,6 @@ average() {
     fi
 }
 
-# published RUN N: average checkpoints as the published score needs them, and set `decoded` to the
-# paths of the checkpoints to translate with. N, if it is not empty, is the number of checkpoints of
-# a further average. If the paper names no checkpoint, they are the best one and an average.
-published() {
-    local run=$1 last=$2
-    decoded=()
-    case $checkpoint in
-        '') decoded=("$run/checkpoints/best") last=${last:-$keep_last} ;;
-        average-*)
-            average "$run" "${checkpoint#average-}"
-            decoded=("$averaged")
-            ;;
-        *) decoded=("$run/checkpoints/$checkpoint") ;;
-    esac
-    [ -n "$last" ] || return 0
-    average "$run" "$last"
-    [ "$averaged" = "${decoded[0]}" ] || decoded+=("$averaged")
-}
-
 # translate CHECKPOINT INPUT OUTPUT [OPTION ...]: translate, unless OUTPUT is newer than the
 # checkpoint and the config of its run.
 translate() {

@@ -37,7 +37,7 @@ ALLOWED = {
         "weights",
     },
     "recipe": {"papers", "training", "decoding", "models", "data"},
-    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
+    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
     "datasets": {"data"},
     "experiment": {"recipe", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},

@@ -9,7 +9,7 @@ from fusetk import DEVICE
 from fusetk.cli.options import config_argument, set_option, threads_option
 
 if TYPE_CHECKING:
-    from fusetk.estimate.cost import Cost
+    from fusetk.estimate.cost import TrainingCost
     from fusetk.recipe import Recipe
 
 EXAMPLE = (
@@ -160,7 +160,12 @@ def _measure(
 
 
 def _document(
-    cost: "Cost", speed: float, how: str, devices: int, hours: float | None, price: float | None
+    cost: "TrainingCost",
+    speed: float,
+    how: str,
+    devices: int,
+    hours: float | None,
+    price: float | None,
 ) -> dict[str, Any]:
     from fusetk.estimate.cost import stage_hours
 
@@ -191,7 +196,7 @@ def _document(
     }
 
 
-def _print(cost: "Cost", document: dict[str, Any]) -> None:
+def _print(cost: "TrainingCost", document: dict[str, Any]) -> None:
     speed = document["multiply_adds_a_second"]
     click.echo(f"parameters: {cost.parameters:,}")
     activations = (cost.memory - cost.state) / 1e9

@@ -92,17 +92,16 @@ SECTIONS = {
     type=click.IntRange(1),
     metavar="N",
     help="Also score an average of the last N checkpoints. A config without a published score is "
-    "scored at the best checkpoint and at an average of N or training.keep_last.",
+    "scored at the best checkpoint and at an average of all that it keeps.",
 )
 @click.option(
     "--metric",
     "metrics",
     metavar="NAME",
     multiple=True,
-    help="Metric of `fusetk score` beside that of the published score; repeatable. Default without "
-    "a published score: multi-bleu, or multi-bleu-lc for a lowercased target. multi-bleu, "
-    "multi-bleu-lc and multi-bleu-joined score tokenised text. Others score raw text, and ignore "
-    "case if the config lowercases the target.",
+    help="Another metric of `fusetk score`, besides that of the published score; repeatable. "
+    "multi-bleu, multi-bleu-lc and multi-bleu-joined score tokenised text. Others score raw text, "
+    "and ignore case if the config lowercases the target.",
 )
 def command(
     config: str,
@@ -124,10 +123,11 @@ def command(
     """Run all steps of CONFIG, from raw text to the scores and the table of its paper.
 
     The steps are prep, train, average, decode (all test sets), score and report. Metric and
-    checkpoint are those of the published score. The command of each step is printed. A second call
-    does only the missing steps, and training continues from its last checkpoint. Two processes
-    cannot work on the same config and seed in one output folder at once. The rows of a folder share
-    their prepared text; while one prepares it, the others wait.
+    checkpoint are those of the published score. The command of each step is printed.
+
+    A second call does only the missing steps, and training continues from its last checkpoint. Two
+    processes cannot work on the same config and seed in one output folder at once. The rows of a
+    folder share their prepared text; while one prepares it, the others wait.
 
     The batches of an update do not depend on the number of devices. If the number of batches in an
     update (`accumulate`) is a multiple of --devices, each device computes some of them; otherwise

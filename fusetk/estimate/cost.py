@@ -41,7 +41,7 @@ class StageCost(NamedTuple):
     hours_limit: float | None  # `end.hours` of the stage
 
 
-class Cost(NamedTuple):
+class TrainingCost(NamedTuple):
     """The cost of a training, without validation, checkpoints and translation."""
 
     parameters: int
@@ -69,7 +69,7 @@ def text_of(
     return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
 
 
-def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> Cost:
+def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
     """Return the cost of a recipe's training with these vocabulary sizes."""
     with META:
         model = system.build(recipe, *sizes).train()
@@ -80,7 +80,7 @@ def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> Cost:
         for stage in recipe.training.stages
     ]
     smoothing = recipe.training.label_smoothing
-    return Cost(
+    return TrainingCost(
         parameters=sum(p.numel() for p in model.parameters()),
         state=copies * weights + max(optimizers),
         stages=[

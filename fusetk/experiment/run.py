@@ -16,6 +16,7 @@ from fusetk.experiment.references import detokenize, write_references
 from fusetk.experiment.scoring import (
     TOKENIZED,
     averaged,
+    decoded_checkpoints,
     lowercases_target,
     metrics_of,
     scored_checkpoints,
@@ -31,8 +32,8 @@ STEPS = ("prep", "train", "average", "decode", "score", "report")
 class Options(NamedTuple):
     """Choices of the user that do not change the config."""
 
-    metrics: Sequence[str] = ()  # beside the published one
-    average: int | None = None  # number of checkpoints in a further average
+    metrics: Sequence[str] = ()  # besides those of the config
+    average: int | None = None  # number of checkpoints of another average to score
     jobs: int = 1  # processes for the preparation
     device: str = "auto"
     devices: int = 1
@@ -124,23 +125,23 @@ class Experiment:
         )
 
     def average(self) -> None:
-        """Average the last checkpoints, or all if the run has fewer, for each average to score."""
+        """Make the averages that translate. An average has all checkpoints if the run has fewer."""
         products = Products(self.places.run)
-        averages = [(path, number) for path in self._models() if (number := averaged(path.name))]
-        if not averages:
-            self.say(f"only {self._models()[0]} is scored, so nothing is averaged")
-        for path, number in averages:
+        for model in self._models():
+            number = averaged(model.name)
+            if number is None:
+                continue
             folders = checkpoints(self.places.run)[-number:]
             states = [checksum(folder / STATE) for folder in folders]
-            if products.up_to_date(path / STATE, states):
-                self.say(f"{path}: nothing changed, nothing to do")
+            state = model / STATE
+            if products.up_to_date(state, states):
+                self.say(f"{model}: nothing changed, nothing to do")
                 continue
-            name = f"--name={path.name}"
-            self._call("average", self.places.run, f"--last={len(folders)}", name)
-            products.add(path / STATE, states)
+            self._call("average", self.places.run, f"--last={number}", f"--name={model.name}")
+            products.add(state, states)
 
     def decode(self) -> None:
-        """Translate every test set with each checkpoint to score."""
+        """Translate every test set with the chosen checkpoints."""
         products = Products(self.places.run)
         for name in self.recipe.data.test:
             source = self._text(name, self.recipe.data.source)
@@ -206,8 +207,8 @@ class Experiment:
 
     def _models(self) -> list[Path]:
         """Return the checkpoints that translate."""
-        available = len(checkpoints(self.places.run))
-        names = scored_checkpoints(self.recipe, self.options.average, available)
+        existing = len(checkpoints(self.places.run))
+        names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
 
     def _text(self, name: str, language: str, ending: str = ".txt") -> Path:

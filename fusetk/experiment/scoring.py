@@ -10,46 +10,44 @@ TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised 
 AVERAGE = "average-"  # checkpoints whose names start with this are averages of the last N
 
 
-def metrics_of(recipe: Recipe, chosen: Sequence[str]) -> list[str]:
-    """Return the metric of the published score first, then those to print beside it.
+def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
+    """Return the metric of the published scores first, then those to print beside it.
 
-    Without a published score, they are the chosen ones, or else multi-bleu, which ignores case if
-    the target is lowercased. If the preparation splits words at hyphens, multi-bleu differs from
-    that of unsplit words, so both are included, and sacreBLEU.
+    If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
+    both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
+    default, multi-bleu, if there are no published scores.
     """
     published = recipe.paper.metric if recipe.paper else None
-    default = "multi-bleu-lc" if lowercases_target(recipe) else "multi-bleu"
-    names = [published] if published else list(chosen[:1]) or [default]
-    if splits_hyphens(recipe):
+    default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
+    names = [published or default] if published or not others else []
+    if _splits_hyphens(recipe):
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
-    return list(dict.fromkeys([*names, *chosen]))
+    return list(dict.fromkeys([*names, *others]))
 
 
-def scored_checkpoints(recipe: Recipe, chosen: int | None, available: int) -> list[str]:
+def decoded_checkpoints(recipe: Recipe, average: int | None, existing: int) -> list[str]:
     """Return the names of the checkpoints that translate.
 
-    It is the one of the published score. If the paper names none, they are the best one and an
-    average of as many as training keeps. ``chosen`` is the number of checkpoints in a further
-    average, or in that average. A run with only ``available`` checkpoints averages all of them.
+    They are the checkpoint of the published scores, and the mean of the last ``average`` ones. If
+    the paper names no checkpoint, they are the best one and a mean of all that training keeps. A
+    mean has at most ``existing`` checkpoints.
     """
     published = recipe.paper.checkpoint if recipe.paper else None
     names = [published or "best"]
-    if chosen is None and not published:
-        chosen = recipe.training.keep_last
-    if chosen is not None:
-        names.append(f"{AVERAGE}{chosen}")
-    numbers = [averaged(name) for name in names]
-    limited = [
-        f"{AVERAGE}{min(number, available)}" if number else name
-        for name, number in zip(names, numbers, strict=True)
-    ]
-    return list(dict.fromkeys(limited))
+    if published is None or average:
+        names.append(f"{AVERAGE}{average or recipe.training.keep_last}")
+    return list(dict.fromkeys(_at_most(name, existing) for name in names))
 
 
-def averaged(checkpoint: str) -> int | None:
-    """Return the number of checkpoints in an average; None if the checkpoint is not an average."""
-    number = checkpoint.removeprefix(AVERAGE)
-    return int(number) if number != checkpoint else None
+def _at_most(name: str, existing: int) -> str:
+    """Return the name of an average of at most ``existing`` checkpoints, or another name."""
+    number = averaged(name)
+    return name if number is None else f"{AVERAGE}{min(number, existing)}"
+
+
+def averaged(name: str) -> int | None:
+    """Return the number of checkpoints in the average of this name; None for another checkpoint."""
+    return int(name.removeprefix(AVERAGE)) if name.startswith(AVERAGE) else None
 
 
 def lowercases_target(recipe: Recipe) -> bool:
@@ -59,7 +57,7 @@ def lowercases_target(recipe: Recipe) -> bool:
     )
 
 
-def splits_hyphens(recipe: Recipe) -> bool:
+def _splits_hyphens(recipe: Recipe) -> bool:
     """Whether the tokeniser splits words of the target at hyphens."""
     return any(
         isinstance(step, Tokenize) and step.aggressive_hyphens and step.works_on("target")

@@ -17,6 +17,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Return a context without autocast on the device of ``x``."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 def combine(weights: Tensor, layers: Tensor) -> Tensor:
     """Return weighted sums of layers: (..., m, n), (..., n, D) -> (..., m, D).
 
@@ -25,8 +30,3 @@ def combine(weights: Tensor, layers: Tensor) -> Tensor:
     """
     with without_autocast(layers):
         return weights.to(layers.dtype) @ layers
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Return a context without autocast on the device of ``x``."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

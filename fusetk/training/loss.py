@@ -86,7 +86,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             ctx.gradients = gradients
         log_p, log_p_all, correct = sums
         if with_gradient:
-            correct = correct.new_tensor(-1.0)
+            correct = torch.full_like(correct, -1.0)
         return -(gap * log_p + other * log_p_all), -log_p, correct
 
     @staticmethod

@@ -121,4 +121,4 @@ def test_lengths_on_the_host_change_nothing(name: str) -> None:
     model = SYSTEMS[name]()
     batch = random_batch()
     inputs = (batch.src, batch.src_mask, batch.tgt_in)
-    assert torch.equal(model(*inputs, lengths_on_the_host(batch)), model(*inputs))
+    assert torch.equal(model(*inputs, lengths=lengths_on_the_host(batch)), model(*inputs))
