@@ -19,7 +19,8 @@ does only the missing steps.
                     $ROOT/recipes (mlrf/iwslt14_deen/baseline_3layer.yaml)
   --out DIR         the folder of all output ($ROOT/work/iwslt14_deen): the raw text in DIR/raw, and
                     the runs of each paper in DIR/PAPER
-  --average N       checkpoints to average (those of the config)
+  --average N       also score an average of N checkpoints. A config without a published score is
+                    scored at the best checkpoint and at an average of all that it keeps
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
   --any-data        continue if the data are not those of the published split

@@ -19,7 +19,6 @@ from fusetk.experiment.scoring import (
     decoded_checkpoints,
     lowercases_target,
     metrics_of,
-    scored_checkpoints,
 )
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
