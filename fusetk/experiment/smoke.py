@@ -31,7 +31,8 @@ def smoke_settings(recipe: Recipe) -> list[str]:
     if isinstance(data.valid, Sample):
         settings.append(f"data.valid.sample={min(data.valid.sample, LINES['valid'])}")
     if data.bpe:
-        settings.append(f"data.bpe.merges={min(data.bpe.merges, MERGES)}")
+        if data.bpe.merges:
+            settings.append(f"data.bpe.merges={min(data.bpe.merges, MERGES)}")
         settings.append(f"data.bpe.max_subwords={min(data.bpe.max_subwords or SUBWORDS, SUBWORDS)}")
     for i, stage in enumerate(recipe.training.stages):
         most = SENTENCES if stage.batch.unit == "sentences" else TOKENS

@@ -344,6 +344,12 @@ def test_every_row_has_valid_settings_for_the_smoke_test(folder):
             assert stage.batch.accumulate <= 2
 
 
+def test_the_smoke_test_keeps_existing_codes(config):
+    codes = ["data.bpe={codes: my.codes}"]
+    settings = smoke_settings(recipes.load(config, codes))
+    assert recipes.load(config, [*settings, *codes]).data.bpe.merges is None
+
+
 def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
