@@ -107,8 +107,9 @@ def test_reading_of_values_is_counted() -> None:
 def test_another_device_is_an_error() -> None:
     model = SYSTEMS[next(iter(SEARCHED))]().to("meta")
     batch = batch_on_meta()
+    mask = torch.ones_like(batch.src_mask, device="cpu")
     with pytest.raises(RuntimeError, match="meta"):
-        batch_loss(model, batch._replace(tgt_out=torch.zeros_like(batch.tgt_out, device="cpu")), 0)
+        batch_loss(model, batch._replace(src_mask=mask), 0)
 
 
 def lengths_on_the_host(batch: Batch) -> tuple[Tensor, Tensor]:
