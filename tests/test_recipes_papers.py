@@ -644,7 +644,7 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     expected = {
         "zh": {"mteval-v13a"},
         "en": {"multi-bleu", "multi-bleu-joined", "sacrebleu"},
-    }[scored.data.source]
+    }[recipe.data.source]
     assert {metric for _, _, metric in scored} == expected
     again = call("run_recipe.sh", *arguments, settings=settings)
     assert (

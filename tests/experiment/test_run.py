@@ -19,6 +19,7 @@ from fusetk.experiment import launch, slurm
 from fusetk.experiment.places import Places, further_references, places
 from fusetk.experiment.products import Products
 from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
+from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
 from fusetk.runs import CHECKPOINTS, STATE
 from tests.helpers.rows import GROUNDS, RECIPES, load
@@ -177,6 +178,65 @@ def test_the_report_has_the_runs_of_all_seeds_of_the_row(config, monkeypatch):
     run.run()
     runs = [f"--runs={run.places.out / name}" for name in ("run.my.seed1", "run.my.seed2")]
     assert steps.called[-1] == f"report {config} {' '.join(runs)}"
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "average", "existing", "expected"),
+    [
+        (None, None, 9, ["best", "average-3"]),
+        (None, 5, 9, ["best", "average-5"]),
+        (None, 5, 2, ["best", "average-2"]),
+        ("best", None, 9, ["best"]),
+        ("best", 2, 9, ["best", "average-2"]),
+        ("last", None, 9, ["last"]),
+        ("average-5", None, 9, ["average-5"]),
+        ("average-5", None, 4, ["average-4"]),
+        ("average-5", 5, 9, ["average-5"]),
+        ("average-5", 2, 9, ["average-5", "average-2"]),
+    ],
+)
+def test_the_checkpoint_of_the_published_score_is_translated_with(
+    config, checkpoint, average, existing, expected
+):
+    paper = f"paper={{table: T, row: R, checkpoint: {checkpoint or 'null'}}}"
+    recipe = recipes.load(config, [paper])
+    assert decoded_checkpoints(recipe, average, existing) == expected
+
+
+LOWERCASE = "data.steps=[{step: lowercase}]"
+HYPHENS = "data.steps=[{step: tokenize, aggressive_hyphens: true}]"
+PAPER = "paper={table: T, row: R, metric: mteval-v13a}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "others", "expected"),
+    [
+        ([], [], ["multi-bleu"]),
+        ([], ["chrf", "ter"], ["chrf", "ter"]),
+        ([LOWERCASE], [], ["multi-bleu-lc"]),
+        ([PAPER], [], ["mteval-v13a"]),
+        ([PAPER], ["chrf", "mteval-v13a"], ["mteval-v13a", "chrf"]),
+        ([HYPHENS], [], ["multi-bleu", "multi-bleu-joined", "sacrebleu"]),
+        ([PAPER, HYPHENS], [], ["mteval-v13a", "multi-bleu", "multi-bleu-joined", "sacrebleu"]),
+    ],
+)
+def test_the_metric_of_the_published_score_is_first(config, settings, others, expected):
+    assert metrics_of(recipes.load(config, settings), others) == expected
+
+
+def test_a_run_makes_only_the_averages_that_it_translates_with(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    paper = {"table": "T", "row": "R", "checkpoint": "best"}
+    run.recipe = recipes.load(config, [f"paper={json.dumps(paper)}"])
+    run.options = run.options._replace(until="average")
+    run.run()
+    assert kinds(steps) == ["prep", "train"]
+    run.options = run.options._replace(average=1)
+    run.run()
+    assert "--last=1 --name=average-1" in steps.called[-1]
 
 
 # Places -------------------------------------------------------------------------------------------
