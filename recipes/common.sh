@@ -38,56 +38,6 @@ need_value() {
     [ "$2" -ge 2 ] || die "$1 needs a value; -h shows the usage"
 }
 
-# lock_run RUN: lock RUN until the script ends. It is an error if another script has the lock.
-# Uses the descriptor 9.
-lock_run() {
-    exec 9>> "$(dirname "$1")/.$(basename "$1").lock"
-    python3 "$ROOT/recipes/lock.py" 9 ||
-        die "another script works on $1: wait until it ends, or name another --out"
-}
-
-# lock_data FOLDER: lock FOLDER for preparation until unlock_data; wait for a script that has the
-# lock. Uses the descriptor 8.
-lock_data() {
-    exec 8>> "$(dirname "$1")/.$(basename "$1").lock"
-    python3 "$ROOT/recipes/lock.py" 8 "waiting for another script, which prepares text in $1"
-}
-
-unlock_data() {
-    exec 8>&-
-}
-
-# read_row CONFIG RAW PREPARED [KEY=VALUE ...]: read CONFIG with these keys changed. It sets source,
-# target, seed, keep_last, lowercase, tests, the checkpoint (empty if the paper names none) and the
-# metrics of the published score, and settings: the options of fusetk that change the keys and the
-# paths of the text.
-read_row() {
-    local facts fact value setting
-    # shellcheck disable=SC2034
-    source='' target='' seed='' keep_last='' checkpoint='' lowercase=() tests=() settings=()
-    # shellcheck disable=SC2034
-    row_metrics=()
-    facts=$(python3 "$ROOT/recipes/row.py" facts "$@")
-    while IFS=$'\t' read -r fact value; do
-        # shellcheck disable=SC2034
-        case $fact in
-            source) source=$value ;;
-            target) target=$value ;;
-            seed) seed=$value ;;
-            average) keep_last=$value ;;
-            checkpoint) checkpoint=$value ;;
-            metric) row_metrics+=("$value") ;;
-            lowercase) lowercase=(--lowercase) ;;
-            test) tests+=("$value") ;;
-            set) settings+=(--set "$value") ;;
-        esac
-    done <<< "$facts"
-    shift 3
-    for setting in "$@"; do
-        settings+=(--set "$setting")
-    done
-}
-
 # lines FILE: print the number of lines of FILE, or of FILE.gz.
 lines() {
     if [ -e "$1" ]; then
@@ -113,25 +63,6 @@ average() {
     if stale "$averaged/state.json" "$run/checkpoints/last/state.json"; then
         fusetk average "$run" --last "$last" --name "average-$last"
     fi
-}
-
-# published RUN N: average checkpoints as the published score needs them, and set `decoded` to the
-# paths of the checkpoints to translate with. N, if it is not empty, is the number of checkpoints of
-# a further average. If the paper names no checkpoint, they are the best one and an average.
-published() {
-    local run=$1 last=$2
-    decoded=()
-    case $checkpoint in
-        '') decoded=("$run/checkpoints/best") last=${last:-$keep_last} ;;
-        average-*)
-            average "$run" "${checkpoint#average-}"
-            decoded=("$averaged")
-            ;;
-        *) decoded=("$run/checkpoints/$checkpoint") ;;
-    esac
-    [ -n "$last" ] || return 0
-    average "$run" "$last"
-    [ "$averaged" = "${decoded[0]}" ] || decoded+=("$averaged")
 }
 
 # translate CHECKPOINT INPUT OUTPUT [OPTION ...]: translate, unless OUTPUT is newer than the

@@ -43,29 +43,8 @@ case $pair in
     de-en) config=$ROOT/recipes/multi30k/transformer_de_en.yaml last=5 ;;
     *) die "--pair is en-de or de-en, not $pair" ;;
 esac
-source=${pair%-*} target=${pair#*-}
 
 check_multi30k "$data"
 need_fusetk
-mkdir -p "$out"
-
-prepared=$out/data.$pair run=$out/run.$pair
-settings=(
-    --set "data.folder=\"$prepared\"" --set "data.train=[\"$data/train\"]"
-    --set "data.valid=[\"$data/val\"]"
-    --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
-    ${overrides[@]+"${overrides[@]}"}
-)
-say "prep: text to subwords to ids"
-fusetk prep "$config" "${settings[@]}" --jobs "$jobs"
-say "train"
-fusetk train "$config" "${settings[@]}" --run "$run"
-say "translate and score (tokenised, lowercased)"
-test=$prepared/test.test_2016_flickr
-average "$run" "$last"
-translate "$run/checkpoints/best" "$test.$source.txt" "$out/best.$pair.txt" --tokenized
-translate "$averaged" "$test.$source.txt" "$out/average.$pair.txt" --tokenized
-for system in best "$(basename "$averaged")"; do
-    fusetk score "$out/${system%-*}.$pair.txt" -r "$test.$target.txt" --metric multi-bleu \
-        --run "$run" --set-name test_2016_flickr --checkpoint "$system"
-done
+exec fusetk run "$config" --raw "$data" --out "$out" --jobs "$jobs" --average "$last" \
+    --metric multi-bleu ${overrides[@]+"${overrides[@]}"}

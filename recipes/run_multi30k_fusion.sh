@@ -22,7 +22,7 @@ second call does only the missing steps.
                        DTMT and the Transformer
   --seeds "N ..."      seeds (1)
   --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
-  --out DIR            the folder of all output, each run in DIR/SYSTEM.seedN
+  --out DIR            the folder of all output, each run in DIR/run.GROUP.SYSTEM.seedN
                        ($ROOT/work/multi30k_GROUP)
   --average N          checkpoints to average (5)
   --jobs N             processes for the preparation (1)
@@ -75,34 +75,12 @@ done
 
 check_multi30k "$data" "$any_data"
 need_fusetk
-mkdir -p "$out"
 
-prepared=$out/data
-settings=(
-    --set "data.folder=\"$prepared\"" --set "data.train=[\"$data/train\"]"
-    --set "data.valid=[\"$data/val\"]"
-    --set "data.test={test_2016_flickr: [\"$data/test_2016_flickr\"]}"
-    ${overrides[@]+"${overrides[@]}"}
-)
-say "prep: text to subwords to ids"
-fusetk prep "$folder/base.yaml" "${settings[@]}" --jobs "$jobs"
-
-test=$prepared/test.test_2016_flickr
 for seed in "${seeds[@]}"; do
     for system in "${systems[@]}"; do
-        run=$out/$system.seed$seed
-        say "$system, seed $seed: train"
-        fusetk train "$folder/$system.yaml" "${settings[@]}" --set "training.seed=$seed" \
-            --run "$run"
-        say "$system, seed $seed: translate and score (tokenised, lowercased)"
-        average "$run" "$last"
-        for checkpoint in "$run/checkpoints/best" "$averaged"; do
-            label=$(basename "$checkpoint")
-            translation=$run/test_2016_flickr.$label.txt
-            translate "$checkpoint" "$test.de.txt" "$translation" --tokenized
-            fusetk score "$translation" -r "$test.en.txt" --metric multi-bleu --run "$run" \
-                --set-name test_2016_flickr --checkpoint "$label"
-        done
+        say "$system, seed $seed"
+        fusetk run "$folder/$system.yaml" --raw "$data" --out "$out" --seed "$seed" --jobs "$jobs" \
+            --average "$last" --metric multi-bleu --until score ${overrides[@]+"${overrides[@]}"}
     done
 done
 say "the table"

@@ -487,6 +487,45 @@ MUTATIONS = [
         "](length, 0.0)",
         ("cli/test_rescore.py",),
     ),
+    # Experiments, data sets, estimates, devices
+    Mutation(
+        "a translation is up to date whatever it was made from",
+        "experiment/products.py",
+        "record == _record(file, inputs)",
+        "record is not None",
+        ("experiment/test_run.py",),
+        "again or inputs",
+    ),
+    Mutation(
+        "references come in the order of their file",
+        "datasets/formats.py",
+        "result.append([reference[key] for key in keys])",
+        "result.append(list(reference.values()))",
+        ("datasets/test_datasets.py",),
+    ),
+    Mutation(
+        "a resumed download begins anew",
+        "datasets/fetch.py",
+        '"ab" if resumed else "wb"',
+        '"wb"',
+        ("datasets/test_datasets.py",),
+    ),
+    Mutation(
+        "products in place are not counted",
+        "estimate/operations.py",
+        "2 * a[0] * a[1] * b[1]",
+        "0 * a[0]",
+        ("estimate/test_estimate.py",),
+        "formula",
+    ),
+    Mutation(
+        "the recurrent model reads lengths from the device in training",
+        "models/recurrent.py",
+        "source_lengths, target_lengths = lengths or (None, None)",
+        "source_lengths, target_lengths = None, None",
+        ("contracts/test_meta.py",),
+        "update",
+    ),
 ]
 
 

@@ -41,6 +41,9 @@ ALLOWED = {
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn"},
     "serving": {"system", "decoding"},
+    "datasets": {"data"},
+    "experiment": {"recipe", "training", "runs", "data", "datasets"},
+    "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {

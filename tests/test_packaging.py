@@ -75,9 +75,10 @@ def test_every_import_is_required_and_every_requirement_imported(setup):
 
 def test_data_files_are_installed(setup):
     package = ROOT / "fusetk"
-    patterns = setup["options.package_data"]["fusetk"].replace(" ", "").split(",")
+    patterns = setup["options.package_data"]["fusetk"].split()
     installed = {path for pattern in patterns for path in package.glob(pattern)}
-    files = {path for path in package.rglob("*") if path.suffix in (".cpp", ".html")}
+    endings = (".cpp", ".html", ".sbatch", ".yaml")
+    files = {path for path in package.rglob("*") if path.suffix in endings}
     assert files and files <= installed
 
 

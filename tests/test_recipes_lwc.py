@@ -1,7 +1,6 @@
 """Configs of the rows of layer-wise coordination: the tables are complete, all systems are trained
 in the same way, and the numbers of parameters are those of the paper."""
 
-import importlib.util
 import json
 import random
 import subprocess
@@ -38,11 +37,6 @@ PATHS = [
     if path.stem not in GROUNDS
 ]
 V = 31_370
-
-spec = importlib.util.spec_from_file_location("iwslt14", RECIPES / "data" / "iwslt14.py")
-assert spec and spec.loader
-iwslt14 = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(iwslt14)
 
 
 def count(found: Recipe, size: int = V) -> int:
@@ -428,35 +422,6 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
     assert len(lines) == 40 and all(line.split()[0] == first for line in lines)
     if folder == "wmt16_enro":
         assert any("țară" in line and "și" in line for line in lines)  # its letters stay
-
-
-def test_text_of_one_file_of_an_archive(tmp_path, capsys):
-    tags = (
-        "<url>http://x</url>\n<speaker>A</speaker>\n<title>Titlu</title>\nUn rând. \n"
-        "<reviewer href=x>B</reviewer>\n"
-    )
-    (tmp_path / "train.tags.ro-en.ro").write_text(tags, encoding="utf-8")
-    xml = '<doc>\n<seg id="1"> Nu\u2019i aici. </seg>\n<seg id="2">Da.</seg>\n</doc>\n'
-    (tmp_path / "IWSLT14.TED.tst2014.ro-en.ro.xml").write_text(xml, encoding="utf-8")
-    for name, out in (
-        ("train.tags.ro-en.ro", "train.ro"),
-        ("IWSLT14.TED.tst2014.ro-en.ro.xml", "tst2014.ro"),
-    ):
-        assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "raw" / out)]) == 0
-    assert (tmp_path / "raw" / "train.ro").read_text(encoding="utf-8") == "Titlu\nUn rând.\n"
-    assert (tmp_path / "raw" / "tst2014.ro").read_text(encoding="utf-8") == "Nu'i aici.\nDa.\n"
-    assert "tst2014.ro: 2 lines" in capsys.readouterr().err
-    (tmp_path / "bad.xml").write_text('<seg id="1">half\n', encoding="utf-8")
-    (tmp_path / "none.xml").write_text("<doc>\n", encoding="utf-8")
-    for name, said in (
-        ("bad.xml", "unpack bad.xml again"),
-        ("none.xml", "has no text"),
-        ("away.xml", "cannot be read"),
-    ):
-        assert iwslt14.main(["text", str(tmp_path / name), str(tmp_path / "out.ro")]) == 2
-        error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1
-    assert not (tmp_path / "out.ro").exists()
 
 
 # Text to a score ----------------------------------------------------------------------------------

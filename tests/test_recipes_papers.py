@@ -3,7 +3,6 @@
 The tables are complete, and the numbers of parameters are those that the papers print.
 """
 
-import importlib.util
 import json
 import random
 import re
@@ -19,6 +18,8 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.data.stages import lock
 from fusetk.evaluation.metrics import METRICS
+from fusetk.experiment.places import with_folders
+from fusetk.experiment.references import write_references
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
 from tests.helpers.rows import RECIPES, check_tables, load, published, rows
@@ -437,19 +438,17 @@ def write(
 @pytest.mark.parametrize(
     ("script", "arguments", "said"),
     [
-        ("run_recipe.sh", [], "give a config"),
-        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "nowhere.yaml does not exist"),
+        ("run_recipe.sh", ["nowhere.yaml", "--raw", "."], "nowhere.yaml"),
         (
             "run_recipe.sh",
             [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml"],
-            "give the folder of the text by --raw",
+            "give the folder of the raw text by --raw",
         ),
         (
             "run_recipe.sh",
             [RECIPES / "mlrf/iwslt14_deen/enc_avg.yaml", "--raw", "/nowhere"],
-            "the folder /nowhere does not exist",
+            "--raw /nowhere: the folder does not exist",
         ),
-        ("run_recipe.sh", ["one.yaml", "two.yaml"], "give one CONFIG only, not two.yaml too"),
         ("run_multi30k_fusion.sh", [], "give the folder of the Multi30k text"),
         (
             "run_multi30k_fusion.sh",
@@ -498,12 +497,12 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         2,
     ]
     with start("run_recipe.sh", *arguments, "--metric", "sacrebleu", settings=settings) as ran:
-        until(ran, "== prep")
+        until(ran, "== 1 of 6: prep")
         twin = call("run_recipe.sh", *arguments, settings=settings)
         rest = ran.stderr.read()
     assert (
         twin.returncode == 2
-        and "another script works on" in twin.stderr
+        and "another fusetk run works on" in twin.stderr
         and twin.stderr.count("\n") == 1
     ), twin.stderr
     assert ran.returncode == 0, rest
@@ -568,7 +567,8 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
             settings=["data.bpe.merges=30"],
         ) as ran:
             until(
-                ran, f"waiting for another script, which prepares text in {out}/data.iwslt14_deen"
+                ran,
+                f"waiting for another fusetk run, which prepares text in {out}/data.iwslt14_deen",
             )
             assert not (out / "data.iwslt14_deen").exists()
             other.close()
@@ -578,10 +578,6 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
 
 
 def test_references_exist_while_another_row_writes_them_again(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("row", RECIPES / "row.py")
-    assert spec and spec.loader
-    row = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(row)
     raw, folder = tmp_path / "raw", tmp_path / "references"
     recipe = load(RECIPES / "mlrf/nist_zhen/both_avg_sa.yaml")
     sets = list(recipe.data.test)
@@ -606,13 +602,14 @@ def test_references_exist_while_another_row_writes_them_again(tmp_path, monkeypa
             return line.lower()
 
     words = Words()
-    monkeypatch.setattr(row.Pipeline, "load", lambda path: words)
-    row.references(recipe, raw, tmp_path, folder)
+    monkeypatch.setattr("fusetk.experiment.references.Pipeline.load", lambda path: words)
+    data = with_folders(recipe.data, raw, tmp_path)
+    write_references(data, folder)
     words.complete = True
-    row.references(recipe, raw, tmp_path, folder)
+    write_references(data, folder)
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == expected
     (raw / f"{sets[0]}.en2").unlink()
-    row.references(recipe, raw, tmp_path, folder)
+    write_references(data, folder)
     assert not (folder / sets[0] / "2.txt").exists() and (folder / sets[1] / "2.txt").exists(), (
         "references that are gone are deleted"
     )
@@ -647,7 +644,7 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     expected = {
         "zh": {"mteval-v13a"},
         "en": {"multi-bleu", "multi-bleu-joined", "sacrebleu"},
-    }[scored.data.source]
+    }[recipe.data.source]
     assert {metric for _, _, metric in scored} == expected
     again = call("run_recipe.sh", *arguments, settings=settings)
     assert (
@@ -679,7 +676,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
     ]
     ran = call("run_multi30k_fusion.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
-    found = notes(tmp_path / "out" / "rtal_ewp_both.seed7")
+    found = notes(tmp_path / "out" / "run.fusion.rtal_ewp_both.seed7")
     assert set(found) == {
         ("test_2016_flickr", label, "multi-bleu") for label in ("best", "average-1")
     }

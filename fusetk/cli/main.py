@@ -15,6 +15,7 @@ from fusetk.errors import FusetkError
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 COMMANDS = {
+    "dataset": "Make the raw text of a published data set.",
     "prep": "Convert raw parallel text to memory-mapped token ids.",
     "text": "Run single steps of prep as pipes.",
     "train": "Train a model, or resume its training.",
@@ -23,6 +24,8 @@ COMMANDS = {
     "rescore": "Compute the probability of given translations.",
     "score": "Compute BLEU, chrF and TER of translations.",
     "compare": "Compare the translations of two runs sentence by sentence.",
+    "estimate": "Estimate memory, hours and money of a training before it starts.",
+    "run": "Run all steps of a config, from raw text to the score.",
     "report": "Compare the table of a paper with the results of runs.",
     "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",

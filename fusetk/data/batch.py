@@ -21,9 +21,13 @@ class Batch(NamedTuple):
     tgt_in: Tensor  # (B, T), each row begins with BOS
     tgt_out: Tensor  # (B, T), each row ends with EOS
     target_index: Tensor  # (N,), indices of the N target tokens without padding in (B * T,)
+    # Source and target lengths (B,), always in the memory of the host: a model that needs them does
+    # not have to wait for the device. None: the model reads them from the masks.
+    lengths: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        moved = [tensor.to(device, non_blocking=True) for tensor in self[:5]]
+        return Batch._make([*moved, self.lengths])
 
 
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -71,4 +75,5 @@ def collate(
     tgt_out, tgt_mask = gather(corpus.target, indices, multiple, limit)
     tgt_in = torch.cat((torch.full_like(tgt_out[:, :1], BOS), tgt_out[:, :-1]), dim=1)
     tgt_in.masked_fill_(~tgt_mask, PAD)
-    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])
+    lengths = (src_mask.sum(1), tgt_mask.sum(1))
+    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)

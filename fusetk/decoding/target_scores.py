@@ -87,10 +87,10 @@ def _forward(
     """
     weights = None
     if heads is None:
-        features = model(batch.src, batch.src_mask, batch.tgt_in)
+        features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
     else:
         with trace.listen(alignment.PATTERN) as recorded:
-            features = model(batch.src, batch.src_mask, batch.tgt_in)
+            features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
         weights = alignment.attention(recorded, heads, *batch.src.shape)
     features = features.flatten(0, 1)[batch.target_index]
     tokens = batch.tgt_out.flatten()[batch.target_index]
@@ -116,7 +116,8 @@ def collate(pairs: Pairs) -> Batch:
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
     tgt_out, _ = pad([[*target, EOS] for _, target in pairs])
-    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0])
+    lengths = (src_mask.sum(1), tgt_mask.sum(1))
+    return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)
 
 
 def batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iterator[list[int]]:

@@ -216,9 +216,26 @@ class Recurrent(Seq2Seq):
         self.name = f"decoder.layer{query.depth + 1}.cross"
         initialise_uniform(self, config.init)
 
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor,
+        tgt_in: Tensor,
+        tokens: Tensor | None = None,
+        lengths: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        source_lengths, target_lengths = lengths or (None, None)
+        state = self.start(self._encode(src, src_mask, source_lengths))
+        features, _ = self._decode(tgt_in, state, target_lengths)
+        return features if tokens is None else features.flatten(0, 1)[tokens]
+
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
+        return self._encode(src, src_mask, None)
+
+    def _encode(self, src: Tensor, src_mask: Tensor, lengths: Tensor | None) -> Memory:
         embedding = self.source(src)
-        packed = packing(src_mask.sum(1), src.shape[1], _row_multiple(embedding))
+        lengths = src_mask.sum(1) if lengths is None else lengths
+        packed = packing(lengths, src.shape[1], _row_multiple(embedding), embedding.device)
         forwards = packed.pack(embedding)
         backwards = forwards.index_select(0, packed.mirrored)
         x = torch.stack((forwards, backwards)) @ self.encoder.input_weight
@@ -249,13 +266,16 @@ class Recurrent(Seq2Seq):
         return State((keys, values, memory.mask), (hidden,), 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._decode(tgt_in, state, None)
+
+    def _decode(self, tgt_in: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         keys, values, mask = state.per_sentence
         [hidden] = state.per_hypothesis
         sentences = len(keys)
         embedding = self.target(tgt_in, state.step)
         if state.step == 0:  # the first token, BOS, is read as zeros
             embedding = torch.cat((torch.zeros_like(embedding[:, :1]), embedding[:, 1:]), 1)
-        packed = self._packing(tgt_in, sentences, embedding)
+        packed = self._packing(tgt_in, lengths, sentences, embedding)
         if packed is None:
             sizes: Sequence[int] = [len(embedding)]
             x = embedding[:, 0]
@@ -322,16 +342,20 @@ class Recurrent(Seq2Seq):
         super().train(mode)
         return self
 
-    def _packing(self, tgt_in: Tensor, sentences: int, embedding: Tensor) -> Packing | None:
+    def _packing(
+        self, tgt_in: Tensor, lengths: Tensor | None, sentences: int, embedding: Tensor
+    ) -> Packing | None:
         """Pack the steps of each row up to its last token; None for a single step."""
         rows, steps = tgt_in.shape
+        device = tgt_in.device
         if steps == 1:
             return None
-        numbers = torch.arange(1, steps + 1, device=tgt_in.device)
         if rows != sentences:  # hypotheses of a sentence must stay together
-            return packing(numbers[-1:].expand(rows), steps)
-        lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
-        return packing(lengths, steps, _row_multiple(embedding))
+            return packing(torch.full((rows,), steps), steps, device=device)
+        if lengths is None:
+            numbers = torch.arange(1, steps + 1, device=device)
+            lengths = (numbers * (tgt_in != PAD)).amax(1).clamp_min(1)
+        return packing(lengths, steps, _row_multiple(embedding), device)
 
     def _record(self, weights: Tensor, sentences: int) -> None:
         """Record attention weights (B * K, T, n * S, H) as (B, n * H, K * T, S)."""

@@ -117,12 +117,19 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, src: Tensor, src_mask: Tensor, tgt_in: Tensor, tokens: Tensor | None = None
+        self,
+        src: Tensor,
+        src_mask: Tensor,
+        tgt_in: Tensor,
+        tokens: Tensor | None = None,
+        lengths: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the features (B, T, D) of complete targets (B, T). Training calls this method.
 
         ``tokens`` (N,) are the indices of the real target tokens in (B * T). With them, the result
         is the features of these tokens (N, D), and on CPU a model with ``packs`` skips padding.
+        ``lengths`` are the source and target lengths (B,) in the memory of the host. A model whose
+        computation depends on lengths reads them there, and does not wait for the device.
         """
         if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
             source = Rows.of(src_mask.flatten().nonzero()[:, 0], *src_mask.shape)

@@ -29,13 +29,18 @@ class Packing(NamedTuple):
         return x.index_select(0, self.slots.flatten()).view(*self.slots.shape, *x.shape[1:])
 
 
-def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
-    """Pack B sentences with ``lengths`` (B,), each from 1 to ``steps`` tokens.
+def packing(
+    lengths: Tensor, steps: int, multiple: int = 1, device: torch.device | None = None
+) -> Packing:
+    """Pack B sentences with ``lengths`` (B,), each from 1 to ``steps`` tokens, for a device.
+
+    If ``lengths`` are not in the memory of the host, the host waits for their device. ``device`` is
+    by default that of ``lengths``.
 
     Sizes are rounded up to a multiple of ``multiple``. If ``multiple`` > 1, the number N of slots
     is rounded up to a multiple of 16 * ``multiple``.
     """
-    device = lengths.device
+    device = device or lengths.device
     lengths, order = lengths.cpu().sort(descending=True, stable=True)
     active = (lengths[:, None] > torch.arange(steps)).sum(0)  # (T,) unfinished sentences
     sizes = (active + multiple - 1) // multiple * multiple
@@ -56,8 +61,8 @@ def packing(lengths: Tensor, steps: int, multiple: int = 1) -> Packing:
     rows = torch.arange(int(sizes[0])).clamp_max(len(lengths) - 1)
     return Packing(
         sizes=sizes.tolist(),
-        order=order[rows].to(device),
-        places=(order[row] * steps + step).to(device),
-        mirrored=(starts[lengths[row] - 1 - step] + row).to(device),
-        slots=slots.to(device),
+        order=order[rows].to(device, non_blocking=True),
+        places=(order[row] * steps + step).to(device, non_blocking=True),
+        mirrored=(starts[lengths[row] - 1 - step] + row).to(device, non_blocking=True),
+        slots=slots.to(device, non_blocking=True),
     )

@@ -1,4 +1,9 @@
-"""The number type of matrix products."""
+"""The number type of matrix products.
+
+Autocast does not know the device `meta`, whose tensors have shapes but no values.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -7,7 +12,14 @@ from torch import Tensor
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return autocast's type if autocast is enabled on the device of ``x``, else its own type."""
     device = x.device.type
+    if device == "meta":
+        return x.dtype
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Return a context without autocast on the device of ``x``."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def combine(weights: Tensor, layers: Tensor) -> Tensor:
@@ -16,5 +28,5 @@ def combine(weights: Tensor, layers: Tensor) -> Tensor:
     The product has the type of ``layers``, even with autocast: rounding them would change the
     residual sum of a model.
     """
-    with torch.autocast(layers.device.type, enabled=False):
+    with without_autocast(layers):
         return weights.to(layers.dtype) @ layers

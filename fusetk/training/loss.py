@@ -14,7 +14,7 @@ from torch import Tensor
 from fusetk.nn.fused import transformer as kernels
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
-from fusetk.nn.precision import product_dtype
+from fusetk.nn.precision import product_dtype, without_autocast
 from fusetk.nn.weightnorm import NormedLinear
 
 # In bf16 on CPU, the number of rows of a piece is a multiple of this number. A matrix product of a
@@ -70,7 +70,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         gap = 1 - smoothing - other  # its difference to that of y
         fused = kernels.usable(features, [weight] if bias is None else [weight, bias])
         cross_entropy = kernels.cross_entropy if fused else plain_cross_entropy
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features):
             matrix = weight.to(dtype)
             gradients = _Gradients(features, weight, bias) if with_gradient else None
             bias_grad = None if gradients is None else gradients.bias
@@ -86,7 +86,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             ctx.gradients = gradients
         log_p, log_p_all, correct = sums
         if with_gradient:
-            correct = correct.new_tensor(-1.0)
+            correct = torch.full_like(correct, -1.0)
         return -(gap * log_p + other * log_p_all), -log_p, correct
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -32,8 +32,10 @@ class UpdateStats(NamedTuple):
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """Within this context matrix products are in bf16 or fp16, unless ``precision`` is fp32.
 
-    The weights stay float32.
+    The weights stay float32. On the device `meta` it has no effect.
     """
+    if device.type == "meta":
+        return nullcontext()
     return torch.autocast(
         device.type,
         torch.float16 if precision == "fp16" else torch.bfloat16,
@@ -53,7 +55,7 @@ def length_multiple(device: torch.device, precision: str) -> int:
 def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     """Return the loss of a batch, summed over its target tokens without padding."""
     return loss(
-        model(batch.src, batch.src_mask, batch.tgt_in, batch.target_index),
+        model(batch.src, batch.src_mask, batch.tgt_in, batch.target_index, batch.lengths),
         model.output,
         batch.tgt_out.flatten()[batch.target_index],
         smoothing,

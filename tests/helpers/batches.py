@@ -8,7 +8,10 @@ from tests.contracts.systems import SOURCE_SIZE, TARGET_SIZE
 
 
 def random_batch(sentences: int = 5, source: int = 7, target: int = 6) -> Batch:
-    """Make a batch of pairs of 2 to ``source`` and 2 to ``target`` random tokens."""
+    """Make a batch of pairs of 2 to ``source`` and 2 to ``target`` random tokens.
+
+    It has no ``lengths``, and the rows of ``tgt_in`` have no padding.
+    """
     generator = torch.Generator().manual_seed(3)
 
     def ids(size: int, length: int) -> Tensor:

@@ -22,6 +22,7 @@ from fusetk.nn.fused.buffers import (
     allocate_forward,
     cell_vectors,
 )
+from fusetk.nn.precision import without_autocast
 
 
 class Kernels(Protocol):
@@ -135,7 +136,7 @@ class _Loop(torch.autograd.Function):
 def _settings(x: Tensor) -> Iterator[None]:
     """Disable autocast, and make the device of ``x`` the current one."""
     with (
-        torch.autocast(x.device.type, enabled=False),
+        without_autocast(x),
         torch.cuda.device(x.device) if x.is_cuda else nullcontext(),
     ):
         yield

@@ -1,0 +1,82 @@
+"""``fusetk dataset``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fusetk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fusetk.datasets.table import DatasetConfig
+
+EXAMPLE = "Example: fusetk dataset iwslt14-de-en --raw work/iwslt14_deen/raw"
+
+
+@click.command("dataset", epilog=EXAMPLE)
+@click.argument("name", required=False)
+@click.option(
+    "--raw",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the raw text, which `fusetk run --raw` reads. Without it, the files and texts "
+    "of the data set are listed.",
+)
+@click.option(
+    "--files",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the archives, or of their unpacked files. Missing archives are downloaded into "
+    "it. Default: RAW/archives.",
+)
+@click.option("--no-fetch", is_flag=True, help="Do not download anything.")
+@click.option(
+    "--any-data", is_flag=True, help="Accept texts that do not have their published lengths."
+)
+def command(
+    name: str | None, raw: Path | None, files: Path | None, no_fetch: bool, any_data: bool
+) -> None:
+    """Make the raw text of the published data set NAME, or list all data sets.
+
+    Archives are downloaded where they are public, and an interrupted download continues. Sizes and
+    checksums are compared where they are published. The text is unpacked and extracted as published
+    preparations do it. Cleaning, such as limits of length, is part of `fusetk prep`. A set with
+    several references becomes SET.en, SET.en1, and so on. Existing texts are not made again.
+    """
+    from fusetk.datasets import table
+    from fusetk.datasets.make import make
+
+    if name is None:
+        for each in table.names():
+            click.echo(f"{each:<22}{table.read(each).title}")
+        return
+    dataset = table.read(name)
+    if raw is None:
+        _describe(dataset)
+        return
+    folder = files or raw / "archives"
+    if files is not None and not files.is_dir():
+        raise ConfigError(f"--files {files}: the folder does not exist")
+    counts = make(dataset, raw, folder, not no_fetch, _say, any_data)
+    if not counts:
+        _say(f"{raw}: all texts exist, nothing to do")
+    elif dataset.note:
+        _say(f"note: {dataset.note}")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _describe(dataset: "DatasetConfig") -> None:
+    """Print the files and texts of a data set."""
+    click.echo(dataset.title)
+    if dataset.note:
+        click.echo(f"note: {dataset.note}")
+    for archive in dataset.archives:
+        size = "size not published" if archive.size is None else f"{archive.size:,} bytes"
+        known = archive.sha256 or archive.md5 or "no published checksum"
+        click.echo(f"file {archive.file}: {archive.url or archive.note}; {size}; {known}")
+    for text in dataset.texts:
+        pairs = "" if text.pairs is None else f", {text.pairs:,} pairs"
+        click.echo(f"text {text.name}: {text.source} and {text.target}, {text.format}{pairs}")

@@ -1,0 +1,78 @@
+"""Downloads that can be resumed, with sizes and checksums."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from fusetk.datasets.table import ArchiveConfig
+from fusetk.errors import DataError
+from fusetk.files import BLOCK
+
+RANGE_NOT_SATISFIABLE = 416
+
+
+def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -> Path:
+    """Return the file of an archive in the folder; download it if it is missing.
+
+    An interrupted download continues where it stopped. Raises DataError if the file has no address,
+    cannot be downloaded, or is not the published file.
+    """
+    path = folder / archive.file
+    if path.is_file():
+        return path
+    if archive.url is None:
+        raise DataError(f"{path} is missing: {archive.note or 'supply it'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    report(f"{archive.url} -> {path}")
+    try:
+        _download(archive.url, part)
+    except OSError as error:
+        raise DataError(
+            f"{archive.url} cannot be downloaded ({error}): "
+            f"call the same command again to continue, or put the file into {folder}"
+        ) from None
+    check(archive, part)
+    part.rename(path)
+    return path
+
+
+def _download(url: str, part: Path) -> None:
+    """Append the missing bytes of the address to the file. Raises OSError."""
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            resumed = start > 0 and response.status == 206
+            expected = response.headers.get("Content-Length")
+            received = 0
+            with open(part, "ab" if resumed else "wb") as file:
+                while block := response.read(BLOCK):
+                    received += file.write(block)
+    except urllib.error.HTTPError as error:
+        if error.code == RANGE_NOT_SATISFIABLE:  # all bytes are there
+            return
+        raise
+    if expected is not None and received != int(expected):
+        raise OSError(f"it ended after {received:,} of {int(expected):,} bytes")
+
+
+def check(archive: ArchiveConfig, path: Path) -> None:
+    """Raise DataError if a file does not have the published size or checksum."""
+    size = path.stat().st_size
+    advice = "delete it and fetch it again, or compare it with the file of the publisher"
+    if archive.size is not None and size != archive.size:
+        raise DataError(f"{path} has {size:,} bytes, the published file {archive.size:,}: {advice}")
+    for name, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
+        if expected is not None and _checksum(path, name) != expected:
+            raise DataError(f"{path} does not have the published {name} {expected}: {advice}")
+
+
+def _checksum(path: Path, name: str) -> str:
+    total = hashlib.new(name)
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            total.update(block)
+    return total.hexdigest()

@@ -1,0 +1,200 @@
+"""Raw text from the files of a data set."""
+
+import fnmatch
+import os
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fusetk.data.text import writer
+from fusetk.datasets import formats
+from fusetk.datasets.fetch import check, fetch
+from fusetk.datasets.table import DatasetConfig, TextConfig
+from fusetk.errors import DataError
+from fusetk.files import locked
+
+PACKED = (".tgz", ".tar.gz", ".tar", ".zip")
+UNPACKED = ".unpacked"  # folder of the members of archives, below that of the raw text
+
+
+def make(
+    dataset: DatasetConfig,
+    raw: Path,
+    files: Path,
+    fetching: bool,
+    report: Callable[[str], None],
+    any_data: bool = False,
+) -> dict[str, int]:
+    """Write the raw text of a data set, and return the number of pairs of each text.
+
+    ``files`` is the folder of the archives and other files. With ``fetching``, missing archives are
+    downloaded into it. Texts that exist in ``raw`` are not made again. Raises DataError if a file
+    is missing or damaged, if the sides of a text differ in length, or if a text does not have its
+    published length and ``any_data`` is not set.
+    """
+    raw.mkdir(parents=True, exist_ok=True)
+    counts: dict[str, int] = {}
+    with locked(raw):
+        missing = [text for text in dataset.texts if not _exists(text, dataset, raw)]
+        if not missing:
+            return counts
+        try:
+            _unpack(dataset, missing, files, raw / UNPACKED, fetching, report)
+            for text in missing:
+                counts[text.name] = _make_text(text, dataset, raw, files, any_data)
+                report(f"{raw / text.name}: {counts[text.name]:,} pairs")
+        finally:
+            shutil.rmtree(raw / UNPACKED, ignore_errors=True)
+    return counts
+
+
+def _exists(text: TextConfig, dataset: DatasetConfig, raw: Path) -> bool:
+    return all(
+        any((raw / f"{text.name}.{language}{ending}").is_file() for ending in ("", ".gz"))
+        for language in (dataset.source, dataset.target)
+    )
+
+
+def _patterns(texts: Iterable[TextConfig]) -> list[str]:
+    return [pattern for text in texts for pattern in (text.source, text.target)]
+
+
+def _unpack(
+    dataset: DatasetConfig,
+    texts: list[TextConfig],
+    files: Path,
+    folder: Path,
+    fetching: bool,
+    report: Callable[[str], None],
+) -> None:
+    """Write the members of the archives that the texts need into a folder."""
+    needed = [name for name in _patterns(texts) if not _files_of(name, [files])]
+    if not needed:
+        return
+    folder.mkdir(exist_ok=True)
+    for archive in dataset.archives:
+        if all(_files_of(name, [files, folder]) for name in needed):
+            return
+        path = files / archive.file
+        if path.is_file():
+            check(archive, path)
+        elif fetching and archive.url:
+            fetch(archive, files, report)
+        if path.is_file() and path.name.endswith(PACKED):
+            _extract(path, needed, folder)
+
+
+def _extract(path: Path, patterns: list[str], folder: Path) -> None:
+    """Write the members of an archive whose names match a pattern. Raises DataError for damage."""
+    try:
+        for name, file in _members(path):
+            base = name.rpartition("/")[2]
+            if any(_matches(base, pattern) for pattern in patterns):
+                with open(folder / base, "wb") as output:
+                    shutil.copyfileobj(file, output, 1 << 20)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise DataError(
+            f"{path} ({path.stat().st_size:,} bytes) is not a complete archive ({error}): "
+            "delete it and get it again"
+        ) from None
+
+
+def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the names and contents of the files of an archive."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as zipped:
+            for name in zipped.namelist():
+                with zipped.open(name) as member:
+                    yield name, member
+        return
+    with tarfile.open(path) as tar:
+        for entry in tar:
+            if file := tar.extractfile(entry):
+                yield entry.name, file
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a file name is that of a pattern, packed or not."""
+    return fnmatch.fnmatchcase(name.removesuffix(".gz"), pattern)
+
+
+def _files_of(pattern: str, folders: Iterable[Path]) -> list[Path]:
+    """Return the files below the folders whose names match a pattern."""
+    return sorted(
+        Path(folder) / name
+        for top in folders
+        for folder, _, names in os.walk(top)
+        for name in names
+        if _matches(name, pattern) and (Path(folder) / name).is_file()
+    )
+
+
+def _find(pattern: str, dataset: DatasetConfig, files: Path, unpacked: Path) -> Path:
+    """Return the file of a pattern. Raises DataError if there is none, or more than one."""
+    paths = _files_of(pattern, [files]) or _files_of(pattern, [unpacked])
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        listed = ", ".join(map(str, paths))
+        raise DataError(f"several files match {pattern}: {listed}; keep one of them")
+    sources = [f"{archive.file} ({archive.url or archive.note})" for archive in dataset.archives]
+    raise DataError(
+        f"{pattern} is missing in {files} and in its archives: "
+        f"put it there, or one of {', '.join(sources) or 'the files of its publisher'}"
+    )
+
+
+def _make_text(
+    text: TextConfig, dataset: DatasetConfig, raw: Path, files: Path, any_data: bool
+) -> int:
+    """Write the files of a text in one step, and return the number of its pairs."""
+    source = _find(text.source, dataset, files, raw / UNPACKED)
+    target = _find(text.target, dataset, files, raw / UNPACKED)
+    sides: dict[str, Iterable[str]] = {}
+    if text.format == "segments":
+        source_segments = formats.segments(source, text)
+        target_segments = formats.segments(target, text)
+        sides[dataset.source] = [segment.text for segment in source_segments]
+        found = formats.references(source_segments, target_segments, target)
+        for number, lines in enumerate(found):
+            sides[f"{dataset.target}{number or ''}"] = lines
+    else:
+        sides[dataset.source] = formats.plain_lines(source, text)
+        sides[dataset.target] = formats.plain_lines(target, text)
+    with _new_files(raw, [f"{text.name}.{side}" for side in sides]) as parts:
+        counts = [_write(part, lines) for part, lines in zip(parts, sides.values(), strict=True)]
+        paths = [source, *[target] * (len(counts) - 1)]
+        pairs = formats.same_number(text.name, zip(paths, counts, strict=True))
+        if text.pairs is not None and pairs != text.pairs and not any_data:
+            raise DataError(
+                f"{text.name} has {pairs:,} pairs, the published text {text.pairs:,}: "
+                "check the files, or use them with --any-data"
+            )
+    return pairs
+
+
+@contextmanager
+def _new_files(folder: Path, names: list[str]) -> Iterator[list[Path]]:
+    """Yield temporary paths for new files, which get their names at the end without error."""
+    parts = [folder / f".{name}.part" for name in names]
+    try:
+        yield parts
+        for part, name in zip(parts, names, strict=True):
+            part.replace(folder / name)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+def _write(path: Path, lines: Iterable[str]) -> int:
+    count = 0
+    with writer(path) as file:
+        for line in lines:
+            file.write(f"{line}\n")
+            count += 1
+    return count

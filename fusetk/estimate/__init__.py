@@ -1,0 +1,1 @@
+"""The cost of a training before it starts: operations, memory, hours and money."""

@@ -1,0 +1,172 @@
+"""Estimates of a training: memory, updates, hours and money."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fusetk import system
+from fusetk.data import manifest
+from fusetk.data.corpus import Corpus
+from fusetk.data.sampler import BatchConfig, batches
+from fusetk.errors import DataError
+from fusetk.estimate.operations import META, BatchShape, batch_cost, optimizer_bytes
+from fusetk.models import Seq2Seq
+from fusetk.recipe import Recipe
+from fusetk.training import optim
+from fusetk.training.config import StageConfig
+
+SAMPLES = 6  # batches that are counted
+LENGTH = 25  # tokens of a sentence, if the text is not prepared
+
+
+class TextLengths(NamedTuple):
+    """The lengths of the training pairs: of each pair, or a mean for text that is not prepared."""
+
+    corpus: Corpus | None
+    source: float  # mean number of tokens with EOS
+    target: float
+    pairs: int | None  # None: unknown
+
+
+class StageCost(NamedTuple):
+    """The cost of a stage of training. Numbers are None if the end of the stage is unknown."""
+
+    batch: str  # size of a batch, for the user
+    target_tokens: float  # of an update
+    multiply_adds: float  # of an update
+    activations: int  # bytes for the largest of the counted batches
+    updates: int | None
+    hours_limit: float | None  # `end.hours` of the stage
+
+
+class TrainingCost(NamedTuple):
+    """The cost of a training, without validation, checkpoints and translation."""
+
+    parameters: int
+    state: int  # bytes of weights, gradients, optimiser and moving average
+    stages: list[StageCost]
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a process needs at least, in float32."""
+        return self.state + max(stage.activations for stage in self.stages)
+
+
+def text_of(
+    recipe: Recipe, source: float | None, target: float | None, pairs: int | None
+) -> TextLengths:
+    """Return the lengths of the prepared text of a recipe, or those that the caller gives.
+
+    ``source`` and ``target`` are mean lengths. If the text is not prepared, the default is LENGTH.
+    """
+    folder = Path(recipe.data.folder)
+    if source is None and target is None and pairs is None and (folder / manifest.NAME).is_file():
+        corpus = Corpus.open(folder, "train")
+        source, target = (float(side.lengths.mean()) for side in (corpus.source, corpus.target))
+        return TextLengths(corpus, source, target, len(corpus))
+    return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
+
+
+def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
+    """Return the cost of a recipe's training with these vocabulary sizes."""
+    with META:
+        model = system.build(recipe, *sizes).train()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    copies = 3 if recipe.training.ema else 2  # weights, gradients, and the moving average
+    optimizers = [
+        optimizer_bytes(optim.build(stage.optimizer, model.parameters()))
+        for stage in recipe.training.stages
+    ]
+    smoothing = recipe.training.label_smoothing
+    return TrainingCost(
+        parameters=sum(p.numel() for p in model.parameters()),
+        state=copies * weights + max(optimizers),
+        stages=[
+            _stage_cost(model, stage, text, smoothing, recipe.training.seed)
+            for stage in recipe.training.stages
+        ],
+    )
+
+
+def _stage_cost(
+    model: Seq2Seq, stage: StageConfig, text: TextLengths, smoothing: float, seed: int
+) -> StageCost:
+    shapes, count = sample_batches(stage.batch, text, seed)
+    costs = [batch_cost(model, shape, smoothing) for shape in shapes]
+    accumulate = stage.batch.accumulate
+    tokens = float(np.mean([shape.target_tokens for shape in shapes]))
+    pairs = float(np.mean([len(shape.target) for shape in shapes]))
+    return StageCost(
+        batch=f"{accumulate} x {tokens:,.0f} target tokens ({pairs:,.0f} pairs)",
+        target_tokens=accumulate * tokens,
+        multiply_adds=accumulate * float(np.mean([cost.multiply_adds for cost in costs])),
+        activations=max(cost.activations for cost in costs),
+        updates=_updates(stage, count),
+        hours_limit=stage.end.hours,
+    )
+
+
+def _updates(stage: StageConfig, batches_in_epoch: int | None) -> int | None:
+    """Return the largest number of updates of a stage; None if only its course decides."""
+    limits = [stage.end.updates] if stage.end.updates else []
+    if stage.end.epochs and batches_in_epoch:
+        in_epoch = -(-batches_in_epoch // stage.batch.accumulate)
+        limits.append(stage.end.epochs * in_epoch)
+    return min(limits, default=None)
+
+
+def sample_batches(
+    config: BatchConfig, text: TextLengths, seed: int
+) -> tuple[list[BatchShape], int | None]:
+    """Return the shapes of some batches of the first epoch, and the number of batches in an epoch.
+
+    The number is None if the number of pairs is unknown. Raises DataError if a sentence is longer
+    than a batch.
+    """
+    if text.corpus is None:
+        return [mean_batch(config, text)], _batches_in_epoch(config, text)
+    source, target = text.corpus.source.lengths, text.corpus.target.lengths
+    order = batches(source, target, config, seed, 0)
+    if not len(order):
+        raise DataError("the training text has no pair")
+    places = np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)
+    shapes = [
+        BatchShape(source[pairs].tolist(), target[pairs].tolist())
+        for pairs in (order[int(place)] for place in places)
+    ]
+    return shapes, len(order)
+
+
+def mean_batch(config: BatchConfig, text: TextLengths) -> BatchShape:
+    """Return a batch of pairs with the mean lengths."""
+    sizes = {
+        "sentences": 1.0,
+        "tokens": text.target,
+        "longest": max(text.source, text.target),
+        "both": text.source + text.target,
+    }
+    pairs = max(1, round(config.size / sizes[config.unit]))
+    return BatchShape([round(text.source)] * pairs, [round(text.target)] * pairs)
+
+
+def _batches_in_epoch(config: BatchConfig, text: TextLengths) -> int | None:
+    if text.pairs is None:
+        return None
+    return -(-text.pairs // len(mean_batch(config, text).target))
+
+
+def stage_hours(stage: StageCost, multiply_adds_per_second: float) -> float | None:
+    """Return the duration of a stage; None if it is unknown."""
+    limits = [] if stage.hours_limit is None else [stage.hours_limit]
+    if stage.updates is not None:
+        limits.append(stage.updates * stage.multiply_adds / multiply_adds_per_second / 3600)
+    return min(limits, default=None)
+
+
+def training_hours(stages: Sequence[StageCost], multiply_adds_per_second: float) -> float | None:
+    """Return the duration of all stages; None if that of a stage is unknown."""
+    hours = [stage_hours(stage, multiply_adds_per_second) for stage in stages]
+    known = [value for value in hours if value is not None]
+    return sum(known) if len(known) == len(hours) else None

@@ -1,0 +1,30 @@
+"""Devices whose speed is known from their data sheets."""
+
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """The data sheet of a device: floating-point operations a second without sparsity, and memory.
+
+    A multiply-add is two operations.
+    """
+
+    title: str
+    memory: float  # bytes
+    fp32: float
+    tf32: float
+    half: float  # bf16, and fp16 on a device without bf16
+
+    def peak(self, precision: str, matmul: str) -> float:
+        """Return the multiply-adds a second in the precision of a config."""
+        operations = self.fp32 if matmul == "highest" else self.tf32
+        return (self.half if precision != "fp32" else operations) / 2
+
+
+# Sources: NVIDIA's data sheets of V100 SXM2, A100 SXM4 80 GB and H100 SXM5.
+DEVICES = {
+    "v100": Device("NVIDIA V100", 32e9, 15.7e12, 15.7e12, 125e12),
+    "a100": Device("NVIDIA A100", 80e9, 19.5e12, 156e12, 312e12),
+    "h100": Device("NVIDIA H100", 80e9, 67e12, 494.5e12, 989e12),
+}
+SHARE = 0.3  # of the peak; matrix products of these models are small, and other operations count

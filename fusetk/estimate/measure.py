@@ -1,0 +1,59 @@
+"""The speed of training on this machine, from a few updates."""
+
+import time
+from statistics import median
+
+import torch
+
+from fusetk import system
+from fusetk.estimate.cost import TextLengths, sample_batches
+from fusetk.estimate.operations import META, batch_cost
+from fusetk.machine import computing
+from fusetk.recipe import Recipe
+from fusetk.training import optim
+from fusetk.training.step import accumulate_gradients, optimizer_step
+
+WARM_UP = 1  # updates that are not timed
+
+
+def measured_speed(
+    recipe: Recipe, sizes: tuple[int, int], text: TextLengths, device: torch.device, updates: int
+) -> float:
+    """Return the multiply-adds a second in updates of the first stage, with random weights.
+
+    It is computed from the median times of ``updates`` batches and of as many optimiser's steps.
+    The lengths are those of the text, the tokens are not. Raises RuntimeError if the memory does
+    not suffice.
+    """
+    stage = recipe.training.stages[0]
+    smoothing = recipe.training.label_smoothing
+    shapes, _ = sample_batches(stage.batch, text, recipe.training.seed)
+    with META:
+        counted = system.build(recipe, *sizes).train()
+    model = system.build(recipe, *sizes).to(device).train()
+    optimizer = optim.build(stage.optimizer, model.parameters())
+    seconds, steps = [], []  # for a multiply-add, and for a step of the optimiser
+    with computing(device, recipe.training.matmul):
+        for number in range(updates + WARM_UP):
+            shape = shapes[number % len(shapes)]
+            operations = batch_cost(counted, shape, smoothing).multiply_adds
+            tokens = shape.target_tokens
+            start = _now(device)
+            losses = accumulate_gradients(
+                model, [shape.batch().to(device)], smoothing, recipe.training.precision, tokens
+            )
+            end_of_batch = _now(device)
+            optimizer_step(model, optimizer, losses, 0.0, stage.clip, tokens)
+            seconds.append((end_of_batch - start) / operations)
+            steps.append(_now(device) - end_of_batch)
+    mean = sum(batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes)
+    operations_of_update = stage.batch.accumulate * mean / len(shapes)
+    time_of_step = median(steps[WARM_UP:])
+    return 1 / (median(seconds[WARM_UP:]) + time_of_step / operations_of_update)
+
+
+def _now(device: torch.device) -> float:
+    """Return the time in seconds after all operations on the device have ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

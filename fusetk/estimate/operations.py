@@ -1,0 +1,105 @@
+"""The multiply-adds and the memory of a training batch, counted on the device `meta`.
+
+Tensors on `meta` have shapes but no values, so counting needs neither memory nor a GPU.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fusetk.data.batch import Batch
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.special_tokens import EOS
+from fusetk.training.step import batch_loss
+
+META = torch.device("meta")
+
+
+class BatchShape(NamedTuple):
+    """The lengths of the sentence pairs of a batch, in tokens with EOS."""
+
+    source: Sequence[int]
+    target: Sequence[int]
+
+    @property
+    def target_tokens(self) -> int:
+        return sum(self.target)
+
+    def batch(self) -> Batch:
+        """Return a batch of this shape in the memory of the host. All tokens are EOS."""
+        source = torch.tensor(self.source)
+        target = torch.tensor(self.target)
+        src_mask = torch.arange(max(self.source)) < source[:, None]
+        tgt_mask = torch.arange(max(self.target)) < target[:, None]
+        src, tgt = (mask.long() * EOS for mask in (src_mask, tgt_mask))
+        return Batch(src, src_mask, tgt, tgt, tgt_mask.flatten().nonzero()[:, 0], (source, target))
+
+
+class BatchCost(NamedTuple):
+    """The cost of the forward and the backward pass of a batch."""
+
+    multiply_adds: int  # of matrix products and convolutions
+    activations: int  # bytes that the forward pass keeps for the backward pass
+
+
+def batch_cost(model: Seq2Seq, shape: BatchShape, smoothing: float = 0.0) -> BatchCost:
+    """Return the cost of a batch. The model must be on `meta`, in training mode.
+
+    Element-wise operations are not counted. Activations are in float32.
+    """
+    memory = _KeptMemory(model)
+    counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE)
+    with counter:
+        with torch.autograd.graph.saved_tensors_hooks(memory.add, lambda tensor: tensor):
+            sums = batch_loss(model, shape.batch().to(META), smoothing)
+        activations = memory.bytes
+        sums.smoothed.backward()
+    model.zero_grad(set_to_none=True)
+    return BatchCost(counter.get_total_flops() // 2, activations)
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the memory of the optimiser's state, after a step on `meta`."""
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = False  # torch has no fused kernels for `meta`
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    tensors = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class _KeptMemory:
+    """The memory of the tensors that autograd keeps, except parameters. Views share it."""
+
+    def __init__(self, model: Seq2Seq):
+        self.bytes = 0
+        tensors = [*model.parameters(), *model.buffers()]
+        self._seen = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is kept, unless its memory was counted."""
+        storage = tensor.untyped_storage()
+        if tensor.is_meta and storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+def _products_in_place(total: Any, a: Any, b: Any, *args: Any, **options: Any) -> int:
+    """Return the floating-point operations of ``addmm_`` from the shapes of its arguments."""
+    return int(2 * a[0] * a[1] * b[1])
+
+
+# Operations of the loss that torch does not count.
+_IN_PLACE = {torch.ops.aten.addmm_: _products_in_place}

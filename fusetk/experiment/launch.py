@@ -1,0 +1,95 @@
+"""Child processes of an experiment: commands on one or several devices, and signals."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from fusetk.errors import FusetkError, Interrupted
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+FAILED = 1  # exit status of torchrun if a process ended with any error
+
+
+class StepFailed(FusetkError):
+    """A command of an experiment failed. It has printed the reason."""
+
+    def __init__(self, command: Sequence[str], code: int):
+        self.exit_code = code if code > 0 else 128 - code
+        ended = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        super().__init__(
+            f"`{shown(command)}` ended with {ended}; the message above has the reason, and the "
+            "same fusetk run continues from here"
+        )
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return a command as the user would type it."""
+    import shlex
+
+    words = list(command)
+    if words[:3] == [sys.executable, "-m", "fusetk"]:
+        words = ["fusetk", *words[3:]]
+    elif words[:3] == [sys.executable, "-m", "torch.distributed.run"]:
+        words = ["torchrun", *words[3:]]
+    return shlex.join(words)
+
+
+def command(*arguments: object, devices: int = 1) -> list[str]:
+    """Return the command line of a fusetk command, on several devices by torchrun."""
+    words = [str(argument) for argument in arguments]
+    if devices == 1:
+        return [sys.executable, "-m", "fusetk", *words]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    return [sys.executable, *launcher, "-m", "fusetk", *words]
+
+
+def call(words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run a command and wait for its end. Signals are passed on to it.
+
+    Raises Interrupted if it ended after a signal, and StepFailed for another exit status than 0.
+    """
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if process.poll() is None:
+            # torchrun ends its processes after SIGTERM and SIGINT only.
+            process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+    # In a session of its own, the child gets each signal once: from this process, not also from
+    # the terminal.
+    process = subprocess.Popen(
+        words, env={**os.environ, **(environment or {})}, start_new_session=True
+    )
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handlers = {
+        number: signal.signal(number, pass_on)
+        for number in SIGNALS
+        if not (number is signal.SIGHUP and ignored)
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        name = signal.Signals(received[0]).name
+        raise Interrupted(f"stopped by {name}; the same fusetk run continues from here")
+    if code:
+        raise StepFailed(words, code)
+
+
+def output(words: Sequence[str]) -> str:
+    """Return the standard output of a program. Raises FusetkError if it fails or is missing."""
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise FusetkError(f"the program {Path(words[0]).name} is not installed here") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        raise FusetkError(f"`{shown(words)}` failed: {lines[-1]}") from None
+    return result.stdout

@@ -1,0 +1,151 @@
+"""The files of an experiment, and the text that its config reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fusetk.data import manifest
+from fusetk.data.config import DataConfig
+from fusetk.errors import DataError
+from fusetk.files import digest
+from fusetk.recipe import Recipe
+from fusetk.runs import CONFIG
+
+
+class Places(NamedTuple):
+    """The files and folders of an experiment, all below one output folder.
+
+    The rows of a paper in one folder of configs are a group: they share prepared text and
+    references. Another config is a group of its own.
+    """
+
+    out: Path
+    group: str
+    name: str  # unique in the output folder
+
+    @property
+    def run(self) -> Path:
+        """Run folder."""
+        return self.out / f"run.{self.name}"
+
+    @property
+    def config(self) -> Path:
+        """Config with all settings of the experiment, which its steps read."""
+        return self.out / f"run.{self.name}.yaml"
+
+    @property
+    def references(self) -> Path:
+        """Folder of the further references of the test sets."""
+        return self.out / f"references.{self.group}"
+
+    def runs_of_all_seeds(self) -> list[Path]:
+        """Return the run folders of the config, with this and other seeds."""
+        name = self.run.name.rpartition(".seed")[0]
+        return sorted(path for path in self.out.glob(f"{name}.seed*") if (path / CONFIG).is_file())
+
+    def lock(self, folder: Path) -> Path:
+        """Return the lock file of a folder of the experiment."""
+        return self.out / f".{folder.name}.lock"
+
+    def prepared(self, data: DataConfig) -> Path:
+        """Return the folder of the prepared text.
+
+        It is ``data.GROUP``, or a folder with a part of the settings' checksum in its name if
+        ``data.GROUP`` was prepared with other settings.
+        """
+        folder = self.out / f"data.{self.group}"
+        settings = _settings(data)
+        try:
+            recorded = manifest.read(folder)["settings"]
+            other = _settings(DataConfig.model_validate({**recorded, "folder": str(folder)}))
+        except (DataError, KeyError, ValueError):
+            return folder
+        if settings == other:
+            return folder
+        return self.out / f"{folder.name}.{digest(settings)[:8]}"
+
+
+def places(config: Path, recipe: Recipe, out: Path | None) -> Places:
+    """Return the places of a config's experiment.
+
+    By default the output folder is ``work/PAPER_TASK`` for a row of a paper, which is in a folder
+    PAPER/TASK, and ``work/NAME`` for another config.
+    """
+    config = config.absolute()
+    task = config.parent.name
+    name = f"{config.stem}.seed{recipe.training.seed}"
+    if is_row(recipe):
+        default = Path("work") / f"{config.parent.parent.name}_{task}"
+        return Places((out or default).absolute(), task, f"{task}.{name}")
+    return Places((out or Path("work") / config.stem).absolute(), config.stem, name)
+
+
+def is_row(recipe: Recipe) -> bool:
+    """Whether a recipe describes a row of a paper's table."""
+    return recipe.paper is not None and recipe.paper.row is not None
+
+
+def _settings(data: DataConfig) -> dict[str, object]:
+    """Return the settings of prepared text, without the folders of files."""
+    settings = data.model_dump(mode="json", exclude={"folder"})
+    settings["train"] = names(data.train)
+    if isinstance(data.valid, list):
+        settings["valid"] = names(data.valid)
+    settings["test"] = {name: names(prefixes) for name, prefixes in data.test.items()}
+    return settings
+
+
+def names(prefixes: list[str]) -> list[str]:
+    """Return the names of file prefixes without their folders."""
+    return [Path(prefix).name for prefix in prefixes]
+
+
+def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
+    """Return the config with all text in the folder ``raw``, and this prepared folder."""
+
+    def below(prefixes: list[str]) -> list[str]:
+        return [str(raw.absolute() / name) for name in names(prefixes)]
+
+    changes = {
+        "folder": str(prepared),
+        "train": below(data.train),
+        "valid": below(data.valid) if isinstance(data.valid, list) else data.valid,
+        "test": {name: below(prefixes) for name, prefixes in data.test.items()},
+    }
+    return data.model_copy(update=changes)
+
+
+def prefixes_by_use(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield each file prefix once, with its use: train, valid or test."""
+    uses = {
+        "train": data.train,
+        "valid": data.valid if isinstance(data.valid, list) else [],
+        "test": [prefix for prefixes in data.test.values() for prefix in prefixes],
+    }
+    seen: set[str] = set()
+    for use, prefixes in uses.items():
+        for prefix in prefixes:
+            if prefix not in seen:
+                seen.add(prefix)
+                yield use, prefix
+
+
+def further_reference(prefix: str, language: str, number: int) -> Path | None:
+    """Return the file ``PREFIX.LANGUAGEn`` or ``PREFIX.LANGUAGEn.gz``; None if both are missing."""
+    for ending in ("", ".gz"):
+        path = Path(f"{prefix}.{language}{number}{ending}")
+        if path.exists():
+            return path
+    return None
+
+
+def further_references(prefixes: list[str], language: str) -> Iterator[list[Path]]:
+    """Yield the files of each further reference that all texts of a test set have."""
+    number = 1
+    while True:
+        paths = [further_reference(prefix, language, number) for prefix in prefixes]
+        files = [path for path in paths if path]
+        if len(files) < len(paths):
+            return
+        yield files
+        number += 1

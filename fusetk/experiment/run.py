@@ -1,0 +1,235 @@
+"""The steps of an experiment: prep, train, average, decode, score, report."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from fusetk import config as configs
+from fusetk.errors import ConfigError
+from fusetk.experiment import launch
+from fusetk.experiment.places import Places
+from fusetk.experiment.products import Products
+from fusetk.experiment.references import detokenize, write_references
+from fusetk.experiment.scoring import (
+    TOKENIZED,
+    averaged,
+    decoded_checkpoints,
+    lowercases_target,
+    metrics_of,
+)
+from fusetk.files import checksum, lock, write_if_changed
+from fusetk.recipe import Recipe
+from fusetk.runs import CHECKPOINTS, STATE, checkpoints, read_state
+from fusetk.training.config import StageConfig
+
+STEPS = ("prep", "train", "average", "decode", "score", "report")
+
+
+class Options(NamedTuple):
+    """Choices of the user that do not change the config."""
+
+    metrics: Sequence[str] = ()  # besides those of the config
+    average: int | None = None  # number of checkpoints of another average to score
+    jobs: int = 1  # processes for the preparation
+    device: str = "auto"
+    devices: int = 1
+    threads: int | None = None
+    until: str = STEPS[-1]
+    row: Path | None = None  # config of the row of a paper; None: there is no table to report
+
+
+class Experiment:
+    """The steps from raw text to the report of one config."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        places: Places,
+        options: Options,
+        say: Callable[[str], None],
+    ):
+        """``recipe`` has the paths of the experiment. ``say`` prints a line for the user."""
+        self.recipe = recipe
+        self.places = places
+        self.options = options
+        self.say = say
+        self.steps: dict[str, Callable[[], None]] = {
+            "prep": self.prepare,
+            "train": self.train,
+            "average": self.average,
+            "decode": self.decode,
+            "score": self.score,
+            "report": self.report,
+        }
+
+    def run(self) -> None:
+        """Take all steps, up to ``options.until``. A step that was taken is not repeated.
+
+        Raises ConfigError if another process works on the experiment, and FusetkError if a step
+        fails.
+        """
+        self.places.out.mkdir(parents=True, exist_ok=True)
+        last = STEPS.index(self.options.until)
+        with self._locked():
+            write_if_changed(self.places.config, configs.dump(self.recipe).encode())
+            for number, name in enumerate(STEPS[: last + 1], 1):
+                start = time.monotonic()
+                self.say(f"\n== {number} of {last + 1}: {name}")
+                self.steps[name]()
+                self.say(f"{name}: {time.monotonic() - start:.1f} s")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Within this context no other process works on the experiment."""
+        with open(self.places.lock(self.places.run), "a") as file:
+            if not lock(file):
+                raise ConfigError(
+                    f"another fusetk run works on {self.places.run}: "
+                    "wait until it ends, or choose another --out"
+                )
+            yield
+
+    def _call(self, *arguments: object, devices: int = 1) -> None:
+        words = launch.command(*arguments, devices=devices)
+        self.say(f"$ {launch.shown(words)}")
+        sys.stdout.flush()
+        launch.call(words)
+
+    def _machine(self) -> list[object]:
+        """Return the options for device and threads."""
+        threads = [f"--threads={self.options.threads}"] if self.options.threads else []
+        return [f"--device={self.options.device}", *threads]
+
+    # The steps
+
+    def prepare(self) -> None:
+        """Prepare the text. Wait while another experiment prepares text in the same folder."""
+        folder = Path(self.recipe.data.folder)
+        with open(self.places.lock(folder), "a") as file:
+            if not lock(file):
+                self.say(f"waiting for another fusetk run, which prepares text in {folder}")
+                lock(file, wait=True)
+            self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
+            write_references(self.recipe.data, self.places.references)
+
+    def train(self) -> None:
+        for line in describe_updates(self.recipe.training.stages, self.options.devices):
+            self.say(line)
+        self._call(
+            *("train", self.places.config, "-r", self.places.run, *self._machine()),
+            devices=self.options.devices,
+        )
+
+    def average(self) -> None:
+        """Make the averages that translate. An average has all checkpoints if the run has fewer."""
+        products = Products(self.places.run)
+        for model in self._models():
+            number = averaged(model.name)
+            if number is None:
+                continue
+            folders = checkpoints(self.places.run)[-number:]
+            states = [checksum(folder / STATE) for folder in folders]
+            state = model / STATE
+            if products.up_to_date(state, states):
+                self.say(f"{model}: nothing changed, nothing to do")
+                continue
+            self._call("average", self.places.run, f"--last={number}", f"--name={model.name}")
+            products.add(state, states)
+
+    def decode(self) -> None:
+        """Translate every test set with the chosen checkpoints."""
+        products = Products(self.places.run)
+        for name in self.recipe.data.test:
+            source = self._text(name, self.recipe.data.source)
+            for checkpoint in self._models():
+                state = read_state(checkpoint.resolve())
+                inputs = [
+                    state["sha256"],
+                    checksum(source),
+                    self.recipe.decoding.model_dump(mode="json"),
+                ]
+                translation = self._translation(name, checkpoint)
+                if products.up_to_date(translation, inputs):
+                    self.say(f"{translation}: nothing changed, nothing to do")
+                    continue
+                part = translation.with_name(f"{translation.name}.part")
+                self._call(
+                    *("decode", "-m", checkpoint, "-i", source, "-o", part, "--tokenized"),
+                    *self._machine(),
+                    devices=self.options.devices,
+                )
+                part.replace(translation)
+                products.add(translation, inputs)
+
+    def score(self) -> None:
+        """Score every translation, and record the scores in the run folder."""
+        metrics = metrics_of(self.recipe, self.options.metrics)
+        tokenized = [metric for metric in metrics if metric.startswith(TOKENIZED)]
+        others = [metric for metric in metrics if metric not in tokenized]
+        for name in self.recipe.data.test:
+            for checkpoint in self._models():
+                words = self._translation(name, checkpoint)
+                if tokenized:
+                    self._score(name, checkpoint, words, tokenized)
+                if others:
+                    raw = words.with_suffix(".raw")
+                    detokenize(Path(self.recipe.data.folder), words, raw)
+                    self._score(name, checkpoint, raw, others)
+
+    def _score(self, name: str, checkpoint: Path, text: Path, metrics: Sequence[str]) -> None:
+        target = self.recipe.data.target
+        references = [self._text(name, target, text.suffix)]
+        references += sorted((self.places.references / name).glob(f"*{text.suffix}"))
+        arguments: list[object] = ["score", text]
+        for reference in references:
+            arguments += ["-r", reference]
+        arguments += [f"--metric={metric}" for metric in metrics]
+        if text.suffix == ".raw" and lowercases_target(self.recipe):
+            arguments.append("--lowercase")
+        label = checkpoint.name
+        self._call(*arguments, "--run", self.places.run, "--set-name", name, "--checkpoint", label)
+
+    def report(self) -> None:
+        """Print the row of the paper's table with the scores of its runs with all seeds."""
+        row = self.options.row
+        if row is None:
+            self.say(f"{self.places.config.stem} is not a row of a paper: there is no table")
+            return
+        runs = [f"--runs={run}" for run in self.places.runs_of_all_seeds()]
+        self._call("report", row, *runs)
+        self.say(f"the complete table: fusetk report {row.parent} --runs {self.places.out}")
+
+    # Their files
+
+    def _models(self) -> list[Path]:
+        """Return the checkpoints that translate."""
+        existing = len(checkpoints(self.places.run))
+        names = decoded_checkpoints(self.recipe, self.options.average, existing)
+        return [self.places.run / CHECKPOINTS / name for name in names]
+
+    def _text(self, name: str, language: str, ending: str = ".txt") -> Path:
+        return Path(self.recipe.data.folder) / f"test.{name}.{language}{ending}"
+
+    def _translation(self, name: str, checkpoint: Path) -> Path:
+        return self.places.run / f"{name}.{checkpoint.name}.txt"
+
+
+def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:
+    """Return a sentence for each stage about the batches of an update, and who computes them."""
+    lines = []
+    for number, stage in enumerate(stages, 1):
+        batch = stage.batch
+        unit = "pairs" if batch.unit == "sentences" else batch.unit
+        text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,} {unit}"
+        if batch.accumulate > 1:
+            text = f"{text} = {batch.accumulate * batch.size:,} {unit}"
+        if devices > 1 and batch.accumulate % devices == 0:
+            each = batch.accumulate // devices
+            text = f"{text}; each of {devices} devices computes {each} of its batches"
+        elif devices > 1:
+            text = f"{text}; each of {devices} devices computes 1/{devices} of every batch"
+        lines.append(text)
+    return lines

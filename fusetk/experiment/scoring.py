@@ -1,0 +1,65 @@
+"""The choice of checkpoints and metrics of an experiment."""
+
+from collections.abc import Sequence
+
+from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.steps.tokenize import Tokenize
+from fusetk.recipe import Recipe
+
+TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
+AVERAGE = "average-"  # checkpoints whose names start with this are averages of the last N
+
+
+def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
+    """Return the metric of the published scores first, then those to print beside it.
+
+    If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
+    both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
+    default, multi-bleu, if there are no published scores.
+    """
+    published = recipe.paper.metric if recipe.paper else None
+    default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
+    names = [published or default] if published or not others else []
+    if _splits_hyphens(recipe):
+        names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
+    return list(dict.fromkeys([*names, *others]))
+
+
+def decoded_checkpoints(recipe: Recipe, average: int | None, existing: int) -> list[str]:
+    """Return the names of the checkpoints that translate.
+
+    They are the checkpoint of the published scores, and the mean of the last ``average`` ones. If
+    the paper names no checkpoint, they are the best one and a mean of all that training keeps. A
+    mean has at most ``existing`` checkpoints.
+    """
+    published = recipe.paper.checkpoint if recipe.paper else None
+    names = [published or "best"]
+    if published is None or average:
+        names.append(f"{AVERAGE}{average or recipe.training.keep_last}")
+    return list(dict.fromkeys(_at_most(name, existing) for name in names))
+
+
+def _at_most(name: str, existing: int) -> str:
+    """Return the name of an average of at most ``existing`` checkpoints, or another name."""
+    number = averaged(name)
+    return name if number is None else f"{AVERAGE}{min(number, existing)}"
+
+
+def averaged(name: str) -> int | None:
+    """Return the number of checkpoints in the average of this name; None for another checkpoint."""
+    return int(name.removeprefix(AVERAGE)) if name.startswith(AVERAGE) else None
+
+
+def lowercases_target(recipe: Recipe) -> bool:
+    """Whether the preparation lowercases the target text."""
+    return any(
+        isinstance(step, Lowercase) and step.works_on("target") for step in recipe.data.steps
+    )
+
+
+def _splits_hyphens(recipe: Recipe) -> bool:
+    """Whether the tokeniser splits words of the target at hyphens."""
+    return any(
+        isinstance(step, Tokenize) and step.aggressive_hyphens and step.works_on("target")
+        for step in recipe.data.steps
+    )

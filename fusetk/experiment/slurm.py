@@ -1,0 +1,58 @@
+"""Training of an experiment as a job of Slurm, and a second job for the steps after it."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusetk.errors import ConfigError
+from fusetk.experiment import launch
+from fusetk.experiment.places import Places
+from fusetk.files import replace_file
+
+SCRIPT = Path(__file__).parent / "train.sbatch"
+
+
+def submit(places: Places, options: Sequence[str], rest: Sequence[str]) -> tuple[str, str]:
+    """Submit the training and the steps after it; return the numbers of both jobs.
+
+    ``options`` are those of sbatch for the training. ``rest`` is the command of the second job,
+    which starts after the training has ended without error. Raises ConfigError if a job of the
+    experiment is still queued or running, and FusetkError if sbatch fails.
+    """
+    record = places.out / f".{places.run.name}.slurm.json"
+    if jobs := queued(record):
+        raise ConfigError(
+            f"{places.run} has queued or running jobs ({', '.join(jobs)}): "
+            "wait until they end, or cancel them with scancel"
+        )
+    log = places.out / f"{places.run.name}.slurm.txt"
+    common = ["--parsable", f"--output={log}", "--open-mode=append"]
+    train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
+    first = _number(launch.output([*train, str(SCRIPT), str(places.config), "-r", str(places.run)]))
+    finish = ["sbatch", *common, f"--job-name={places.run.name}.score", "--nodes=1", "--ntasks=1"]
+    finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_resources(options)]
+    second = _number(launch.output([*finish, f"--wrap={shlex.join(rest)}"]))
+    replace_file(record, json.dumps([first, second]) + "\n")
+    return first, second
+
+
+def queued(record: Path) -> list[str]:
+    """Return the jobs of a record that have not ended."""
+    try:
+        jobs = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    listed = launch.output(["squeue", "--noheader", "--me", "--format=%A"]).split()
+    return [job for job in jobs if job in listed]
+
+
+def _number(answer: str) -> str:
+    """Return the number of a job from the output of ``sbatch --parsable``."""
+    return answer.strip().partition(";")[0]
+
+
+def _resources(options: Sequence[str]) -> list[str]:
+    """Return the options of the training that the second job needs, too: account and partition."""
+    names = ("--account", "-A", "--partition", "-p", "--qos", "-q", "--constraint", "-C")
+    return [option for option in options if option.startswith(names)] + ["--gpus=1"]

@@ -1,0 +1,59 @@
+"""The smoke test of an experiment: all steps on the first pairs of the text, in a few updates."""
+
+from itertools import islice
+from pathlib import Path
+
+from fusetk.data.config import Sample
+from fusetk.data.text import locate, read_lines
+from fusetk.experiment.places import further_reference, prefixes_by_use
+from fusetk.experiment.references import write_lines
+from fusetk.recipe import Recipe
+
+LINES = {"train": 3000, "valid": 50, "test": 20}  # of each file
+MERGES = 1000
+SUBWORDS = 200  # most subwords of a side of a training pair
+UPDATES = 3  # of each stage
+TOKENS = 1024  # most tokens of a batch
+SENTENCES = 8  # most sentences of a batch
+
+
+def smoke_settings(recipe: Recipe) -> list[str]:
+    """Return the overrides of the smoke test. The model is unchanged."""
+    data = recipe.data
+    settings = [
+        "training.keep_last=2",
+        "training.save_every=2",
+        "training.log_every=1",
+        # A model after a few updates translates until the length limit.
+        "decoding.max_length_factor=0",
+        "decoding.max_length_extra=10",
+    ]
+    if isinstance(data.valid, Sample):
+        settings.append(f"data.valid.sample={min(data.valid.sample, LINES['valid'])}")
+    if data.bpe:
+        if data.bpe.merges:
+            settings.append(f"data.bpe.merges={min(data.bpe.merges, MERGES)}")
+        settings.append(f"data.bpe.max_subwords={min(data.bpe.max_subwords or SUBWORDS, SUBWORDS)}")
+    for i, stage in enumerate(recipe.training.stages):
+        most = SENTENCES if stage.batch.unit == "sentences" else TOKENS
+        settings.append(f"training.stages.{i}.batch.size={min(stage.batch.size, most)}")
+        settings.append(f"training.stages.{i}.batch.accumulate={min(stage.batch.accumulate, 2)}")
+        settings.append(f"training.stages.{i}.end={{updates: {UPDATES}}}")
+    return settings
+
+
+def write_smoke_text(recipe: Recipe, folder: Path) -> None:
+    """Write the first lines of each file of a recipe's text into the folder, with references.
+
+    Raises DataError if a file is missing.
+    """
+    data = recipe.data
+    for use, prefix in prefixes_by_use(data):
+        sources = {language: locate(prefix, language) for language in (data.source, data.target)}
+        number = 1
+        while path := further_reference(prefix, data.target, number):
+            sources[f"{data.target}{number}"] = path
+            number += 1
+        for language, path in sources.items():
+            lines = list(islice(read_lines(path), LINES[use]))
+            write_lines(folder / f"{Path(prefix).name}.{language}", lines)

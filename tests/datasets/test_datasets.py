@@ -1,0 +1,342 @@
+"""`fusetk dataset`: formats with their traps, archives, downloads, and the descriptions."""
+
+import gzip
+import io
+import tarfile
+import urllib.error
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk.cli.main import main
+from fusetk.datasets import fetch as fetching
+from fusetk.datasets import table
+from fusetk.datasets.fetch import fetch
+from fusetk.datasets.formats import plain_lines, references, segments
+from fusetk.datasets.make import make
+from fusetk.datasets.table import ArchiveConfig, DatasetConfig, TextConfig
+from fusetk.errors import DataError
+from tests.helpers.rows import RECIPES
+
+
+def text(name: str = "t", format: str = "lines", **options: Any) -> TextConfig:
+    values = {"name": name, "format": format, "source": f"{name}.de", "target": f"{name}.en"}
+    return TextConfig.model_validate({**values, **options})
+
+
+def dataset(*texts: TextConfig, **options: Any) -> DatasetConfig:
+    values = {"title": "a set", "source": "de", "target": "en", "texts": list(texts)}
+    return DatasetConfig.model_validate({**values, **options})
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def read(path: Path, content: str | bytes, **options: Any) -> list[str]:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if options.get("format") == "segments":
+        return [segment.text for segment in segments(path, text(**options))]
+    return list(plain_lines(path, text(**options)))
+
+
+# Formats ------------------------------------------------------------------------------------------
+
+TAGGED = (
+    "<url>http://a</url>\r\n<keywords>a, b</keywords>\r\n<talkid>1</talkid>\r\n"
+    "<title>A title</title>\r\n<description>A talk: b.</description>\r\n <b>bold</b> &amp; x \r\n"
+    "\r\nA\u2028B\u0085C\r\n<reviewer></reviewer>\r\n"
+)
+
+
+def test_lines_of_tags_are_dropped_and_titles_are_kept(tmp_path):
+    dropped = ["url", "keywords", "talkid"]
+    expected = ["A title", "A talk: b.", "<b>bold</b> &amp; x", "", "A\u2028B\u0085C"]
+    assert read(tmp_path / "a", TAGGED, format="wit3", dropped=dropped) == [
+        *expected,
+        "<reviewer></reviewer>",
+    ]
+    assert read(tmp_path / "a", TAGGED, format="wit3", dropped=[*dropped, "reviewer"]) == expected
+
+
+def test_a_tag_is_dropped_by_its_complete_name(tmp_path):
+    tags = "<doc docid=1>\n<document>\n</doc>\n"
+    assert read(tmp_path / "a", tags, format="wit3", dropped=["doc"]) == ["<document>"]
+
+
+SGML = (
+    "\ufeff<?xml version='1.0'?>\r\n<SRCSET setid=x>\r\n<DOC docid=a sysid=\"s\">\r\n"
+    "<hl><seg id=1> It\u2019s &lt;1&gt; &amp;amp; </seg></hl>\r\n<p>\r\n"
+    "<SEG ID='2'>two\r\nlines</SEG>\r\n<seg id=\"3\"></seg>\r\n</p></DOC></SRCSET>\r\n"
+)
+
+
+def test_segments_without_quotes_in_capitals_over_lines_and_empty(tmp_path):
+    kept = read(tmp_path / "a", SGML, format="segments")
+    assert kept == ["It\u2019s &lt;1&gt; &amp;amp;", "two lines", ""]
+    changed = read(tmp_path / "a", SGML, format="segments", entities=True, apostrophes=True)
+    assert changed == ["It's <1> &amp;", "two lines", ""]
+    found = segments(tmp_path / "a", text(format="segments"))
+    assert [(entry.document, entry.system, entry.number) for entry in found] == [
+        ("a", "s", "1"),
+        ("a", "s", "2"),
+        ("a", "s", "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<doc docid=a>\n<seg id=1>x\n<seg id=2>y</seg>\n</doc>\n", "line 2: the <seg> element"),
+        ("<doc>\n<seg id=1>x</seg>\n<seg id=2>y\n</doc>\n", "line 3: the <seg> element"),
+        ("<doc>\n</doc>\n", "has no <seg> element"),
+    ],
+)
+def test_broken_segments_are_an_error_with_their_line(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "a", content, format="segments")
+
+
+def test_cedillas_become_commas(tmp_path):
+    assert read(tmp_path / "a", "Şi ţară şi Ţi\n", commas=True) == ["Și țară și Ți"]
+
+
+def sgml(systems: list[str], documents: dict[str, int], mark: str = "") -> str:
+    """A set of references, document by document, the later segments of a document first."""
+    body = "".join(
+        f"<doc docid={name} sysid={system}>\n"
+        + "".join(
+            f"<seg id={n}>{name}{n} {system}{mark}</seg>\n" for n in reversed(range(1, size + 1))
+        )
+        + "</doc>\n"
+        for name, size in documents.items()
+        for system in systems
+    )
+    return f"<refset setid=x>\n{body}</refset>\n"
+
+
+def source_set(path: Path, documents: dict[str, int]) -> None:
+    body = "".join(
+        f'<doc docid="{name}">\n'
+        + "".join(f'<seg id="{n}">{name}{n}</seg>\n' for n in range(1, size + 1))
+        + "</doc>\n"
+        for name, size in documents.items()
+    )
+    path.write_text(f"<srcset>\n{body}</srcset>\n")
+
+
+def test_four_references_come_in_the_order_of_the_source(tmp_path):
+    documents = {"b": 2, "a": 3}
+    source_set(tmp_path / "MT-src.sgm", documents)
+    systems = ["E01", "E02", "E03", "E04"]
+    (tmp_path / "MT-ref.sgm").write_text(sgml(systems, dict(reversed(documents.items()))))
+    test_set = text("MT", "segments", source="MT-src.*", target="MT-ref.*", pairs=5)
+    make(dataset(test_set), tmp_path / "raw", tmp_path, False, lambda line: None)
+    assert lines(tmp_path / "raw" / "MT.de") == ["b1", "b2", "a1", "a2", "a3"]
+    for ending, system in zip(("en", "en1", "en2", "en3"), systems, strict=True):
+        expected = [f"{name} {system}" for name in ("b1", "b2", "a1", "a2", "a3")]
+        assert lines(tmp_path / "raw" / f"MT.{ending}") == expected
+
+
+def test_a_reference_with_missing_or_repeated_segments_is_an_error(tmp_path):
+    source_set(tmp_path / "s", {"a": 3})
+    source = segments(tmp_path / "s", text(format="segments"))
+
+    def target(content: str) -> list[list[str]]:
+        (tmp_path / "r").write_text(content)
+        return references(source, segments(tmp_path / "r", text(format="segments")), tmp_path)
+
+    with pytest.raises(DataError, match=r"'E02' lacks 1 of 3 segments.*segment 3 of document a"):
+        target(sgml(["E01"], {"a": 3}) + sgml(["E02"], {"a": 2}))
+    with pytest.raises(DataError, match="segment 3 occurs twice in the reference 'E01'"):
+        target(sgml(["E01"], {"a": 3}) + sgml(["E01"], {"a": 3}))
+
+
+# Archives -----------------------------------------------------------------------------------------
+
+
+def pack(path: Path, members: dict[str, str]) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as zipped:
+            for name, content in members.items():
+                zipped.writestr(name, content)
+        return
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content.encode())
+            tar.addfile(entry, io.BytesIO(content.encode()))
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip", "folder", "packed"])
+def test_texts_are_read_from_archives_and_folders(tmp_path, name):
+    members = {"x/train.de": "eins\r\nzwei\n", "x/train.en": "one\ntwo\n", "x/more.de": "drei\n"}
+    files = tmp_path / "files"
+    files.mkdir()
+    if "." in name:
+        pack(files / name, members)
+    else:
+        (files / "x").mkdir()
+        for path, content in members.items():
+            with (
+                gzip.open(files / f"{path}.gz", "wt")
+                if name == "packed"
+                else open(files / path, "w", newline="")
+            ) as file:
+                file.write(content)
+    described = dataset(text("train"), archives=[{"file": name}])
+    raw = tmp_path / "raw"
+    assert make(described, raw, files, False, lambda line: None) == {"train": 2}
+    assert lines(raw / "train.de") == ["eins", "zwei"]
+    assert sorted(path.name for path in raw.iterdir()) == ["train.de", "train.en"]
+    (raw / "train.de").write_text("changed by the user\n")
+    assert make(described, raw, files, False, lambda line: None) == {}
+    assert lines(raw / "train.de") == ["changed by the user"]
+
+
+def failure(tmp_path: Path, described: DatasetConfig) -> str:
+    with pytest.raises(DataError) as caught:
+        make(described, tmp_path / "raw", tmp_path / "files", False, lambda line: None)
+    left = [path.name for path in (tmp_path / "raw").iterdir()]
+    assert not left, "an error leaves no file"
+    return str(caught.value)
+
+
+def test_sides_of_different_lengths_and_other_lengths_are_errors(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "t.de").write_text("a\nb\n")
+    (tmp_path / "files" / "t.en").write_text("a\n")
+    assert "t: the files have different numbers of sentences" in failure(tmp_path, dataset(text()))
+    (tmp_path / "files" / "t.en").write_text("a\nb\n")
+    described = dataset(text(pairs=3))
+    assert "t has 2 pairs, the published text 3" in failure(tmp_path, described)
+    raw = tmp_path / "raw"
+    assert make(described, raw, tmp_path / "files", False, print, any_data=True) == {"t": 2}
+
+
+def test_damaged_missing_and_ambiguous_files_are_errors(tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    described = dataset(text(), archives=[{"file": "a.tgz", "note": "the publisher"}])
+    assert "t.de is missing in" in failure(tmp_path, described)
+    pack(files / "a.tgz", {"t.de": "a\n" * 9999, "t.en": "b\n" * 9999})
+    complete = (files / "a.tgz").read_bytes()
+    (files / "a.tgz").write_bytes(complete[: len(complete) // 2])
+    assert "is not a complete archive" in failure(tmp_path, described)
+    (files / "a.tgz").write_bytes(complete)
+    checked = dataset(text(), archives=[{"file": "a.tgz", "size": len(complete) + 1}])
+    assert "the published file" in failure(tmp_path, checked)
+    (files / "x").mkdir()
+    for folder in (files, files / "x"):
+        (folder / "t.de").write_text("a\n")
+        (folder / "t.en").write_text("a\n")
+    assert "several files match t.de" in failure(tmp_path, described)
+
+
+# Downloads ----------------------------------------------------------------------------------------
+
+
+class Server:
+    """A replacement of the network: it can break off after some bytes, and know no ranges."""
+
+    def __init__(self, content: bytes, stops_after: int | None = None, ranges: bool = True):
+        self.content, self.stops_after, self.ranges = content, stops_after, ranges
+        self.starts: list[int] = []
+
+    def __call__(self, request: Any, timeout: float) -> Any:
+        start = int(request.get_header("Range", "bytes=0-")[6:-1])
+        start = start if self.ranges else 0
+        self.starts.append(start)
+        if start >= len(self.content):
+            raise urllib.error.HTTPError("url", 416, "range", None, None)  # type: ignore[arg-type]
+        body = io.BytesIO(self.content[start:][: self.stops_after])
+        body.status = 206 if start else 200  # type: ignore[attr-defined]
+        body.headers = {"Content-Length": str(len(self.content) - start)}  # type: ignore[attr-defined]
+        return body
+
+
+CONTENT = bytes(range(256)) * 40
+
+
+def archive(**options: Any) -> ArchiveConfig:
+    return ArchiveConfig.model_validate({"file": "a.tgz", "url": "https://host/a.tgz", **options})
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_interrupted_download_continues(tmp_path, monkeypatch, ranges):
+    server = Server(CONTENT, stops_after=1000, ranges=ranges)
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", server)
+    with pytest.raises(DataError, match=r"it ended after 1,000 of 10,240 bytes.*to continue"):
+        fetch(archive(size=len(CONTENT)), tmp_path, lambda line: None)
+    assert not (tmp_path / "a.tgz").exists()
+    server.stops_after = None
+    path = fetch(archive(size=len(CONTENT)), tmp_path, lambda line: None)
+    assert path.read_bytes() == CONTENT and server.starts == [0, 1000 if ranges else 0]
+    fetch(archive(), tmp_path, lambda line: None)
+    assert len(server.starts) == 2, "an existing file is not fetched again"
+
+
+def test_a_download_that_was_complete_is_checked_and_used(tmp_path, monkeypatch):
+    (tmp_path / "a.tgz.part").write_bytes(CONTENT)
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    assert fetch(archive(size=len(CONTENT)), tmp_path, print).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("options", [{"size": 7}, {"sha256": "0" * 64}, {"md5": "0" * 32}])
+def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch, options):
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    with pytest.raises(DataError, match="published"):
+        fetch(archive(**options), tmp_path, lambda line: None)
+    assert not (tmp_path / "a.tgz").exists()
+
+
+# Descriptions -------------------------------------------------------------------------------------
+
+# The data set of each config of text in the recipes.
+TEXTS = {
+    "iwslt14": "iwslt14-de-en",
+    "iwslt14_esen": "iwslt14-es-en",
+    "iwslt14_roen": "iwslt14-ro-en",
+    "iwslt14_tren": "iwslt14-tr-en",
+    "wmt14_ende": "wmt14-en-de",
+    "wmt14_ende_stanford": "wmt14-en-de-stanford",
+    "wmt14_enfr": "wmt14-en-fr",
+    "wmt17_enfr": "wmt14-en-fr",
+    "wmt16_enro": "wmt16-en-ro",
+    "nist_zhen": "nist-zh-en",
+    "nist_zhen_bpe": "nist-zh-en",
+}
+
+
+def test_every_data_set_is_described_and_used():
+    assert set(TEXTS.values()) == set(table.names())
+    for name in table.names():
+        result = CliRunner().invoke(main, ["dataset", name])
+        assert result.exit_code == 0 and table.read(name).title in result.stdout
+
+
+@pytest.mark.parametrize(("config", "name"), TEXTS.items())
+def test_a_data_set_makes_all_texts_that_its_recipe_reads(config, name):
+    import yaml
+
+    described = table.read(name)
+    data = yaml.safe_load((RECIPES / "data" / f"{config}.yaml").read_text(encoding="utf-8"))["data"]
+    if "source" in data:
+        assert (described.source, described.target) == (data["source"], data["target"])
+    valid = data["valid"] if isinstance(data["valid"], list) else []
+    prefixes = [*data["train"], *valid, *(p for paths in data["test"].values() for p in paths)]
+    assert {Path(prefix).name for prefix in prefixes} <= {text.name for text in described.texts}
+
+
+def test_wrong_calls_are_one_sentence(tmp_path):
+    for arguments, message in (
+        (["nothing"], "there is no data set 'nothing'"),
+        (["iwslt14-de-en", "--raw", tmp_path, "--files", tmp_path / "x"], "does not exist"),
+        (["nist-zh-en", "--raw", tmp_path / "raw", "--no-fetch"], "train.zh is missing in"),
+    ):
+        result = CliRunner().invoke(main, ["dataset", *map(str, arguments)])
+        assert result.exit_code == 2 and message in result.stderr
+        assert result.stderr.count("\n") == 1

@@ -1,0 +1,189 @@
+"""`fusetk estimate`: multiply-adds against formulas by hand, memory, updates, hours and prices."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fusetk import recipe as recipes
+from fusetk.cli.main import main
+from fusetk.data.sampler import BatchConfig
+from fusetk.estimate.cost import (
+    StageCost,
+    TextLengths,
+    _updates,
+    estimate,
+    mean_batch,
+    sample_batches,
+    stage_hours,
+    training_hours,
+)
+from fusetk.estimate.devices import DEVICES
+from fusetk.estimate.operations import BatchShape, batch_cost, optimizer_bytes
+from fusetk.training import optim
+from tests.contracts.systems import TARGET_SIZE, build
+
+B, S, T = 3, 5, 4
+SHAPE = BatchShape([S] * B, [T] * B)
+
+
+def count(kind: str, shape: BatchShape = SHAPE, **options: Any) -> int:
+    return batch_cost(build(kind, **options).to("meta").train(), shape, 0.1).multiply_adds
+
+
+def transformer(d: int, f: int, layers: int, v: int, source: int, target: int) -> int:
+    """The multiply-adds of the forward pass of a pair, written out."""
+    encoder = source * (4 * d * d + 2 * d * f) + 2 * source * source * d
+    self_attention = target * 4 * d * d + 2 * target * target * d
+    cross_attention = target * 2 * d * d + source * 2 * d * d + 2 * target * source * d
+    decoder = self_attention + cross_attention + target * 2 * d * f
+    return layers * (encoder + decoder) + target * d * v
+
+
+@pytest.mark.parametrize(("d", "f", "layers"), [(16, 24, 2), (32, 40, 1), (16, 24, 3)])
+def test_a_transformer_has_the_multiply_adds_of_the_formula(d: int, f: int, layers: int) -> None:
+    sides = {side: {"layers": layers} for side in ("encoder", "decoder")}
+    forward = B * transformer(d, f, layers, TARGET_SIZE, S, T)
+    # The backward pass has two products for each product of the forward pass. The products of the
+    # loss with vectors are the rest.
+    assert count("transformer", width=d, ffn=f, **sides) == pytest.approx(3 * forward, rel=0.01)
+
+
+def test_padding_of_the_target_is_not_projected_to_the_vocabulary() -> None:
+    short = BatchShape([S] * B, [T] * (B - 1) + [T - 1])
+    difference = count("transformer") - count("transformer", short)
+    assert difference == 3 * 16 * TARGET_SIZE
+
+
+def test_a_recurrent_model_skips_finished_sentences() -> None:
+    short = BatchShape([S] * B, [T] * (B - 1) + [1])
+    assert count("recurrent", short) < 0.9 * count("recurrent")
+
+
+@pytest.mark.parametrize("kind", ["conv", "coordinated", "recurrent"])
+def test_multiply_adds_are_linear_in_the_number_of_pairs(kind: str) -> None:
+    once, twice, four = (count(kind, BatchShape([S] * pairs, [T] * pairs)) for pairs in (2, 4, 8))
+    assert four - twice == pytest.approx(2 * (twice - once), rel=0.02)
+
+
+def test_activations_grow_with_the_batch_and_parameters_are_not_activations() -> None:
+    def activations(pairs: int, **options: Any) -> int:
+        model = build("transformer", **options).to("meta").train()
+        return batch_cost(model, BatchShape([S] * pairs, [T] * pairs)).activations
+
+    one, two, three = (activations(pairs) for pairs in (8, 16, 24))
+    assert three - two == pytest.approx(two - one, rel=0.02) and one < 1.1 * (two - one)
+    recomputed = {side: {"layers": 2, "checkpoint": True} for side in ("encoder", "decoder")}
+    assert activations(16, **recomputed) < 0.7 * two
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("adam", 2), ("sgd", 0), ("nag", 1)])
+def test_the_state_of_an_optimiser_is_counted(kind: str, copies: int) -> None:
+    model = build("conv").to("meta")
+    path = {"kind": kind} | ({"momentum": 0.9} if kind == "nag" else {})
+    config = recipes.load(RECIPE, [f"training.stages.0.optimizer={json.dumps(path)}"])
+    optimizer = optim.build(config.training.stages[0].optimizer, model.parameters())
+    expected = copies * sum(4 * p.numel() for p in model.parameters())
+    steps = 4 * len(list(model.parameters()))  # Adam counts the steps of each parameter
+    assert 0 <= optimizer_bytes(optimizer) - expected <= steps
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "demo" / "demo.yaml"
+
+
+@pytest.mark.parametrize(
+    ("size", "unit", "pairs"),
+    [(1000, "tokens", 50), (32, "sentences", 32), (5, "tokens", 1)],
+)
+def test_a_mean_batch_has_the_size_of_the_config(size: int, unit: str, pairs: int) -> None:
+    shape = mean_batch(BatchConfig(size=size, unit=unit), TextLengths(None, 22, 20, None))
+    assert (shape.source, shape.target) == ([22] * pairs, [20] * pairs)
+
+
+def test_batches_of_prepared_text_are_those_of_training() -> None:
+    class Side:
+        lengths = np.array([3, 9, 4, 4, 8, 2, 7, 7], np.int32)
+
+    class Pairs:
+        source = target = Side
+
+    shapes, number = sample_batches(BatchConfig(size=10), TextLengths(Pairs(), 5.5, 5.5, 8), 1)  # type: ignore[arg-type]
+    assert number and len(shapes) <= number
+    assert all(shape.target_tokens <= 10 for shape in shapes)
+    assert all(shape.source == shape.target for shape in shapes)
+
+
+def test_updates_follow_from_epochs_or_are_given() -> None:
+    def updates(end: str, batches: int | None, accumulate: int = 1) -> int | None:
+        settings = [f"training.stages.0.end={end}"]
+        settings.append(f"training.stages.0.batch.accumulate={accumulate}")
+        return _updates(recipes.load(RECIPE, settings).training.stages[0], batches)
+
+    assert updates("{updates: 70}", None) == 70
+    assert updates("{epochs: 3}", 10) == 30
+    assert updates("{epochs: 3}", 10, accumulate=4) == 9
+    assert updates("{epochs: 3, updates: 25}", 10) == 25
+    assert updates("{epochs: 3}", None) is None
+    assert updates("{patience: 3}", 10) is None
+
+
+def stage(updates: int | None, limit: float | None = None) -> StageCost:
+    return StageCost("", 100, 7.2e9, 0, updates, limit)
+
+
+def test_hours_are_multiply_adds_by_speed() -> None:
+    assert stage_hours(stage(1000), 1e9) == pytest.approx(2.0)
+    assert stage_hours(stage(1000, limit=0.5), 1e9) == 0.5
+    assert stage_hours(stage(None, limit=0.5), 1e9) == 0.5
+    assert training_hours([stage(1000), stage(500)], 1e9) == pytest.approx(3.0)
+    assert training_hours([stage(1000), stage(None)], 1e9) is None
+
+
+def test_the_peak_depends_on_the_precision() -> None:
+    h100 = DEVICES["h100"]
+    assert h100.peak("bf16", "highest") == 989e12 / 2
+    assert h100.peak("fp32", "highest") == 67e12 / 2
+    assert h100.peak("fp32", "high") == 494.5e12 / 2
+
+
+def run(*arguments: object) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["estimate", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_devices_and_price() -> None:
+    common = (RECIPE, "--device", "h100", "--src-vocab-size", 100, "--price", 2, "--pairs", 500)
+    once = run(*common)
+    twice = run(*common, "--devices", 2)
+    half = run(*common, "--share", 0.15)
+    assert once["hours"] == pytest.approx(2 * twice["hours"]) == pytest.approx(half["hours"] / 2)
+    assert once["price"] == pytest.approx(twice["price"]) == pytest.approx(2 * once["hours"])
+
+
+def test_the_cost_has_the_parameters_that_describe_prints() -> None:
+    sizes = ("--src-vocab-size", "11", "--tgt-vocab-size", "9")
+    described = CliRunner().invoke(main, ["describe", str(RECIPE), *sizes, "--json"])
+    cost = estimate(recipes.load(RECIPE), (11, 9), TextLengths(None, 6, 6, 100))
+    assert cost.parameters == json.loads(described.stdout)["parameters"]
+    assert cost.state >= 4 * 4 * cost.parameters  # weights, gradients, two of Adam
+
+
+def test_the_speed_of_this_machine_is_measured() -> None:
+    torch.manual_seed(1)
+    settings = ["--set", "model.width=16", "--set", "model.heads=2", "--set", "model.ffn=16"]
+    cost = run(
+        *(RECIPE, *settings, "--device", "cpu", "--measure", 1, "--src-vocab-size", 60),
+        *("--src-length", 5, "--tgt-length", 5, "--pairs", 500),
+    )
+    assert cost["multiply_adds_a_second"] > 1e6 and cost["speed_from"].startswith("cpu of this")
+
+
+def test_a_share_needs_a_known_peak() -> None:
+    result = CliRunner().invoke(main, ["estimate", str(RECIPE), "--share", "0.5"])
+    assert result.exit_code == 2 and "--share needs --device" in result.stderr

@@ -1,0 +1,444 @@
+"""`fusetk run`: its steps, what a second call repeats, child processes, and jobs of Slurm."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk import recipe as recipes
+from fusetk.cli.main import main
+from fusetk.cli.run import _without_slurm
+from fusetk.errors import ConfigError, Interrupted
+from fusetk.experiment import launch, slurm
+from fusetk.experiment.places import Places, further_references, places
+from fusetk.experiment.products import Products
+from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
+from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
+from fusetk.experiment.smoke import smoke_settings, write_smoke_text
+from fusetk.runs import CHECKPOINTS, STATE
+from tests.helpers.rows import GROUNDS, RECIPES, load
+
+CONFIG = """
+data: {source: de, target: en, folder: data, train: [raw/train], valid: [raw/valid],
+  test: {first: [raw/first], second: [raw/second]}, bpe: {merges: 50}}
+model: {kind: transformer, width: 16, heads: 2, ffn: 16, encoder: {layers: 1}, decoder: {layers: 1}}
+training:
+  keep_last: 3
+  stages:
+    - {optimizer: adam, schedule: {kind: constant, rate: 0.001}, end: {updates: 4},
+       batch: {size: 100, accumulate: 4}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "my.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+class Steps:
+    """A replacement of the commands: it writes their files, and can fail at one of them."""
+
+    def __init__(self, where: Places, fails_at: int | None = None):
+        self.where = where
+        self.fails_at = fails_at
+        self.called: list[str] = []
+
+    def __call__(self, words: list[str], environment: object = None) -> None:
+        arguments = words[words.index("fusetk") + 1 :]
+        if self.fails_at == len(self.called):
+            self.fails_at = None
+            raise launch.StepFailed(words, 1)
+        self.called.append(" ".join(arguments))
+        checkpoints = self.where.run / CHECKPOINTS
+        if arguments[0] == "train" and not checkpoints.exists():
+            for name in ("update-0000002", "update-0000004", "best"):
+                write_state(checkpoints / name, name)
+        elif arguments[0] == "average":
+            write_state(checkpoints / arguments[-1].removeprefix("--name="), "average")
+        elif arguments[0] == "decode":
+            Path(arguments[arguments.index("-o") + 1]).write_text("translation\n")
+
+
+def write_state(folder: Path, content: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {"format": 1, "sha256": {"model.safetensors": content}}
+    (folder / STATE).write_text(json.dumps(state))
+
+
+def experiment(
+    config: Path, monkeypatch: pytest.MonkeyPatch, steps: Steps | None = None
+) -> "tuple[Experiment, Steps]":
+    recipe = recipes.load(config)
+    where = places(config, recipe, config.parent / "out")
+    steps = steps or Steps(where)
+    monkeypatch.setattr("fusetk.experiment.launch.call", steps)
+    monkeypatch.setattr("fusetk.experiment.run.write_references", lambda data, folder: None)
+    folder = where.prepared(recipe.data)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in recipe.data.test:
+        (folder / f"test.{name}.de.txt").write_text(name)
+    data = recipe.data.model_copy(update={"folder": str(folder)})
+    recipe = recipe.model_copy(update={"data": data})
+    return Experiment(recipe, where, Options(), lambda line: None), steps
+
+
+def kinds(steps: Steps) -> list[str]:
+    return [line.split()[0] for line in steps.called]
+
+
+COMPLETE = ["prep", "train", "average", *["decode"] * 4, *["score"] * 4]
+
+
+def test_the_steps_are_taken_in_order(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.run()
+    assert kinds(steps) == COMPLETE
+    assert "average" in steps.called[2] and "--last=2 --name=average-2" in steps.called[2]
+    scored = [line.split("--set-name ")[1] for line in steps.called if line.startswith("score")]
+    assert scored == [
+        f"{name} --checkpoint {label}"
+        for name in ("first", "second")
+        for label in ("best", "average-2")
+    ]
+
+
+def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):
+    run, _ = experiment(config, monkeypatch)
+    run.run()
+    again, steps = experiment(config, monkeypatch)
+    again.run()
+    assert kinds(steps) == ["prep", "train", *["score"] * 4]
+
+
+@pytest.mark.parametrize("number", range(len(COMPLETE)))
+def test_after_a_failure_the_next_call_continues_there(config, monkeypatch, number):
+    run, steps = experiment(config, monkeypatch)
+    steps.fails_at = number
+    with pytest.raises(launch.StepFailed, match="continues from here"):
+        run.run()
+    assert kinds(steps) == COMPLETE[:number]
+    steps.called.clear()
+    run.run()
+    done = {"prep", "train", "score"}  # these commands find out themselves what is left to do
+    repeated = [kind for kind in COMPLETE[:number] if kind in done]
+    assert kinds(steps) == repeated + COMPLETE[number:]
+
+
+def test_another_checkpoint_or_text_or_search_is_translated_again(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.run()
+
+    def decoded() -> list[str]:
+        steps.called.clear()
+        run.run()
+        return [line for line in steps.called if line.startswith("decode")]
+
+    assert not decoded()
+    write_state(run.places.run / CHECKPOINTS / "best", "other weights")
+    assert len(lines := decoded()) == 2 and all("/best" in line for line in lines)
+    (Path(run.recipe.data.folder) / "test.second.de.txt").write_text("other text")
+    assert len(lines := decoded()) == 2 and all("test.second" in line for line in lines)
+    (run.places.run / "first.best.txt").write_text("damaged")
+    assert len(decoded()) == 1
+    search = run.recipe.decoding.model_copy(update={"beam": 9})
+    run.recipe = run.recipe.model_copy(update={"decoding": search})
+    assert len(decoded()) == 4
+
+
+def test_a_second_process_is_refused(config, monkeypatch):
+    run, _ = experiment(config, monkeypatch)
+    other, _ = experiment(config, monkeypatch)
+    with run._locked(), pytest.raises(ConfigError, match="another fusetk run works on"):
+        other.run()
+
+
+def test_the_last_step_can_be_chosen(config, monkeypatch):
+    for number, name in enumerate(STEPS[:3], 1):
+        run, steps = experiment(config, monkeypatch)
+        run.options = run.options._replace(until=name)
+        run.run()
+        assert kinds(steps) == ["prep", "train", "average"][:number]
+
+
+def test_the_report_has_the_runs_of_all_seeds_of_the_row(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.options = run.options._replace(row=config)
+    for name in ("run.my.seed1", "run.my.seed2", "run.my2.seed1"):
+        (run.places.out / name).mkdir(parents=True, exist_ok=True)
+        (run.places.out / name / "config.yaml").touch()
+    (run.places.out / "run.my.seed1.yaml").touch()
+    run.run()
+    runs = [f"--runs={run.places.out / name}" for name in ("run.my.seed1", "run.my.seed2")]
+    assert steps.called[-1] == f"report {config} {' '.join(runs)}"
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "average", "existing", "expected"),
+    [
+        (None, None, 9, ["best", "average-3"]),
+        (None, 5, 9, ["best", "average-5"]),
+        (None, 5, 2, ["best", "average-2"]),
+        ("best", None, 9, ["best"]),
+        ("best", 2, 9, ["best", "average-2"]),
+        ("last", None, 9, ["last"]),
+        ("average-5", None, 9, ["average-5"]),
+        ("average-5", None, 4, ["average-4"]),
+        ("average-5", 5, 9, ["average-5"]),
+        ("average-5", 2, 9, ["average-5", "average-2"]),
+    ],
+)
+def test_the_checkpoint_of_the_published_score_is_translated_with(
+    config, checkpoint, average, existing, expected
+):
+    paper = f"paper={{table: T, row: R, checkpoint: {checkpoint or 'null'}}}"
+    recipe = recipes.load(config, [paper])
+    assert decoded_checkpoints(recipe, average, existing) == expected
+
+
+LOWERCASE = "data.steps=[{step: lowercase}]"
+HYPHENS = "data.steps=[{step: tokenize, aggressive_hyphens: true}]"
+PAPER = "paper={table: T, row: R, metric: mteval-v13a}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "others", "expected"),
+    [
+        ([], [], ["multi-bleu"]),
+        ([], ["chrf", "ter"], ["chrf", "ter"]),
+        ([LOWERCASE], [], ["multi-bleu-lc"]),
+        ([PAPER], [], ["mteval-v13a"]),
+        ([PAPER], ["chrf", "mteval-v13a"], ["mteval-v13a", "chrf"]),
+        ([HYPHENS], [], ["multi-bleu", "multi-bleu-joined", "sacrebleu"]),
+        ([PAPER, HYPHENS], [], ["mteval-v13a", "multi-bleu", "multi-bleu-joined", "sacrebleu"]),
+    ],
+)
+def test_the_metric_of_the_published_score_is_first(config, settings, others, expected):
+    assert metrics_of(recipes.load(config, settings), others) == expected
+
+
+def test_a_run_makes_only_the_averages_that_it_translates_with(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    paper = {"table": "T", "row": "R", "checkpoint": "best"}
+    run.recipe = recipes.load(config, [f"paper={json.dumps(paper)}"])
+    run.options = run.options._replace(until="average")
+    run.run()
+    assert kinds(steps) == ["prep", "train"]
+    run.options = run.options._replace(average=1)
+    run.run()
+    assert "--last=1 --name=average-1" in steps.called[-1]
+
+
+# Places -------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_folder_share_their_text_and_other_configs_do_not(config):
+    row = RECIPES / "mlrf/iwslt14_deen/both_ffn.yaml"
+    where = places(row, load(row), None)
+    assert where.out == Path("work/mlrf_iwslt14_deen").absolute()
+    assert where.run.name == "run.iwslt14_deen.both_ffn.seed1"
+    assert where.prepared(load(row).data).name == "data.iwslt14_deen"
+    own = places(config, recipes.load(config), None)
+    assert (own.out, own.run.name) == (Path("work/my").absolute(), "run.my.seed1")
+
+
+def test_other_settings_of_the_text_get_a_folder_of_their_own(config, tmp_path):
+    recipe = recipes.load(config)
+    where = places(config, recipe, tmp_path)
+    folder = where.prepared(recipe.data)
+    folder.mkdir()
+    settings = recipe.data.model_dump(mode="json", exclude={"folder"})
+    settings["train"] = ["/elsewhere/train"]
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "settings": settings}))
+    assert where.prepared(recipe.data) == folder, "the folder of the text may differ"
+    other = recipes.load(config, ["data.bpe.merges=51"])
+    assert where.prepared(other.data) != folder
+    assert where.prepared(other.data) == where.prepared(other.data)
+
+
+def test_a_further_reference_needs_all_texts(tmp_path):
+    for name in ("a.en1", "a.en2", "b.en1.gz"):
+        (tmp_path / name).touch()
+    found = list(further_references([str(tmp_path / "a"), str(tmp_path / "b")], "en"))
+    assert [[path.name for path in paths] for paths in found] == [["a.en1", "b.en1.gz"]]
+
+
+def test_products_with_damage_or_other_inputs_are_made_again(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    Products(tmp_path).add(file, [1, "x"])
+    assert Products(tmp_path).up_to_date(file, [1, "x"])
+    assert not Products(tmp_path).up_to_date(file, [2, "x"])
+    file.write_text("texd")
+    assert not Products(tmp_path).up_to_date(file, [1, "x"])
+    (tmp_path / "products.json").write_text("[")
+    assert not Products(tmp_path).up_to_date(file, [1, "x"])
+
+
+# Devices ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (1, "stage 1: an update is 4 x 100 tokens = 400 tokens"),
+        (2, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 2 devices computes 2 of "),
+        (8, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 8 devices computes 1/8 "),
+    ],
+)
+def test_an_update_is_described(config, devices, text):
+    [line] = describe_updates(recipes.load(config).training.stages, devices)
+    assert line.startswith(text)
+
+
+def test_several_devices_are_processes_of_torchrun():
+    words = launch.command("train", "a b.yaml", devices=4)
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node=4 -m fusetk"
+    assert words[1:] == [*launcher.split(), "train", "a b.yaml"]
+    assert launch.shown(words).startswith("torchrun --standalone --nproc-per-node=4 -m fusetk ")
+    assert launch.shown(launch.command("train", "a b.yaml")) == "fusetk train 'a b.yaml'"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_failed_command_is_named_with_its_exit_status():
+    with pytest.raises(launch.StepFailed, match="ended with exit status 74") as caught:
+        launch.call(python("raise SystemExit(74)"))
+    assert caught.value.exit_code == 74
+    with pytest.raises(launch.StepFailed, match="ended with signal SIGKILL") as caught:
+        launch.call(python("import os; os.kill(os.getpid(), 9)"))
+    assert caught.value.exit_code == 137
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_reaches_the_command_once(tmp_path, number):
+    code = (
+        "import signal, time, pathlib\n"
+        f"path = pathlib.Path({str(tmp_path / 'count')!r})\n"
+        "def note(number, frame): path.write_text(path.read_text() + 'x')\n"
+        "for name in ('SIGTERM', 'SIGINT'): signal.signal(getattr(signal, name), note)\n"
+        "path.write_text('')\n"
+        "while not path.read_text(): time.sleep(0.01)\n"
+        "time.sleep(0.1)\n"
+    )
+
+    def interrupt() -> None:
+        while not (tmp_path / "count").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted, match=signal.Signals(number).name):
+        launch.call(python(code))
+    thread.join()
+    assert (tmp_path / "count").read_text() == "x"
+    assert signal.getsignal(number) == before
+
+
+# Slurm --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the programs of Slurm, which write down their arguments."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sbatch = '#!/bin/sh\necho "$*" >> "$FAKE/submitted"\nwc -l < "$FAKE/submitted"\n'
+    squeue = '#!/bin/sh\ncat "$FAKE/queued" 2> /dev/null\n:\n'
+    for name, text in (("sbatch", sbatch), ("squeue", squeue)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(tmp_path))
+    return tmp_path
+
+
+def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
+    where = Places(cluster / "out", "g", "x")
+    where.out.mkdir()
+    rest = ["fusetk", "run", "a b.yaml"]
+    assert slurm.submit(where, ["--nodes=2", "--account=me"], rest) == ("1", "2")
+    first, second = (cluster / "submitted").read_text().splitlines()
+    assert "--nodes=2" in first and f"train.sbatch {where.config} -r {where.run}" in first
+    assert "--dependency=afterok:1" in second and "--wrap=fusetk run 'a b.yaml'" in second
+    assert "--account=me" in second and "--nodes=2" not in second
+    (cluster / "queued").write_text("7\n2\n")
+    with pytest.raises(ConfigError, match=r"has queued or running jobs \(2\)"):
+        slurm.submit(where, [], rest)
+    (cluster / "queued").write_text("")
+    assert slurm.submit(where, [], rest) == ("3", "4")
+
+
+def test_the_second_job_repeats_the_command_without_slurm():
+    arguments = "run a.yaml --sbatch --nodes=2 --raw b --sbatch=-p x --slurm --seed 2".split()
+    assert _without_slurm(arguments) == "run a.yaml --raw b x --seed 2".split()
+
+
+# The smoke test -----------------------------------------------------------------------------------
+
+TASKS = sorted({path.parent for path in RECIPES.rglob("*/*.yaml") if path.stem in GROUNDS})
+
+
+@pytest.mark.parametrize("folder", TASKS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_row_has_valid_settings_for_the_smoke_test(folder):
+    rows = [path for path in sorted(folder.glob("*.yaml")) if path.stem not in GROUNDS]
+    for path in rows[:1] + rows[-1:]:
+        smoke = recipes.load(path, smoke_settings(load(path)))
+        assert smoke.model == load(path).model
+        for stage in smoke.training.stages:
+            assert stage.end.model_dump(exclude_none=True) == {"updates": 3}
+            assert stage.batch.accumulate <= 2
+
+
+def test_the_smoke_test_keeps_existing_codes(config):
+    codes = ["data.bpe={codes: my.codes}"]
+    settings = smoke_settings(recipes.load(config, codes))
+    assert recipes.load(config, [*settings, *codes]).data.bpe.merges is None
+
+
+def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("train", "valid", "first", "second"):
+        for language in ("de", "en", "en1"):
+            (raw / f"{name}.{language}").write_text("".join(f"{n}\n" for n in range(4000)))
+    write_smoke_text(recipes.load(config), tmp_path / "smoke")
+    sizes = {path.name: len(path.read_text().split()) for path in (tmp_path / "smoke").iterdir()}
+    assert sizes["train.de"] == sizes["train.en"] == 3000
+    assert sizes["first.de"] == sizes["first.en1"] == 20
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "give the folder of the raw text by --raw"),
+        (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist"),
+        (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
+        (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
+        (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
+    ],
+)
+def test_wrong_options_are_one_sentence(config, arguments, text):
+    result = CliRunner().invoke(main, ["run", str(config), *arguments])
+    assert result.exit_code == 2 and text in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_script_of_slurm_is_part_of_the_package():
+    assert (RECIPES / "slurm" / "train.sbatch").resolve() == slurm.SCRIPT
