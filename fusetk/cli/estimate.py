@@ -39,7 +39,7 @@ EXAMPLE = (
 )
 @click.option(
     "--measure",
-    default=3,
+    default=6,
     show_default=True,
     type=click.IntRange(1),
     metavar="N",

@@ -13,7 +13,7 @@ from fusetk.recipe import Recipe
 from fusetk.training import optim
 from fusetk.training.step import accumulate_gradients, optimizer_step
 
-WARM_UP = 1  # updates that are not timed
+WARM_UP = 3  # updates that are not timed; the allocator reserves memory in them
 
 
 def measured_speed(
@@ -30,13 +30,14 @@ def measured_speed(
     shapes, _ = sample_batches(stage.batch, text, recipe.training.seed)
     with META:
         counted = system.build(recipe, *sizes).train()
+    # Counting between the updates would slow them down.
+    operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()
     optimizer = optim.build(stage.optimizer, model.parameters())
     seconds, steps = [], []  # for a multiply-add, and for a step of the optimiser
     with computing(device, recipe.training.matmul):
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]
-            operations = batch_cost(counted, shape, smoothing).multiply_adds
             tokens = shape.target_tokens
             start = _now(device)
             losses = accumulate_gradients(
@@ -44,10 +45,9 @@ def measured_speed(
             )
             end_of_batch = _now(device)
             optimizer_step(model, optimizer, losses, 0.0, stage.clip, tokens)
-            seconds.append((end_of_batch - start) / operations)
+            seconds.append((end_of_batch - start) / operations[number % len(shapes)])
             steps.append(_now(device) - end_of_batch)
-    mean = sum(batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes)
-    operations_of_update = stage.batch.accumulate * mean / len(shapes)
+    operations_of_update = stage.batch.accumulate * sum(operations) / len(shapes)
     time_of_step = median(steps[WARM_UP:])
     return 1 / (median(seconds[WARM_UP:]) + time_of_step / operations_of_update)
 

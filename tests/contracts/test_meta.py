@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fusetk.data.batch import Batch
 from fusetk.decoding.beam import search
@@ -23,10 +24,11 @@ from tests.helpers.batches import random_batch
 Builder = Callable[[], Seq2Seq]
 READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.item, torch.ops.aten.is_nonzero)
 COPIES = (torch.ops.aten._to_copy, torch.ops.aten.to)
+TRANSFERS = (torch.ops.aten.copy_,)
 
 
 class HostReads(TorchDispatchMode):
-    """Within this context reading of values on `meta` is counted.
+    """Within this context reading of values on `meta` is counted, and mixing devices is an error.
 
     The values are zeros. Integers are ones, because a sentence has at least one token.
     """
@@ -47,6 +49,11 @@ class HostReads(TorchDispatchMode):
             self.count += 1
             dtype = options.get("dtype") or args[0].dtype
             return torch.full(args[0].shape, 1 if dtype == torch.int64 else 0, dtype=dtype)
+        tensors = [value for value in tree_leaves((args, options)) if isinstance(value, Tensor)]
+        # torch accepts indices on another device here, and not on a GPU.
+        on_host = [tensor for tensor in tensors if not tensor.is_meta and tensor.dim()]
+        if on_host and len(on_host) < len(tensors) and function.overloadpacket not in TRANSFERS:
+            raise RuntimeError(f"{function} has tensors on meta and on another device")
         return function(*args, **options)
 
 
@@ -104,12 +111,13 @@ def test_reading_of_values_is_counted() -> None:
     assert host.count == 3
 
 
-def test_another_device_is_an_error() -> None:
-    model = SYSTEMS[next(iter(SEARCHED))]().to("meta")
+@pytest.mark.parametrize("name", ["src", "src_mask", "tgt_in", "tgt_out", "target_index"])
+def test_another_device_is_an_error(name: str) -> None:
+    model = SYSTEMS["coordinated"]().to("meta")
     batch = batch_on_meta()
-    mask = torch.ones_like(batch.src_mask, device="cpu")
-    with pytest.raises(RuntimeError, match="meta"):
-        batch_loss(model, batch._replace(src_mask=mask), 0)
+    tensor = torch.zeros_like(getattr(batch, name), device="cpu")
+    with HostReads(), pytest.raises(RuntimeError, match="meta"):
+        batch_loss(model, batch._replace(**{name: tensor}), 0.1)
 
 
 def lengths_on_the_host(batch: Batch) -> tuple[Tensor, Tensor]:
