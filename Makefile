@@ -1,6 +1,7 @@
 # make venv: create an environment with fusetk in .venv
 # make demo: run all commands on a small corpus
 # make test: run all checks
+# make bench: measure the speed on this machine and compare it with the last time
 # make man: generate the manual pages from the code
 # make layout: generate the picture in CONTRIBUTING.md from the imports
 # make clean: delete the environment and caches; work/ and runs/ remain
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 REQUIREMENTS = setup.cfg pyproject.toml constraints.txt
 
-.PHONY: venv demo test man layout clean
+.PHONY: venv demo test bench man layout clean
 
 venv: $(VENV)/.installed
 
@@ -29,6 +30,9 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python tests/benchmarks/bench.py
 
 man: venv
 	$(BIN)/python -m tools.manual man

@@ -16,7 +16,7 @@ from fusetk import __version__, machine
 from fusetk.nn.fused import build, enabled
 
 PACKAGES = ("torch", "numpy", "sacremoses", "subword-nmt", "sacrebleu", "safetensors", "pydantic")
-KERNELS = ("recurrence", "transformer")  # sources in nn/fused
+KERNELS = sorted(path.stem for path in build.FOLDER.glob("*.cpp"))
 # Instructions that decide on the speed of products, as Linux names them.
 INSTRUCTIONS = (
     "avx2",

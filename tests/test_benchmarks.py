@@ -1,20 +1,25 @@
 """The quantities that the benchmarks compute."""
 
+import hashlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.contracts.systems import SIZES, TARGET_SIZE, build
+from tests.contracts.systems import BACKBONES, TARGET_SIZE, build
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
+from bench import changes
+from growing_text import growing_lines, heaps
+from growth import exponent
 from products import multiply_adds
 
 
 def test_multiply_adds_of_a_transformer() -> None:
     """The count agrees with the sizes of the weights and of attention."""
-    sizes = SIZES["transformer"]
+    sizes = BACKBONES["transformer"].sizes
     layers, width, ffn = sizes["encoder"]["layers"], sizes["width"], sizes["ffn"]
     assert sizes["decoder"]["layers"] == layers
     square, feed_forward = width**2, 2 * width * ffn
@@ -49,3 +54,29 @@ def test_multiply_adds_of_a_recurrence() -> None:
     assert source == pytest.approx(sum(weights[name] for name in per_source), abs=1e-3)
     assert target == pytest.approx(sum(weights[name] for name in per_target), abs=1e-3)
     assert both > 0
+
+
+def test_the_words_of_growing_text_follow_heaps_law() -> None:
+    random = np.random.default_rng(3)
+    letters = str.maketrans("0123456789", "ghijklmnop")
+
+    def word(rank: int) -> str:
+        return hashlib.md5(str(rank).encode()).hexdigest()[: 5 + rank % 5].translate(letters)
+
+    lines = [" ".join(map(word, row)) for row in random.zipf(1.6, (3000, 10)).tolist()]
+    k, b = heaps([word for line in lines for word in line.split()])
+    grown = list(growing_lines(lines, 20_000))
+    assert grown[:3000] == lines and len(grown) == 20_000
+    words = [word for line in grown for word in line.split()]
+    expected = k * len(words) ** b
+    assert len(set(words)) == pytest.approx(expected, rel=0.25)
+
+
+def test_changes_of_ratios_are_reported() -> None:
+    before = {"start": {"decode": 2.0, "prep": 1.0, "gone": 1.0}}
+    now = {"start": {"decode": 1.0, "prep": 1.05, "new": 3.0}, "growth": {"width": 2.0}}
+    assert changes(before, now) == ["start: decode: 2.00 -> 1.00"]
+
+
+def test_an_exponent_is_fitted() -> None:
+    assert exponent({n: 3 * n**1.5 for n in (1, 2, 4, 8)}) == pytest.approx(1.5)

@@ -30,7 +30,7 @@ def test_the_description_has_the_choices_and_the_limits() -> None:
     description = examined()
     assert description["choices"] == machine.choices().ways
     assert description["gflops"]["float32"] > 0
-    assert set(description["kernels"]) == {path.stem for path in build.FOLDER.glob("*.cpp")}
+    assert {"recurrence", "transformer"} <= set(description["kernels"])
     text = CliRunner().invoke(main, ["doctor"]).stdout
     for name, way in description["choices"].items():
         assert f"  {name}: {way}" in text

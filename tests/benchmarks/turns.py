@@ -4,8 +4,11 @@ Systems take turns, so that changes in the machine's speed affect all of them.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -25,6 +28,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios to this file")
     return parser
 
 
@@ -37,7 +41,7 @@ def compare(
     """Run the turns of each config at each precision and print the medians.
 
     Ratios are to the first config at the same precision. ``limits`` yields the greatest possible
-    speed of a config, measured in each turn beside the speed.
+    speed of a config, measured in each turn beside the speed. ``--json`` writes a list of dicts.
     """
     names = [
         (config, precision) for precision in arguments.precision for config in arguments.configs
@@ -53,20 +57,32 @@ def compare(
             speeds[name].append(next(system))
             if name in bounds:
                 greatest[name].append(next(bounds[name]))
+    results: list[dict[str, Any]] = []
     for name, values in speeds.items():
         config, precision = name
+        result: dict[str, Any] = {
+            "config": config,
+            "precision": precision,
+            "speed": statistics.median(values),
+        }
+        results.append(result)
         first = speeds[arguments.configs[0], precision]
+        result["of first"] = median_ratio(values, first)
         span = f"{min(values):,.0f} to {max(values):,.0f}"
         print(
             f"{config} {precision}: median {statistics.median(values):,.0f} {unit} ({span}), "
-            f"{median_ratio(values, first):.3f} times the first"
+            f"{result['of first']:.3f} times the first"
         )
         if name in greatest:
             limit = greatest[name]
+            result["of limit"] = median_ratio(values, limit)
             print(
-                f"    {median_ratio(values, limit):.3f} of the limit of its products, "
+                f"    {result['of limit']:.3f} of the limit of its products, "
                 f"{statistics.median(limit):,.0f} {unit}"
             )
+
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
