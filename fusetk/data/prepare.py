@@ -32,10 +32,12 @@ def prepare(
     jobs: int = 1,
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    validate: Callable[[], object] = lambda: None,
 ) -> Manifest:
     """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
-    Calls `report` with one line for each change, each stage that is made, and each warning about a
+    Calls `validate` before the first of them: it can reject the other sections of the config. Calls
+    `report` with one line for each change, each stage that is made, and each warning about a
     language or a text that the steps do not support. The folder is complete if and only if it has a
     manifest. Raises ConfigError or DataError for a config or input that cannot be used.
     """
@@ -53,20 +55,28 @@ def prepare(
         old = _read_manifest(folder, report)
         further = further_references(config)
         inputs = _inspect({**texts, "further": further}, old.get("inputs", {}))
-        for warning in language_warnings.warnings(
-            {"source": config.source, "target": config.target},
-            config.steps,
-            [pair for pairs in texts.values() for pair in pairs],
-        ):
-            report(f"warning: {warning}")
-        build = Build(folder, jobs, report)
+        warnings: list[str] | None = old.get("warnings")  # missing in older folders
+
+        def warn(lines: list[str]) -> list[str]:
+            for line in lines:
+                report(f"warning: {line}")
+            return lines
+
+        def before() -> None:
+            nonlocal warnings
+            validate()
+            warnings = warn(_warnings(config, texts))
+
+        build = Build(folder, jobs, report, before)
         old_stages = old.get("stages", {})
         for stage in plan(config, texts, further):
             build.run(stage, inputs, None if force else old_stages.get(stage.name))
         for name in old_stages:
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
-        data = describe(config, inputs, build)
+        if not build.made:
+            warnings = warn(_warnings(config, texts) if warnings is None else warnings)
+        data = {**describe(config, inputs, build), "warnings": warnings}
         if data != old:
             build.finish(data, old_stages)
         return Manifest(folder, data, build.made)
@@ -92,6 +102,13 @@ def _inspect(
             inputs[str(path)] = manifest.inspect(path, known.get(str(path)))
         manifest.check_pairs(pairs, inputs)
     return inputs
+
+
+def _warnings(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[str]:
+    """Return a warning for each language and text that the steps do not support."""
+    languages = {"source": config.source, "target": config.target}
+    pairs = [pair for pairs in texts.values() for pair in pairs]
+    return list(language_warnings.warnings(languages, config.steps, pairs))
 
 
 def _prefixes(config: DataConfig) -> dict[str, list[str]]:
@@ -170,7 +187,7 @@ def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
     settings = {
         **_step_settings(config, config.steps),
         "valid": split,
-        **_package_versions(config.steps),
+        **_versions(config.steps),
     }
     return Stage(
         "words.train",
@@ -189,7 +206,7 @@ def _held_out_words(
     references = {"references": config.valid_references} if further else {}
     return Stage(
         f"words.{split}",
-        {**_step_settings(config, steps), **_package_versions(steps), **references},
+        {**_step_settings(config, steps), **_versions(steps), **references},
         [*pairs, *further],
         ["words.train"] if has_model else [],
         lambda build: preprocess.held_out_words(build, config, split, pairs, further),
@@ -240,11 +257,16 @@ def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, A
     }
 
 
-def _package_versions(steps: Sequence[PrepStep]) -> dict[str, str]:
-    """Return the versions of the packages that the steps use."""
-    return manifest.package_versions(
+def _versions(steps: Sequence[PrepStep]) -> dict[str, Any]:
+    """Return the versions of the packages that the steps use, and of the steps themselves.
+
+    Version 1 of a step is omitted: prepared folders without versions of steps stay up to date.
+    """
+    packages = manifest.package_versions(
         dict.fromkeys(package for step in steps for package in step.packages)
     )
+    versions = {step.step: step.version for step in steps if step.version > 1}
+    return {**packages, **({"step_versions": versions} if versions else {})}
 
 
 def describe(

@@ -7,10 +7,10 @@ space is replaced before sacreBLEU sees it.
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fusetk.evaluation.metric import MetricOptions, StatisticsRow
-from fusetk.evaluation.sacrebleu_metrics import SacreMetric, bleu_parts
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.sacrebleu_metrics import PreparedBleu
 
 # Perl splits a line of bytes at this white space. str.split would also split at NBSP and others.
 split_words = re.compile(r"[^ \t\n\r\f\v]+").findall
@@ -25,12 +25,13 @@ _COMPOUND = re.compile(rb"(\S)-(\S)")
 _SPLIT_HYPHEN = re.compile(" (?:@-@|##AT##-##AT##) ")
 
 
-class MultiBleu(SacreMetric):
+class MultiBleu(PreparedBleu):
     """BLEU of tokenised lines without smoothing, as multi-bleu.perl computes it."""
 
     name = "multi-bleu"
     tokenizes = False
     options: ClassVar[Collection[str]] = ("compound_split",)
+    smoothing = "none"
 
     def __init__(
         self,
@@ -38,33 +39,20 @@ class MultiBleu(SacreMetric):
         options: MetricOptions,
         source: Sequence[str] | None = None,
     ) -> None:
-        from sacrebleu.metrics.bleu import BLEU
-
         self.compound_split = options.compound_split
         if options.lowercase:
             self.case_sensitive = False
             if self.name == MultiBleu.name:
                 self.name = LowercaseMultiBleu.name
-        references = [self._prepare(lines) for lines in references]
-        super().__init__(BLEU(tokenize="none", smooth_method="none", force=True), references)
+        super().__init__(references)
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
-        prepared = []
-        for line in lines:
-            if not self.case_sensitive:
-                line = line.lower()
-            if self.compound_split:
-                line = split_compounds(line)
-            prepared.append(line.translate(_REPLACE_OTHER_SPACE))
-        return prepared
-
-    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
-        """Return one row for each line.
-
-        A row has the lengths of the hypothesis and of the closest reference, the matching n-grams
-        for n = 1 to 4, and the n-grams of the hypothesis for n = 1 to 4.
-        """
-        return super().statistics(self._prepare(hypotheses))
+    def prepare(self, line: str) -> str:
+        """Lower-case a line if case does not count, and split compounds on request."""
+        if not self.case_sensitive:
+            line = line.lower()
+        if self.compound_split:
+            line = split_compounds(line)
+        return line.translate(_REPLACE_OTHER_SPACE)
 
     def signature(self) -> str:
         """Return all settings that are needed to reproduce the score."""
@@ -72,10 +60,6 @@ class MultiBleu(SacreMetric):
         compounds = "|compounds:split" if self.compound_split else ""
         references = f"nrefs:{len(self.references)}"
         return f"{references}|case:{case}|tok:none{compounds}|smooth:none|arithmetic:moses"
-
-    def parts(self, result: Any) -> dict[str, Any]:
-        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
-        return bleu_parts(result)
 
 
 class LowercaseMultiBleu(MultiBleu):
@@ -107,8 +91,9 @@ class JoinedMultiBleu(MultiBleu):
     ) -> None:
         super().__init__(references, options._replace(compound_split=False), source)
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
-        return super()._prepare([_SPLIT_HYPHEN.sub("-", line) for line in lines])
+    def prepare(self, line: str) -> str:
+        """Join split hyphens, then prepare the line as multi-bleu does."""
+        return super().prepare(_SPLIT_HYPHEN.sub("-", line))
 
     def signature(self) -> str:
         """Return all settings that are needed to reproduce the score."""

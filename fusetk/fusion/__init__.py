@@ -11,6 +11,7 @@ from fusetk.fusion.attention import AttentionFusion
 from fusetk.fusion.average import AverageFusion
 from fusetk.fusion.base import Fusion, FusionConfig
 from fusetk.fusion.ffn import FFNFusion
+from fusetk.fusion.groups import GroupFusion
 from fusetk.fusion.iterative import IterativeFusion
 from fusetk.fusion.last import LastFusion
 from fusetk.fusion.linear import LinearFusion
@@ -24,6 +25,7 @@ FUSIONS: dict[str, type[Fusion]] = {
     "linear": LinearFusion,
     "iterative": IterativeFusion,
     "tree": TreeFusion,
+    "groups": GroupFusion,
 }
 
 

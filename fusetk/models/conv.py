@@ -284,7 +284,10 @@ class Conv(Seq2Seq):
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
         self.attend = build_memory_attention(
-            config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
+            config.decoder.attend,
+            self.encoder.history_widths,
+            self.encoder.out_width,
+            config.decoder.layers,
         )
         self.memory = nn.ModuleList(
             normed_linear(width, config.width) for width in self.attend.widths

@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from fusetk.fusion.base import FusionConfig
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
+from fusetk.models.residual import Residual, Residuals, Stream
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
-from fusetk.models.stack import Layer, Stack, StackConfig
+from fusetk.models.stack import Layer, Stack
 from fusetk.models.transformer import (
     BlockConfig,
-    Residual,
+    BlockStackConfig,
     TransformerEmbedding,
     TransformerLayer,
+    build_residuals,
     build_summary_layer,
     check_tying,
+    initialise_sublayers,
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
 from fusetk.nn.cache import Cache
+from fusetk.nn.norm import build_norm
 from fusetk.nn.output import OutputProjection
 
 
@@ -32,7 +36,7 @@ class CoordinatedConfig(BlockConfig):
     """Sizes and options of a coordinated model."""
 
     kind: str = "coordinated"
-    stack: StackConfig = StackConfig(layers=14)
+    stack: BlockStackConfig = BlockStackConfig(layers=14)
     """Depth and connection for both languages; the fusion is that of the target side."""
     share_weights: bool = True
     """Use the same layers for source and target. With `false` each side has its own layers."""
@@ -47,7 +51,17 @@ class CoordinatedConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "CoordinatedConfig":
-        self.check_heads("stack", self.stack)
+        self.check_side("stack", self.stack)
+        if self.stack.connect.separate_inputs:
+            raise ValueError(
+                f"stack.connect: {self.stack.connect.kind} makes separate queries, keys and "
+                "values, which only the layers of kind: transformer read: choose another connection"
+            )
+        if self.positions == "rotary" or self.kv_heads is not None:
+            raise ValueError(
+                "positions: rotary and kv_heads are options of kind: transformer, since here the "
+                "attention to the source has the weights of self-attention: remove them"
+            )
         if self.mixed_attention and self.cross_weights == "own":
             raise ValueError(
                 "cross_weights: own has no effect with mixed_attention: true, which has one "
@@ -93,14 +107,24 @@ class CoordinatedLayer(TransformerLayer):
         layer: int,
         input_width: int,
         width: int,
+        residuals: Residuals,
         target: bool = True,
     ):
         """``layer`` 0 is the lowest. ``target=False``: the layer serves the source only."""
-        super().__init__(config, f"decoder.layer{layer + 1}", input_width, width)
+        separate = target and not config.mixed_attention
+        attention_residual, *cross_residual, ffn_residual = residuals.layer(width, 2 + separate)
+        super().__init__(
+            config,
+            f"decoder.layer{layer + 1}",
+            input_width,
+            width,
+            attention_residual,
+            ffn_residual,
+        )
         self.layer = layer
         self.mixed = config.mixed_attention
         self.own = config.cross_weights == "own"
-        self.cross_residual = Residual(config, width) if target and not self.mixed else None
+        self.cross_residual = cross_residual[0] if separate else None
         self.cross = None
         if target and self.own:
             self.cross = CrossAttention(
@@ -112,13 +136,20 @@ class CoordinatedLayer(TransformerLayer):
                 config.attention_bias,
             )
 
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        if self.cross is None or self.cross_residual is None:
+            return super().sublayers()
+        return [*super().sublayers(), (self.cross_residual, self.cross)]
+
     def _trace_name(self, what: str, side: str = "decoder") -> str:
         return f"{side}.layer{self.layer + 1}.{what}"
 
     def forward(
-        self, x: Tensor, context: SourceContext | TargetContext
-    ) -> tuple[Tensor | None, Tensor | Cache]:
+        self, x: Stream, context: SourceContext | TargetContext
+    ) -> tuple[Stream | None, Tensor | Cache]:
         """Run over the source or the target, as ``context`` says.
+
+        The input and the output may be streams of such tensors.
 
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
         that the target attends to: keys and values (B, S, 2D), or with ``cross_weights: own`` the
@@ -130,27 +161,26 @@ class CoordinatedLayer(TransformerLayer):
             return self._source(x, context)
         return self._target(x, context)
 
-    def _source(self, x: Tensor, context: SourceContext) -> tuple[Tensor | None, Tensor]:
-        residual = self.attention_residual
-        before = residual.before(x)
+    def _source(self, stream: Stream, context: SourceContext) -> tuple[Stream | None, Tensor]:
+        x, stream = self.attention_residual.before(stream)
         if context.is_top:
-            return None, before if self.own else self.attention.keys_values(before)
+            return None, x if self.own else self.attention.keys_values(x)
         y, keys_values = self.attention.source(
-            before, context.mask[:, None, None, :], self._trace_name("self", "encoder")
+            x, context.mask[:, None, None, :], self._trace_name("self", "encoder")
         )
-        output = self.feed_forward(residual.after(x, y))
-        return output, before if self.own else keys_values
+        output = self.feed_forward(self.attention_residual.after(stream, y))
+        return output, x if self.own else keys_values
 
-    def _target(self, x: Tensor, context: TargetContext) -> tuple[Tensor, Cache]:
-        residual = self.attention_residual
+    def _target(self, stream: Stream, context: TargetContext) -> tuple[Stream, Cache]:
         name = self._trace_name("mixed" if self.mixed else "self")
-        y, cache = self.attention.step(residual.before(x), context.cache, context.visible, name)
-        x = residual.after(x, y)
+        x, stream = self.attention_residual.before(stream)
+        y, cache = self.attention.step(x, context.cache, context.visible, name)
+        stream = self.attention_residual.after(stream, y)
         if self.cross_residual is not None and context.keys_values is not None:
-            residual = self.cross_residual
-            y = self._cross_attention(residual.before(x), context.keys_values, context.source_mask)
-            x = residual.after(x, y)
-        return self.feed_forward(x), cache
+            x, stream = self.cross_residual.before(stream)
+            y = self._cross_attention(x, context.keys_values, context.source_mask)
+            stream = self.cross_residual.after(stream, y)
+        return self.feed_forward(stream), cache
 
     def _cross_attention(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
         if self.cross is not None:
@@ -165,31 +195,38 @@ class TopSourceLayer(Layer):
     No other layer reads its output, so it computes only the tensor that the target attends to.
     """
 
-    def __init__(self, config: CoordinatedConfig, input_width: int, width: int):
+    def __init__(self, config: CoordinatedConfig, input_width: int, width: int, readout: nn.Module):
+        """``readout`` maps the stream of residual connections to a tensor."""
         super().__init__()
         self.width = width
+        self.readout = readout
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
-        self.norm = nn.LayerNorm(width) if config.norm == "pre" else nn.Identity()
+        self.norm = (
+            build_norm(config.normalization, width) if config.norm == "pre" else nn.Identity()
+        )
         self.project: nn.Module = nn.Identity()
         if config.cross_weights == "shared":
             self.project = KeysValues(width, 2 * width, config.attention_bias)
 
-    def forward(self, x: Tensor, context: SourceContext) -> tuple[None, Tensor]:
+    def forward(self, x: Stream, context: SourceContext) -> tuple[None, Tensor]:
         """(B, S, input width) -> None, and the tensor that the target attends to.
 
         The tensor is that of ``CoordinatedLayer.forward`` (B, S, 2D or D).
         """
-        return None, self.project(self.norm(self.read(x)))
+        return None, self.project(self.norm(self.read(self.readout(x))))
 
 
 def build_source_stack(config: CoordinatedConfig) -> Stack:
     """Build separate layers for the source, without a fusion."""
     depth = config.stack.layers
+    residuals = build_residuals(config, config.stack, "encoder", {"encoder": depth})
 
     def build_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
         if planned.layer + 1 == depth:
-            return TopSourceLayer(config, input_width, planned.width)
-        return CoordinatedLayer(config, planned.layer, input_width, planned.width, target=False)
+            return TopSourceLayer(config, input_width, planned.width, residuals.ends.readout())
+        return CoordinatedLayer(
+            config, planned.layer, input_width, planned.width, residuals, target=False
+        )
 
     return Stack(
         config.stack.model_copy(update={"fuse": FusionConfig(kind="last")}),
@@ -197,6 +234,7 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
         "encoder",
         layer=build_layer,
         summary=build_summary_layer,
+        ends=residuals.ends,
         uses_output=False,
     )
 
@@ -225,25 +263,30 @@ class Coordinated(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size, language=language)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied, language)
+        residuals = build_residuals(config, config.stack, "decoder", {"decoder": depth})
         self.stack = Stack(
             config.stack,
             [width] * (depth + 1),
             "decoder",
             layer=lambda planned, name, input_width: CoordinatedLayer(
-                config, planned.layer, input_width, planned.width
+                config, planned.layer, input_width, planned.width, residuals
             ),
             summary=build_summary_layer,
+            ends=residuals.ends,
         )
         self.source_stack = None if config.share_weights else build_source_stack(config)
         self.mixed = config.mixed_attention
         out_width = self.stack.out_width
         # Layers of a pre-norm model do not normalise their output, so it is normalised here.
-        self.norm = nn.LayerNorm(out_width) if config.norm == "pre" else nn.Identity()
+        self.norm = (
+            build_norm(config.normalization, out_width) if config.norm == "pre" else nn.Identity()
+        )
         self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
+        initialise_sublayers(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         stack = self.source_stack or self.stack

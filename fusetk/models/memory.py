@@ -1,12 +1,16 @@
 """Selection of the encoder layers that each decoder layer attends to."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from fusetk import trace
 from fusetk.config import ComponentConfig, resolve
 from fusetk.models.seq2seq import Memory
+from fusetk.nn.dropout import Dropout
 
 
 class MemoryAttention(nn.Module):
@@ -22,10 +26,11 @@ class MemoryAttention(nn.Module):
     layer_by_layer = False
     """Whether decoder layer i attends to encoder layer i only."""
 
-    def __init__(self, config: ComponentConfig, history_widths: Sequence[int], output_width: int):
+    def __init__(self, config: Any, history_widths: Sequence[int], output_width: int, layers: int):
         """``history_widths`` are the widths of the encoder's history, the embedding first.
 
-        ``output_width`` is the width of the encoder's output.
+        ``output_width`` is the width of the encoder's output, and ``layers`` is the number of
+        decoder layers.
         """
         super().__init__()
         self.history_widths = tuple(history_widths)
@@ -103,11 +108,74 @@ class LayerwiseAttention(MemoryAttention):
         return slice(layer, layer + 1)
 
 
+class TransparentConfig(ComponentConfig):
+    """A learned mean of the encoder layers for each decoder layer."""
+
+    kind: str = "transparent"
+    norm_layers: bool = False
+    """Apply layer normalisation to every encoder layer before the mean. Set it with `norm: pre`,
+    whose layers do not normalise their output."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the numbers from which the softmax makes the weights."""
+
+
+class TransparentAttention(MemoryAttention):
+    """Attention of decoder layer j to z_j = sum_i softmax_i(W)_ij h_i (Bapna et al. 2018).
+
+    h_i are the embedding and the encoder layers. W is 0 at first, so z_j is their mean. A layer
+    that is not as wide as the embedding is projected to the width of the embedding.
+    """
+
+    Config = TransparentConfig
+
+    def __init__(
+        self,
+        config: TransparentConfig,
+        history_widths: Sequence[int],
+        output_width: int,
+        layers: int,
+    ):
+        super().__init__(config, history_widths, output_width, layers)
+        width = self.history_widths[0]
+        self.weight = nn.Parameter(torch.zeros(len(self.history_widths), layers))
+        self.dropout = Dropout(config.dropout)
+        self.map = nn.ModuleList(
+            nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
+            for layer_width in self.history_widths
+        )
+        self.norm_layers = nn.ModuleList(
+            nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in self.map
+        )
+
+    @property
+    def widths(self) -> Sequence[int]:
+        return [self.history_widths[0]] * self.weight.shape[1]
+
+    def sources(self, memory: Memory) -> Sequence[Tensor]:
+        weights = self.dropout(self.weight).softmax(0)
+        layers = [
+            norm(project(layer))
+            for norm, project, layer in zip(self.norm_layers, self.map, memory.history, strict=True)
+        ]
+        sources = []
+        for j, column in enumerate(weights.unbind(1)):
+            trace.record(f"decoder.attend.layer{j + 1}", column)
+            total = layers[0] * column[0]
+            for i in range(1, len(layers)):
+                total = torch.addcmul(total, layers[i], column[i])
+            sources.append(total)
+        return sources
+
+    def sources_of(self, layer: int) -> slice:
+        return slice(layer, layer + 1)
+
+
 ATTENDS: dict[str, type[MemoryAttention]] = {
     "top": OutputAttention,
     "layerwise": LayerwiseAttention,
     "dense-concat": DenseConcatAttention,
     "dense-sum": DenseSumAttention,
+    "transparent": TransparentAttention,
 }
 
 
@@ -118,10 +186,10 @@ def memory_attention_class(config: ComponentConfig) -> type[MemoryAttention]:
 
 
 def build_memory_attention(
-    config: ComponentConfig, history_widths: Sequence[int], output_width: int
+    config: ComponentConfig, history_widths: Sequence[int], output_width: int, layers: int
 ) -> MemoryAttention:
     """Build the class that ``config.kind`` names; for the arguments see ``MemoryAttention``.
 
     Raises ValueError if there is none.
     """
-    return memory_attention_class(config)(config, history_widths, output_width)
+    return memory_attention_class(config)(config, history_widths, output_width, layers)

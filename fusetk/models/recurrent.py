@@ -176,7 +176,7 @@ class Recurrent(Seq2Seq):
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
         self.encoder_fuse = _fusion_of_states(encoder.fuse, encoder_widths, "encoder.fuse")
         self.attend = build_memory_attention(
-            decoder.attend, encoder_widths, self.encoder_fuse.out_width
+            decoder.attend, encoder_widths, self.encoder_fuse.out_width, layers=1
         )
         source_widths = self.attend.widths
         context_width = source_widths[0] if len(source_widths) == 1 else 2 * width

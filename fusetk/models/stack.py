@@ -1,7 +1,7 @@
 """A stack of layers: the layers, the connection between them, and the fusion of their outputs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -18,12 +18,16 @@ from fusetk.models.connect import (
     build_connection,
 )
 from fusetk.models.memory import ATTENDS, MemoryAttention, memory_attention_class
+from fusetk.models.residual import Stream, StreamEnds
 
 T = TypeVar("T")
 
 
 class StackConfig(Config):
     """One side of a model: its depth, its connection and its fusion."""
+
+    layers_have_separate_inputs: ClassVar[bool] = False
+    """Whether the layers read ``LayerInputs``."""
 
     layers: int = Field(ge=1)
     """Number of layers."""
@@ -43,6 +47,12 @@ class StackConfig(Config):
     @model_validator(mode="after")
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
+        if self.connect.separate_inputs and not self.layers_have_separate_inputs:
+            raise ValueError(
+                f"connect: {self.connect.kind} makes separate queries, keys and values, which only "
+                "the layers of kind: transformer read: choose another connection"
+                + (", or streams: 1" if self.connect.kind == "mudd" else "")
+            )
         self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
         return self
 
@@ -62,13 +72,15 @@ class Layer(nn.Module):
     width: int
     """Features of its output."""
 
-    def forward(self, x: Tensor, context: Any) -> tuple[Tensor | None, Any]:
+    def forward(self, x: Stream, context: Any) -> tuple[Stream | None, Any]:
         """Return the layer's output (B, T, width) for its input x (B, T, D), and a state.
 
-        ``context`` has the other inputs of the layer, such as masks, caches and the source. The
-        state is read by the next call or by the other side of the model, for example the extended
-        cache. The backbone chooses the types of the context and of the state; both may be None. A
-        highest layer returns None for its output if the model uses only its state.
+        Input and output are streams if the residual connections of the sub-layers need more than
+        one tensor (``fusetk.models.residual``). ``context`` has the other inputs of the layer, such
+        as masks, caches and the source. The state is read by the next call or by the other side of
+        the model, for example the extended cache. The backbone chooses the types of the context and
+        of the state; both may be None. A highest layer returns None for its output if the model
+        uses only its state.
         """
         raise NotImplementedError
 
@@ -100,19 +112,22 @@ class Stack(nn.Module):
         name: str,
         layer: LayerFactory,
         summary: LayerFactory,
+        ends: StreamEnds | None = None,
         uses_output: bool = True,
     ):
         """``widths`` are the widths that the backbone gives to the embedding and to each layer.
 
         ``name`` is the side, "encoder" or "decoder". ``layer`` builds a layer. ``summary`` builds a
-        summary layer that the connection adds. ``uses_output``: whether the model uses the output
-        of the stack and not only its history and states.
+        summary layer that the connection adds. ``ends`` are the ends of the stream that flows
+        through the layers, by default those of a tensor. ``uses_output``: whether the model uses
+        the output of the stack and not only its history and states.
         """
         super().__init__()
         self.layers = nn.ModuleList()  # the layers and the added summary layers
         self.connect = build_connection(config.connect, f"{name}.connect")
         self.plan = config.connect.plan(widths, self.connect.residual)
         self.checkpoint = config.checkpoint
+        self.ends = ends or StreamEnds(None, f"{name}.residual", widths[0])
         self.fuses_next_input = uses_output and fusion_class(config.fuse).reads_next_input
         self.history_widths = [widths[0]]
 
@@ -132,7 +147,8 @@ class Stack(nn.Module):
 
         fused_widths = self.history_widths
         if self.fuses_next_input:
-            fused_widths = [self.connect.register_input()]
+            fused_widths = [self.connect.register_end()]
+        self.readout = self.ends.readout() if self.fuses_next_input else nn.Identity()
         self.fuse = build_fusion(config.fuse, fused_widths, widths[-1], f"{name}.fuse")
         self.out_width = self.fuse.out_width
 
@@ -165,26 +181,30 @@ class Stack(nn.Module):
 
         With ``keep_states=False`` the states are None, so that they take no memory.
         """
-        history = [embedding]
-        stream = self.connect.append(None, embedding)
+        stream = self.ends.open(embedding)
+        history = [stream]
+        outputs = self.connect.append(None, stream)
         states = []
         for i, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
-            layer_input = self.connect(stream)
+            layer_input = self.connect(outputs)
             if self.recomputes:
                 output, state = checkpoint(layer, layer_input, context, use_reentrant=False)
             else:
                 output, state = layer(layer_input, context)
             states.append(state if keep_states else None)
             if output is None:
-                return StackOutput(tuple(history), history[-1], tuple(states))
+                break
             if self.plan[i].starts_block:
                 history = []
-                stream = None
+                outputs = layer_input = None
             history.append(output)
             if self._feeds_connection(i):
-                stream = self.connect.append(stream, output)
-        fused = self.fuse([self.connect(stream)] if self.fuses_next_input else history)
-        return StackOutput(tuple(history), fused, tuple(states))
+                outputs = self.connect.append(outputs, output, layer_input)
+        tensors = tuple(self.ends.state(item) for item in history)
+        if output is None:
+            return StackOutput(tensors, tensors[-1], tuple(states))
+        fused = [self.readout(self.connect.end(outputs))] if self.fuses_next_input else tensors
+        return StackOutput(tensors, self.fuse(fused), tuple(states))
 
 
 def attends_to_output(encoder: StackConfig, decoder: DecoderConfig) -> bool:

@@ -1,25 +1,66 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models import steps
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
+from fusetk.models.residual import (
+    RESIDUALS,
+    Norm,
+    Residual,
+    ResidualConfig,
+    Residuals,
+    SeparateResidual,
+    Stream,
+    residual_class,
+)
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
 from fusetk.nn.attention import CrossAttention, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
-from fusetk.nn.feedforward import Activation, FeedForward
+from fusetk.nn.feedforward import Activation, FeedForward, GatedFeedForward
+from fusetk.nn.grouped_attention import GroupedSelfAttention
+from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
+from fusetk.nn.rows import MixedRows, Rows
+
+
+class BlockStackConfig(StackConfig):
+    """A side of a model whose layers have sub-layers."""
+
+    layers_have_separate_inputs: ClassVar[bool] = True
+
+    residual: Annotated[ResidualConfig, component(RESIDUALS, "a residual connection", Residual)] = (
+        ResidualConfig(kind="plain")
+    )
+    """What a sub-layer reads, and how its output is joined to the outputs of the sub-layers below.
+    `plain`: the usual residual sum."""
+
+    @model_validator(mode="after")
+    def _one_key_connects_layers(self) -> "BlockStackConfig":
+        if residual_class(self.residual).spans_layers and self.connect.kind != "last":
+            raise ValueError(
+                f"residual: {self.residual.kind} also connects the layers, so connect: "
+                f"{self.connect.kind} would have no effect: remove one of the two options"
+            )
+        return self
+
+
+class BlockDecoderConfig(DecoderConfig, BlockStackConfig):
+    """The decoder's side."""
 
 
 class BlockConfig(ModelConfig):
@@ -29,14 +70,23 @@ class BlockConfig(ModelConfig):
     """Number of attention heads; `width` must be a multiple of it."""
     ffn: int = Field(2048, ge=1)
     """Hidden units of the feed-forward layers."""
-    norm: Literal["post", "pre"] = "post"
-    """Layer normalisation after each residual sum (`post`, as in the original paper), or before
-    each sub-layer and once at the end (`pre`)."""
-    activation: Activation = "relu"
-    """Activation of the feed-forward layers."""
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    norm: Norm = "post"
+    """Layer normalisation after each residual sum (`post`, as in the original paper), before each
+    sub-layer and once at the end (`pre`), or nowhere (`none`, for `residual: rezero`)."""
+    normalization: Normalization = "layer"
+    """Layer normalisation, or RMSNorm, which does not subtract the mean and has no bias (Zhang and
+    Sennrich 2019)."""
+    activation: Activation | Literal["swiglu"] = "relu"
+    """Activation of the feed-forward layers. `swiglu` multiplies the activation by a second linear
+    map (Shazeer 2020): with 2/3 of the hidden units a layer has the same number of parameters."""
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     """Position embeddings: sines and cosines, for sentences of any length (Vaswani et al. 2017), a
-    learned vector for each position (Gehring et al. 2017), or none."""
+    learned vector for each position (Gehring et al. 2017), or none. `rotary`: none, but queries and
+    keys of self-attention are rotated by their positions (Su et al. 2021)."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Number of heads of the keys and values of self-attention, a divisor of `heads`. Groups of
+    heads share them (Ainslie et al. 2023), so that the caches of the decoder are smaller. By
+    default, as many as `heads`."""
     max_positions: int = Field(1024, ge=1)
     """Length of the longest sentence with learned positions, in tokens with EOS."""
     dropout: float = Field(0.1, ge=0, lt=1)
@@ -58,22 +108,30 @@ class BlockConfig(ModelConfig):
     """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
     4.2."""
 
-    def check_heads(self, name: str, side: StackConfig) -> None:
-        """Raise ValueError if the width of a layer of ``side`` is not a multiple of the heads."""
+    def check_side(self, name: str, side: BlockStackConfig) -> None:
+        """Raise ValueError if the options of the stack ``name`` do not fit those of the model."""
         for i in range(side.layers):
             width = side.connect.width(i, side.layers, self.width)
             if width % self.heads:
                 key = "width" if width == self.width else f"{name}.connect: growth"
                 raise ValueError(f"{key} {width} is not a multiple of heads {self.heads}")
+            if self.positions == "rotary" and width // self.heads % 2:
+                raise ValueError(
+                    f"positions: rotary needs heads of even width, but a layer of width {width} "
+                    f"has heads of {width // self.heads} features: change width or heads"
+                )
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        side.residual.check(self.norm, side.layers)
 
 
 class TransformerConfig(BlockConfig):
     """Sizes and options of a Transformer."""
 
     kind: str = "transformer"
-    encoder: StackConfig = StackConfig(layers=6)
+    encoder: BlockStackConfig = BlockStackConfig(layers=6)
     """Depth, connection and fusion of the encoder."""
-    decoder: DecoderConfig = DecoderConfig(layers=6)
+    decoder: BlockDecoderConfig = BlockDecoderConfig(layers=6)
     """Depth, connection, fusion and attention of the decoder."""
     context_gate: Literal["none", "scalar", "vector"] = "none"
     """Combine the results of self-attention and of attention to the source by a gate with one
@@ -81,32 +139,40 @@ class TransformerConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _sides_fit_together(self) -> "TransformerConfig":
-        self.check_heads("encoder", self.encoder)
-        self.check_heads("decoder", self.decoder)
+        self.check_side("encoder", self.encoder)
+        self.check_side("decoder", self.decoder)
         attends_to_output(self.encoder, self.decoder)
         return self
 
 
-class Residual(nn.Module):
-    """The residual connection of a sub-layer f.
+def build_self_attention(
+    config: BlockConfig, name: str, width: int, separate_inputs: bool
+) -> SelfAttention:
+    """Build the self-attention of a layer; ``name`` is that of the recorded weights."""
+    usual = width, config.heads, config.attention_dropout, name, config.attention_bias
+    rotary = config.positions == "rotary"
+    if rotary or separate_inputs or config.kv_heads not in (None, config.heads):
+        return GroupedSelfAttention(*usual, groups=config.kv_heads, rotary=rotary)
+    return SelfAttention(*usual)
 
-    Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x))).
+
+def build_residuals(
+    config: BlockConfig, side: BlockStackConfig, name: str, depths: Mapping[str, int]
+) -> Residuals:
+    """Return the builder of the residual connections of the stack ``name``.
+
+    ``depths`` has the number of layers of each stack of the model.
     """
-
-    def __init__(self, config: BlockConfig, width: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.dropout = Dropout(config.dropout)
-        self.pre = config.norm == "pre"
-
-    def before(self, x: Tensor) -> Tensor:
-        """Return the input of the sub-layer."""
-        return self.norm(x) if self.pre else x
-
-    def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the output y of a sub-layer that read ``before(x)``."""
-        x = x + self.dropout(y)
-        return x if self.pre else self.norm(x)
+    return Residuals(
+        side.residual,
+        name,
+        depths,
+        config.width,
+        config.norm,
+        config.dropout,
+        config.normalization,
+        side.connect.separate_inputs,
+    )
 
 
 class TransformerLayer(Layer):
@@ -116,23 +182,49 @@ class TransformerLayer(Layer):
     width, and its feed-forward layer is narrower in proportion.
     """
 
-    def __init__(self, config: BlockConfig, name: str, input_width: int, width: int):
+    def __init__(
+        self,
+        config: BlockConfig,
+        name: str,
+        input_width: int,
+        width: int,
+        attention_residual: Residual,
+        ffn_residual: Residual,
+    ):
         super().__init__()
         self.width = width
         # The projection of the input; it has this name in checkpoints.
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
-        self.attention = SelfAttention(
-            width, config.heads, config.attention_dropout, f"{name}.self", config.attention_bias
+        self.attention = build_self_attention(
+            config, f"{name}.self", width, isinstance(attention_residual, SeparateResidual)
         )
-        self.attention_residual = Residual(config, width)
+        self.attention_residual = attention_residual
         hidden = max(1, config.ffn * width // config.width)
-        self.ffn = FeedForward(width, hidden, width, config.activation, config.activation_dropout)
-        self.ffn_residual = Residual(config, width)
+        self.ffn: FeedForward | GatedFeedForward
+        if config.activation == "swiglu":
+            self.ffn = GatedFeedForward(width, hidden, width, config.activation_dropout)
+        else:
+            self.ffn = FeedForward(
+                width, hidden, width, config.activation, config.activation_dropout
+            )
+        self.ffn_residual = ffn_residual
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Apply the feed-forward sub-layer with its residual connection: (B, T, D) -> (B, T, D)."""
-        residual = self.ffn_residual
-        return residual.after(x, self.ffn(residual.before(x)))
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        """Return the sub-layers with their residual connections."""
+        return [(self.attention_residual, self.attention), (self.ffn_residual, self.ffn)]
+
+    def feed_forward(self, stream: Stream) -> Stream:
+        """Apply the feed-forward sub-layer with its residual connection."""
+        x, stream = self.ffn_residual.before(stream)
+        return self.ffn_residual.after(stream, self.ffn(x))
+
+
+def initialise_sublayers(model: Seq2Seq) -> None:
+    """Change the initial weights of all sub-layers as their residual connections require it."""
+    for layer in model.layers():
+        if isinstance(layer, TransformerLayer):
+            for residual, sublayer in layer.sublayers():
+                residual.initialise(sublayer)
 
 
 class ContextGate(nn.Module):
@@ -154,14 +246,28 @@ class ContextGate(nn.Module):
 
 
 class TransformerEncoderLayer(TransformerLayer):
-    """Self-attention and a feed-forward network. The context is the source mask (B, S)."""
+    """Self-attention and a feed-forward network.
 
-    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, None]:
-        """(B, S, input width) -> (B, S, D)."""
-        x = self.read(x)
-        residual = self.attention_residual
-        y = self.attention(residual.before(x), context[:, None, None, :])
-        return self.feed_forward(residual.after(x, y)), None
+    The context is the source mask (B, 1, 1, S), or the layout of packed sentences.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        name: str,
+        input_width: int,
+        width: int,
+        residuals: Residuals,
+    ):
+        super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
+
+    def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
+        """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
+        if isinstance(context, Tensor) and steps.encoder_layer_is_usable(self, x):
+            return steps.encoder_layer(self, x, context.flatten(1)), None
+        x, stream = self.attention_residual.before(self.read(x))
+        y = self.attention(x, context)
+        return self.feed_forward(self.attention_residual.after(stream, y)), None
 
 
 class DecoderContext(NamedTuple):
@@ -169,12 +275,15 @@ class DecoderContext(NamedTuple):
 
     cache: Cache
     """Self-attention keys and values of the earlier target tokens (B, slots, 2D)."""
-    visible: Tensor | None
-    """Which cache slots each new position attends to; see ``cache_mask``."""
+    visible: Tensor | Rows | None
+    """Which cache slots each new position attends to (see ``cache_mask``), or the layout of packed
+    sentences."""
     keys_values: Tensor
     """Keys and values of the layer's n sources (B, n * S, 2D)."""
-    source_mask: Tensor
-    """(B, S)."""
+    source_mask: Tensor | MixedRows
+    """(B, S), or the layouts of packed sentences."""
+    start: int
+    """Position of the first new token."""
 
 
 class TransformerDecoderLayer(TransformerLayer):
@@ -187,8 +296,10 @@ class TransformerDecoderLayer(TransformerLayer):
         input_width: int,
         width: int,
         source_widths: Sequence[int],
+        residuals: Residuals,
     ):
-        super().__init__(config, name, input_width, width)
+        attention_residual, cross_residual, ffn_residual = residuals.layer(width, 3)
+        super().__init__(config, name, input_width, width, attention_residual, ffn_residual)
         self.cross = CrossAttention(
             width,
             source_widths,
@@ -197,21 +308,31 @@ class TransformerDecoderLayer(TransformerLayer):
             f"{name}.cross",
             config.attention_bias,
         )
-        self.cross_residual = Residual(config, width)
+        self.cross_residual = cross_residual
         self.gate = None
         if config.context_gate != "none":
             self.gate = ContextGate(width, 1 if config.context_gate == "scalar" else width)
 
-    def forward(self, x: Tensor, context: DecoderContext) -> tuple[Tensor, Cache]:
-        """(B * K, T, input width) -> (B * K, T, D), and the extended cache."""
-        x = self.read(x)
-        residual = self.attention_residual
-        y, cache = self.attention.step(residual.before(x), context.cache, context.visible)
-        x = residual.after(x, y)
-        residual = self.cross_residual
-        z = self.cross(residual.before(x), context.keys_values, context.source_mask)
-        x = residual.after(x, z if self.gate is None else self.gate(y, z))
-        return self.feed_forward(x), cache
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        return [*super().sublayers(), (self.cross_residual, self.cross)]
+
+    def forward(
+        self, x: Stream, context: DecoderContext | steps.StepContext
+    ) -> tuple[Stream, Cache | tuple[Tensor, ...]]:
+        """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
+
+        The input and the output may be streams of such tensors.
+        """
+        if isinstance(context, steps.StepContext):
+            return steps.decoder_layer(self, x, context)
+        x, stream = self.attention_residual.before(self.read(x))
+        y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
+        stream = self.attention_residual.after(stream, y)
+        x, stream = self.cross_residual.before(stream)
+        z = self.cross(x, context.keys_values, context.source_mask)
+        if self.gate is not None:
+            z = self.gate(y, z)
+        return self.feed_forward(self.cross_residual.after(stream, z)), cache
 
 
 class SummaryLayer(Layer):
@@ -261,11 +382,18 @@ class TransformerEmbedding(nn.Module):
         self.dropout = Dropout(rate)
         self.scale = config.width**0.5
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D)."""
-        x = self.tokens(ids) * self.scale
+    def forward(self, ids: Tensor, start: int = 0, rows: Rows | None = None) -> Tensor:
+        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D).
+
+        With the layout ``rows``, the result is packed: (1, N, D).
+        """
+        if rows is not None:
+            x = self.tokens(rows.pack(ids)) * self.scale
+        else:
+            x = self.tokens(ids) * self.scale
         if self.positions is not None:
-            x = x + self.positions(start, ids.shape[1])
+            vectors = self.positions(start, ids.shape[1])
+            x = x + (vectors if rows is None else vectors[rows.positions])
         if self.language is not None:
             x = x + self.language.weight
         return self.dropout(x)
@@ -290,6 +418,7 @@ class Transformer(Seq2Seq):
     """Encoder and decoder of self-attention layers."""
 
     Config = TransformerConfig
+    packs = True
 
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
@@ -302,79 +431,125 @@ class Transformer(Seq2Seq):
         self.source = TransformerEmbedding(config, source_size)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = TransformerEmbedding(config, target_size, tied)
+        depths = {"encoder": config.encoder.layers, "decoder": config.decoder.layers}
+        residuals = build_residuals(config, config.encoder, "encoder", depths)
         self.encoder = Stack(
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
-            layer=lambda planned, name, input_width: TransformerEncoderLayer(
-                config, name, input_width, planned.width
-            ),
+            layer=partial(self.encoder_layer, config, residuals),
             summary=build_summary_layer,
+            ends=residuals.ends,
             uses_output=attends_to_output(config.encoder, config.decoder),
         )
         self.attend = build_memory_attention(
-            config.decoder.attend, self.encoder.history_widths, self.encoder.out_width
+            config.decoder.attend,
+            self.encoder.history_widths,
+            self.encoder.out_width,
+            config.decoder.layers,
         )
+        target_residuals = build_residuals(config, config.decoder, "decoder", depths)
         self.decoder = Stack(
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
-            layer=lambda planned, name, input_width: TransformerDecoderLayer(
-                config, name, input_width, planned.width, self._source_widths(planned.layer)
-            ),
+            layer=partial(self.decoder_layer, config, target_residuals),
             summary=build_summary_layer,
+            ends=target_residuals.ends,
         )
         share_layer_embedding(self.encoder.fuse, self.decoder.fuse)
         # Layers of a pre-norm model do not normalise their output, so it is normalised here.
         pre = config.norm == "pre"
         self.source_norms = nn.ModuleList(
-            nn.LayerNorm(source_width) if pre else nn.Identity()
+            build_norm(config.normalization, source_width) if pre else nn.Identity()
             for source_width in self.attend.widths
         )
         out_width = self.decoder.out_width
-        self.decoder_norm = nn.LayerNorm(out_width) if pre else nn.Identity()
+        self.decoder_norm = build_norm(config.normalization, out_width) if pre else nn.Identity()
         self.to_output = nn.Identity() if out_width == width else nn.Linear(out_width, width)
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
+        initialise_sublayers(self)
 
-    def _source_widths(self, layer: int) -> Sequence[int]:
-        """Return the widths of the sources that a decoder layer attends to."""
-        return self.attend.widths[self.attend.sources_of(layer)]
+    def encoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build an encoder layer. A subclass with another kind of layer overrides this method."""
+        return TransformerEncoderLayer(config, name, input_width, planned.width, residuals)
+
+    def decoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
+        source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        return TransformerDecoderLayer(
+            config, name, input_width, planned.width, source_widths, residuals
+        )
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        contexts = [src_mask] * len(self.encoder.layers)
+        contexts = [src_mask[:, None, None, :]] * len(self.encoder.layers)
         history, output, _ = self.encoder(self.source(src), contexts)
         return Memory(history, output, src_mask)
 
     def start(self, memory: Memory) -> State:
+        keys_values = self._keys_values(memory)
+        if steps.decoder_is_usable(self._decoder_layers(), keys_values[0]):
+            return State(None, steps.start(keys_values, memory.mask), 0)
+        return self._start_with_caches(keys_values, memory.mask)
+
+    def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
+        """Return the first state of the code that reads any number of tokens at once."""
+        # The cache slots of each hypothesis; see ``cache_mask``.
+        slots = torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
+        return State((keys_values, mask, self._empty_caches(keys_values)), slots, 0)
+
+    def _keys_values(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Return the source keys and values of each decoder layer (B, n * S, 2D)."""
         sources = [
             norm(source)
             for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
         ]
-        layers = [
+        return tuple(
+            layer.cross.keys_values(sources[self.attend.sources_of(i)])
+            for i, layer in enumerate(self._decoder_layers())
+        )
+
+    def _empty_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
+        return tuple(
+            Cache(tensor[:, :0, : 2 * layer.width], 0)
+            for tensor, layer in zip(keys_values, self._decoder_layers(), strict=True)
+        )
+
+    def _decoder_layers(self) -> list["TransformerDecoderLayer"]:
+        """Return the layers of the decoder without added summary layers."""
+        return [
             layer for layer in self.decoder.layers if isinstance(layer, TransformerDecoderLayer)
         ]
-        keys_values = tuple(
-            layer.cross.keys_values(sources[self.attend.sources_of(i)])
-            for i, layer in enumerate(layers)
-        )
-        caches = tuple(
-            Cache(tensor[:, :0, : 2 * layer.width], 0)
-            for tensor, layer in zip(keys_values, layers, strict=True)
-        )
-        # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, caches), slots, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        hypotheses = state.per_hypothesis
+        if isinstance(hypotheses, steps.Hypotheses):
+            if not (hypotheses.unchanged and steps.needs_caches(self.decoder, tgt_in)):
+                return self._decode_in_steps(tgt_in, hypotheses, state.step)
+            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
         )
         contexts = self.decoder.per_module(
-            DecoderContext(cache, visible, source, mask)
+            DecoderContext(cache, visible, source, mask, state.step)
             for cache, source in zip(caches, keys_values, strict=True)
         )
         # Recomputed layers keep no caches: these would take the memory that recomputation saves.
@@ -382,9 +557,40 @@ class Transformer(Seq2Seq):
             self.target(tgt_in, state.step), contexts, keep_states=not self.decoder.recomputes
         )
         caches = tuple(cache for cache in states if cache is not None)
-        features = self.to_output(self.decoder_norm(output))
         step = state.step + tgt_in.shape[1]
-        return features, State((keys_values, mask, caches), slots, step)
+        return self._features(output), State((keys_values, mask, caches), slots, step)
+
+    def _features(self, output: Tensor) -> Tensor:
+        features: Tensor = self.to_output(self.decoder_norm(output))
+        return features
+
+    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
+        contexts = [source] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.source(src, rows=source), contexts)
+        keys_values = self._keys_values(Memory(history, output, source.mask))
+        layouts = MixedRows(target, source)
+        decoder_contexts = self.decoder.per_module(
+            DecoderContext(cache, target, tensor, layouts, 0)
+            for cache, tensor in zip(self._empty_caches(keys_values), keys_values, strict=True)
+        )
+        _, output, _ = self.decoder(
+            self.target(tgt_in, rows=target), decoder_contexts, keep_states=False
+        )
+        return self._features(output)
+
+    def _decode_in_steps(
+        self, tgt_in: Tensor, hypotheses: steps.Hypotheses, step: int
+    ) -> tuple[Tensor, State]:
+        """Read target tokens (R, T) one by one with the kernels for inference."""
+        features = []
+        for tokens in tgt_in.split(1, dim=1):
+            hypotheses = hypotheses.extended()
+            contexts = self.decoder.per_module(hypotheses.contexts())
+            _, output, projections = self.decoder(self.target(tokens, step), contexts)
+            hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
+            features.append(self.to_output(self.decoder_norm(output)))
+            step += 1
+        return torch.cat(features, 1), State(None, hypotheses, step)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]

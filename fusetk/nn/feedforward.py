@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.fused import transformer as kernels
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
 # An activation may overwrite its input, because only the activation reads the layer's output.
@@ -41,4 +42,27 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.activation is torch.relu_ and kernels.usable(x, self._weights()):
+            return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
+
+    def _weights(self) -> list[Tensor]:
+        return [self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias]
+
+
+class GatedFeedForward(nn.Module):
+    """(swish(x W) * x V) W2 with biases: (..., width) -> (..., out), "SwiGLU" (Shazeer 2020).
+
+    One product computes x W and x V.
+    """
+
+    def __init__(self, width: int, hidden: int, out: int, dropout: float = 0.0):
+        """``hidden`` is the number of hidden units; ``dropout`` is applied to them."""
+        super().__init__()
+        self.hidden = nn.Linear(width, 2 * hidden)
+        self.out = nn.Linear(hidden, out)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.hidden(x).chunk(2, -1)
+        return self.out(self.dropout(F.silu(gate) * value))

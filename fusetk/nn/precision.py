@@ -8,3 +8,13 @@ def product_dtype(x: Tensor) -> torch.dtype:
     """Return autocast's type if autocast is enabled on the device of ``x``, else its own type."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def combine(weights: Tensor, layers: Tensor) -> Tensor:
+    """Return weighted sums of layers: (..., m, n), (..., n, D) -> (..., m, D).
+
+    The product has the type of ``layers``, even with autocast: rounding them would change the
+    residual sum of a model.
+    """
+    with torch.autocast(layers.device.type, enabled=False):
+        return weights.to(layers.dtype) @ layers

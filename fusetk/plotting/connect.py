@@ -1,68 +1,311 @@
-"""The learned weights of ``connect: linear``, with which a layer combines the layers below it."""
+"""The weights with which layers and sub-layers read the outputs below them.
+
+A *reading* is a layer, a sub-layer, or the output of a stack. Its weights are learned numbers, or
+they are computed at each position. The weights of ``residual`` with streams are expanded: the
+weight of a sub-layer's output in a reading is the sum over all paths through the streams.
+"""
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from fusetk.data.vocab import UNK
+from fusetk.decoding.target_scores import batches
 from fusetk.errors import DataError
 from fusetk.models.stack import Stack
-from fusetk.plotting.forward_trace import trace_forward
+from fusetk.plotting.attention import TokenPair
+from fusetk.plotting.corpus import TOKENS
+from fusetk.plotting.forward_trace import ForwardTrace, Pairs, trace_forward
 from fusetk.plotting.panel import Panel
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-_NAME = re.compile(r"(encoder|decoder)\.connect\.layer(\d+)")
+_LAYER = re.compile(r"(?P<site>(?P<side>encoder|decoder)\.(connect|attend))\.layer(\d+)(\.\w+)?")
+_SUBLAYER = re.compile(r"(encoder|decoder)\.residual\.(sublayer(\d+)|output)(\.\w+)?")
+# The sub-layers of a layer with two and with three sub-layers.
+_SUBLAYERS = {2: ("self", "ffn"), 3: ("self", "cross", "ffn")}
+READ = "output that is read"
 
 
-def panels(model: "Seq2Seq") -> list[Panel]:
-    """Return a panel for each side with learned connections.
+class Readings(NamedTuple):
+    """The weights of all readings of one site for B sentences."""
 
-    A row is a layer, a column is an output that the layer can read; l0 is the word embedding.
-    The last row, ``top``, is the stack's output if it is combined like the input of a further
-    layer. The weights are the same for every sentence. A layer that can read only one output may
-    have no row, for example if weights are normalised to sum to 1. Raises DataError if every
-    layer reads only the layer below.
+    name: str
+    title: str
+    side: str  # whose positions the weights belong to
+    # (R, C), or (B, T, R, C) if they depend on the position; NaN: the output cannot be read.
+    weights: np.ndarray
+    rows: list[str]
+    columns: list[str]
+    reader: str  # what a row is
+    lengths: np.ndarray  # (B,) positions of each sentence
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the weights depend on the position."""
+        return self.weights.ndim == 4
+
+    def of_sentence(self, i: int) -> np.ndarray:
+        """Return the weights at the positions of sentence i: (T, R, C)."""
+        return self.weights[i, : self.lengths[i]]
+
+
+def trace_readings(model: "Seq2Seq", pairs: Pairs) -> list[Readings]:
+    """Return the readings of all sites, by forced decoding of ``pairs``.
+
+    Raises DataError if every layer reads only the layer below.
     """
-    # The weights do not depend on the sentence: any sentence will do.
-    recorded = trace_forward(model, [([UNK], [UNK])], "*.connect.*").recorded
-    depths = {
-        stack.connect.name.partition(".")[0]: len(stack.layers)
+    # The pattern matches connect, attend and residual, but not attention, whose weights are costly.
+    traced = trace_forward(model, pairs, "*coder.[acr]*")
+    stacks = {
+        stack.connect.name.partition(".")[0]: stack
         for stack in model.modules()
         if isinstance(stack, Stack)
     }
-    side_panels = []
-    for side in ("encoder", "decoder"):
-        weights = {
-            int(match[2]): values
-            for name, values in recorded.items()
-            if (match := _NAME.fullmatch(name)) and match[1] == side
-        }
-        if weights:
-            side_panels.append(_panel(side, weights, depths.get(side)))
-    if not side_panels:
+    readings = [
+        *_layer_readings(traced, stacks),
+        *(
+            reading
+            for side in ("encoder", "decoder")
+            for reading in _sublayer_readings(traced, side, stacks.get(side))
+        ),
+    ]
+    if not readings:
         raise DataError(
             "there are no connections to draw: every layer of this model reads the layer below it "
-            "(connect: last)"
+            "(connect: last, residual: plain)"
         )
-    return side_panels
+    return readings
 
 
-def _panel(side: str, weights: dict[int, Tensor], depth: int | None) -> Panel:
-    """Return the panel of one side from the weights of each reading layer."""
-    shape = len(weights), max(len(values) for values in weights.values())
-    matrix = np.full(shape, np.nan, dtype=np.float32)
-    for row, layer in enumerate(sorted(weights)):
-        matrix[row, : len(weights[layer])] = weights[layer].float().cpu().numpy()
+def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Readings]:
+    """Return the readings of ``connect`` and of ``attend``."""
+    sites: dict[tuple[str, str, str], dict[int, np.ndarray]] = {}
+    for name, values in traced.recorded.items():
+        if match := _LAYER.fullmatch(name):
+            key = match["side"], match["site"], match[5] or ""
+            sites.setdefault(key, {})[int(match[4])] = _numbers(values)
+    readings = []
+    for (side, site, what), weights in sorted(sites.items()):
+        attends = site.endswith("attend")
+        stack = stacks.get(side)
+        depth = None if stack is None else len(stack.layers)
+        title = f"{side}, weights of each layer's {what[1:] or 'input'}"
+        if attends:
+            title = "decoder, weights of the encoder layers that each layer attends to"
+        rows = [f"l{i}" if depth is None or i <= depth else "top" for i in sorted(weights)]
+        columns = [f"l{i}" for i in range(max(values.shape[-1] for values in weights.values()))]
+        readings.append(
+            Readings(
+                f"{site}{what}",
+                title,
+                side,
+                _rows([weights[i] for i in sorted(weights)], len(columns)),
+                rows,
+                columns,
+                "layer that attends" if attends else "layer that reads",
+                traced.lengths[side],
+            )
+        )
+    return readings
+
+
+def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> list[Readings]:
+    """Return the readings of the residual connections of one side, or none."""
+    by_sublayer: dict[int, dict[str, np.ndarray]] = {}
+    for name, values in traced.recorded.items():
+        match = _SUBLAYER.fullmatch(name)
+        if match and match[1] == side:
+            kinds = by_sublayer.setdefault(int(match[3] or 0), {})
+            kinds[(match[4] or ".sources")[1:]] = _numbers(values)
+    if not by_sublayer:
+        return []
+    output = by_sublayer.pop(0, None)
+    sublayers = [by_sublayer[k] for k in sorted(by_sublayer)]
+    names = _sublayer_names(len(sublayers), stack)
+    columns = ["l0", *names]
+    if "sources" in sublayers[0]:
+        weights = [kinds["sources"] for kinds in sublayers]
+        if output is not None:
+            weights.append(output["sources"])
+        sources = max(values.shape[-1] for values in weights)
+        if sources < len(columns):
+            columns = ["l0", *(f"b{i}" for i in range(1, sources))]
+    else:
+        weights = expand_streams(sublayers)
+    rows = [*names, "top"][: len(weights)]
+    reading = Readings(
+        f"{side}.residual",
+        f"{side}, weights of each sub-layer's input",
+        side,
+        _rows(weights, len(columns)),
+        rows,
+        columns,
+        "sub-layer that reads",
+        traced.lengths[side],
+    )
+    return [reading]
+
+
+def _sublayer_names(count: int, stack: Stack | None) -> list[str]:
+    depth = 0 if stack is None else stack.depth
+    names = _SUBLAYERS.get(count // depth if depth else 0)
+    if names is None or count % depth:
+        return [f"s{k}" for k in range(1, count + 1)]
+    return [f"l{i}.{name}" for i in range(1, depth + 1) for name in names]
+
+
+def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """Return the weights of the outputs below in each sub-layer's input, and in the mean stream.
+
+    Each sub-layer has the weights ``write`` of its output in the n streams (..., n), and perhaps
+    ``read`` (..., n), the weights with which it reads them, and ``mix`` (..., n new, n old). A
+    single stream may have numbers instead. The result of sub-layer k has the shape (..., k + 1):
+    the weights of the embedding and of the k outputs below it.
+    """
+    weights = []
+    streams: np.ndarray | None = None  # (..., n, outputs so far)
+    for kinds in sublayers:
+        write = kinds.get("write", np.ones(1))
+        write = write if write.ndim else write[None]
+        n = write.shape[-1]
+        read = kinds.get("read", np.ones(n))
+        mix = kinds.get("mix", np.eye(n))
+        mix = mix if mix.ndim else mix[None, None]
+        if streams is None:
+            streams = np.ones((n, 1))
+        weights.append((read[..., None, :] @ streams)[..., 0, :])
+        mixed = mix @ streams
+        shape = np.broadcast_shapes(mixed.shape[:-1], write.shape)
+        mixed = np.broadcast_to(mixed, (*shape, mixed.shape[-1]))
+        streams = np.concatenate((mixed, np.broadcast_to(write, shape)[..., None]), -1)
+    assert streams is not None
+    return [*weights, streams.mean(-2)]
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    numbers: np.ndarray = values.float().cpu().numpy()
+    return numbers
+
+
+def _rows(weights: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """Return weights (C_r) or (B, T, C_r) as (R, C) or (B, T, R, C), with NaN where C_r < C."""
+    leading = np.broadcast_shapes(*(values.shape[:-1] for values in weights))
+    matrix = np.full((*leading, len(weights), columns), np.nan, dtype=np.float32)
+    for row, values in enumerate(weights):
+        matrix[..., row, : values.shape[-1]] = values
+    return matrix
+
+
+def needs_text(model: "Seq2Seq") -> bool:
+    """Whether weights depend on the position, so that a text is needed.
+
+    Raises DataError if every layer reads only the layer below.
+    """
+    return any(reading.by_position for reading in trace_readings(model, [([UNK], [UNK])]))
+
+
+# Panels -------------------------------------------------------------------------------------------
+
+
+def panels(model: "Seq2Seq", pairs: Pairs = (([UNK], [UNK]),)) -> list[Panel]:
+    """Return the panels of one sentence pair, or of learned weights if no pair is given.
+
+    A row is a reading, a column is an output that it can read; l0 is the word embedding. The row
+    ``top`` is the stack's output. If the weights depend on the position, there are their mean and
+    their standard deviation over the positions. Raises DataError if every layer reads only the
+    layer below.
+    """
+    means = ReadingMeans(model)
+    means.add(pairs)
+    return means.panels()
+
+
+def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: int) -> list[Panel]:
+    """Return the weights of reading ``reader`` (from 1) at each position of one sentence pair.
+
+    A row is an output that is read, the lowest at the bottom, and a column is a token. Raises
+    DataError if no site has so many readings whose weights depend on the position.
+    """
+    drawn = []
+    for reading in trace_readings(model, pairs):
+        if not reading.by_position or not 1 <= reader <= len(reading.rows):
+            continue
+        x, _ = tokens.labels(reading.side, "self")
+        weights = reading.of_sentence(0)[:, reader - 1]  # (T, C)
+        row = reading.rows[reader - 1]
+        readable = np.isfinite(weights).any(0)
+        drawn.append(
+            Panel(
+                f"{reading.name}.{row}",
+                f"{reading.title}: {row}",
+                weights[:, readable].T,
+                x,
+                [name for name, is_read in zip(reading.columns, readable, strict=True) if is_read],
+                "weight",
+                ("input token", READ),
+                up=True,
+            )
+        )
+    if not drawn:
+        raise DataError(
+            f"--layer {reader}: there is no such reading with weights that depend on the position"
+        )
+    return drawn
+
+
+class ReadingMeans:
+    """Sums over the positions of many sentences, and the panels of means and deviations."""
+
+    def __init__(self, model: "Seq2Seq"):
+        self.model = model
+        self.sentences = 0
+        self.last: list[Readings] = []  # of the last batch, for names and learned numbers
+        self.sums: dict[str, np.ndarray] = {}  # for each site (2, R, C): of weights and of squares
+        self.counts: dict[str, int] = {}  # for each site: number of positions
+
+    def add(self, pairs: Pairs) -> None:
+        """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
+        sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
+        for batch in batches(sizes, TOKENS):
+            self.last = trace_readings(self.model, [pairs[i] for i in batch])
+            self.sentences += len(batch)
+            for reading in self.last:
+                if not reading.by_position:
+                    continue
+                for i in range(len(batch)):
+                    weights = reading.of_sentence(i).astype(np.float64)
+                    sums = np.stack((weights.sum(0), np.square(weights).sum(0)))
+                    self.sums[reading.name] = self.sums.get(reading.name, 0) + sums
+                    self.counts[reading.name] = self.counts.get(reading.name, 0) + len(weights)
+
+    def panels(self) -> list[Panel]:
+        """Return the panels of all sites. ``add`` must have been called."""
+        return [panel for reading in self.last for panel in self._panels(reading)]
+
+    def _panels(self, reading: Readings) -> list[Panel]:
+        if not reading.by_position:
+            return [_panel(reading, reading.weights, "", "learned weight")]
+        mean, square = self.sums[reading.name] / self.counts[reading.name]
+        deviation = np.sqrt(np.maximum(square - mean**2, 0))
+        return [
+            _panel(reading, mean, ".mean", "weight"),
+            _panel(reading, deviation, ".deviation", "standard deviation over the positions"),
+        ]
+
+
+def _panel(reading: Readings, matrix: np.ndarray, suffix: str, measure: str) -> Panel:
+    what = {".mean": ", mean over the positions", ".deviation": ", standard deviation"}
     return Panel(
-        f"{side}.connect",
-        f"{side}, learned weights of each layer's input",
-        matrix,
-        [f"l{i}" for i in range(matrix.shape[1])],
-        ["top" if depth is not None and i > depth else f"l{i}" for i in sorted(weights)],
-        "learned weight",
-        ("output that is read", "layer that reads"),
+        f"{reading.name}{suffix}",
+        f"{reading.title}{what.get(suffix, '')}",
+        matrix.astype(np.float32),
+        reading.columns,
+        reading.rows,
+        measure,
+        (READ, reading.reader),
     )

@@ -317,7 +317,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
     hops = [np.array(panels()[f"{n}.decoder.fuse.hop2"]["matrix"]) for n in (1, 3, 4)]
     mean = np.array(by_name["decoder.fuse.hops.mean"]["matrix"])[:, 1]
     np.testing.assert_allclose(mean, np.concatenate(hops, 1).mean(1), rtol=1e-4)
-    monkeypatch.setattr("fusetk.cli.plot_attention.CHUNK", 2)
+    monkeypatch.setattr("fusetk.plotting.pages.CHUNK", 2)
     run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
     for name, panel in panels().items():
         np.testing.assert_allclose(
@@ -339,7 +339,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
             "no fusion of this model has hops",
         ),
         (["--what", "connect", "--corpus"], "omit --corpus"),
-        (["--what", "connect", "--head", "1"], "omit --corpus, --layer, --head and --step"),
+        (["--what", "connect", "--head", "1"], "omit them with --what connect"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-r", "a.en"], "-r and --lines need a file"),
@@ -437,7 +437,7 @@ def test_a_model_without_fusions(loaded: Any) -> None:
             ["-s", "der", "--what", "fuse", "--step", "1"],
             "--step selects a step of the decoder's attention",
         ),
-        (["--what", "connect", "--step", "1"], "omit --corpus, --layer, --head and --step"),
+        (["--what", "connect", "--step", "1"], "omit them with --what connect"),
         (["-s", " "], "the source sentence is empty"),
         (["-s", "der", "-t", ""], "the target sentence is empty"),
         (["-s", "der\nmann"], "more than one line"),

@@ -5,7 +5,7 @@ A new registered class is tested without a change here, unless it has options wi
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,31 +15,52 @@ from fusetk.models.stack import ATTENDS, CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
 
-# Options that a backbone needs to be built.
-SIZES: dict[str, dict[str, Any]] = {
-    "transformer": {
-        "width": 16,
-        "heads": 2,
-        "ffn": 24,
-        "encoder": {"layers": 2},
-        "decoder": {"layers": 2},
-    },
-    "coordinated": {"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}},
-    "conv": {
-        "width": 10,
-        "encoder": {"layers": 2, "widths": [8, 12]},
-        "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]},
-    },
-    "recurrent": {
-        "width": 16,
-        "heads": 2,
-        "init": 0.3,
-        "embedding_dropout": 0.1,
-        "output_dropout": 0.1,
-        "encoder": {"depth": 1},
-        "query": {"depth": 1},
-        "decoder": {"depth": 1},
-    },
+
+class Backbone(NamedTuple):
+    """The properties of a backbone that determine its systems."""
+
+    sizes: dict[str, Any]  # options that it needs to be built
+    connects: bool = True  # its stacks have connections
+    attends_in_each_layer: bool = True  # otherwise its decoder has one attention
+    test_encoder_fuses: bool = False  # test each fusion in the encoder, too
+    test_variants: bool = False  # test the variants of connections and fusions, too
+
+
+BACKBONES = {
+    "transformer": Backbone(
+        {
+            "width": 16,
+            "heads": 2,
+            "ffn": 24,
+            "encoder": {"layers": 2},
+            "decoder": {"layers": 2},
+        },
+        test_encoder_fuses=True,
+        test_variants=True,
+    ),
+    "coordinated": Backbone({"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}}),
+    "conv": Backbone(
+        {
+            "width": 10,
+            "encoder": {"layers": 2, "widths": [8, 12]},
+            "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]},
+        }
+    ),
+    "recurrent": Backbone(
+        {
+            "width": 16,
+            "heads": 2,
+            "init": 0.3,
+            "embedding_dropout": 0.1,
+            "output_dropout": 0.1,
+            "encoder": {"depth": 1},
+            "query": {"depth": 1},
+            "decoder": {"depth": 1},
+        },
+        connects=False,
+        attends_in_each_layer=False,
+        test_encoder_fuses=True,
+    ),
 }
 
 # Options that a fusion needs to fit these sizes, and the variants that compute something else.
@@ -64,6 +85,107 @@ CONNECTS: dict[str, list[dict[str, Any]]] = {
         {"growth": 6, "summary_every": 1, "summary_layer": "added"},
     ],
 }
+# Connections, residual connections, fusions and attentions that are tested in a few systems only,
+# with others on the other side: the backbone and its options.
+PRE: dict[str, Any] = {"norm": "pre"}
+MUDD_1 = {"kind": "mudd", "streams": 1}
+STATIC = {"kind": "hyper", "streams": 2, "weights": "static"}
+MANIFOLD = {"kind": "manifold-hyper", "streams": 3, "iterations": 5}
+BLOCKS = {"kind": "attention-residual", "block": 2}
+GROUPS = {"kind": "groups", "groups": 1, "embedding": True}
+
+
+def _sides(site: str, encoder: Any, decoder: Any, **more: Any) -> dict[str, Any]:
+    return {"encoder": {site: encoder}, "decoder": {site: decoder}, **more}
+
+
+SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "depth-weighted connections": (
+        "transformer",
+        _sides("connect", "depth-weighted", {"kind": "depth-weighted", "dilation": 2}),
+    ),
+    "depth-weighted and dynamic connections": (
+        "conv",
+        _sides("connect", "depth-weighted", MUDD_1),
+    ),
+    "separate inputs": ("transformer", _sides("connect", "mudd", "cross", **PRE)),
+    "separate inputs, post-norm": (
+        "transformer",
+        _sides(
+            *("connect", {"kind": "cross", "last": 1}, "mudd"),
+            **{"kv_heads": 1, "positions": "rotary", "scale": 1.5},
+        ),
+    ),
+    "baseline of today": (
+        "transformer",
+        {
+            **PRE,
+            "normalization": "rms",
+            "activation": "swiglu",
+            "positions": "rotary",
+            "kv_heads": 1,
+            "encoder": {"layers": 1},
+        },
+    ),
+    "dynamic connections": ("coordinated", {"stack": {"connect": MUDD_1}, **PRE}),
+    "groups, attend transparent": (
+        "transformer",
+        {"decoder": {"fuse": "groups", "attend": "transparent"}},
+    ),
+    "dense, attend transparent": (
+        "transformer",
+        {
+            "encoder": {"connect": {"kind": "dense", "growth": 6}},
+            "decoder": {"attend": {"kind": "transparent", "norm_layers": True}},
+        },
+    ),
+    "groups below attention": ("conv", {"encoder": {"fuse": GROUPS}}),
+    "attend transparent": ("recurrent", {"decoder": {"attend": "transparent"}}),
+    "residual rezero": ("transformer", _sides("residual", "rezero", "rezero", norm="none")),
+    "residual deep-norm and admin": ("transformer", _sides("residual", "deep-norm", "admin")),
+    "residual layer-scale and laurel-weights": (
+        "transformer",
+        _sides("residual", "layer-scale", "laurel-weights"),
+    ),
+    "residual laurel-low-rank and laurel-previous": (
+        "transformer",
+        _sides("residual", "laurel-low-rank", "laurel-previous", **PRE),
+    ),
+    "residual hyper": ("transformer", _sides("residual", "hyper", STATIC, **PRE)),
+    "residual hyper in one stack": ("coordinated", {"stack": {"residual": "hyper"}, **PRE}),
+    "residual hyper below a fusion": (
+        "transformer",
+        {
+            "encoder": {"residual": STATIC},
+            "decoder": {"residual": "hyper", "fuse": "average", "attend": "dense-sum"},
+            **PRE,
+        },
+    ),
+    "residual manifold-hyper": ("transformer", _sides("residual", MANIFOLD, MANIFOLD, **PRE)),
+    "residual attention-residual": (
+        "transformer",
+        _sides("residual", BLOCKS, "attention-residual", **PRE),
+    ),
+    "residual attention-residual in two stacks": (
+        "coordinated",
+        {"stack": {"residual": BLOCKS}, "share_weights": False, "mixed_attention": False, **PRE},
+    ),
+    "residual attention-residual below a fusion": (
+        "transformer",
+        {"decoder": {"residual": BLOCKS, "fuse": "average"}, **PRE},
+    ),
+}
+
+
+def kinds_tested_elsewhere(site: str) -> set[str]:
+    """Return the kinds of a site in ``SUCCESSORS``."""
+    kinds = set()
+    for _, options in SUCCESSORS.values():
+        for side in options.values():
+            if isinstance(side, dict) and site in side:
+                value = side[site]
+                kinds.add(value if isinstance(value, str) else value["kind"])
+    return kinds
 
 
 # The rows of Table 3 of layer-wise coordination, and combinations of them.
@@ -110,8 +232,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
+# Parameters without a gradient in systems whose name contains the first string. The first sub-layer
+# of a stack has one source, so its query cannot change the weight of that source.
+NO_GRADIENT = {"attention-residual": ".layers.0.attention_residual.depth."}
+
 # The kinds of a config that names none. They make the model of the backbone's default.
-DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top"}
+DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top", "residual": "plain"}
 
 
 def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -121,7 +247,7 @@ def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str
 
 def sides(kind: str) -> list[str]:
     """The keys of a backbone's stacks, the source's first."""
-    return [key for key in ("encoder", "decoder", "stack") if key in SIZES[kind]]
+    return [key for key in ("encoder", "decoder", "stack") if key in BACKBONES[kind].sizes]
 
 
 def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2Seq:
@@ -129,7 +255,7 @@ def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2S
 
     Large weights make an error in a cache or in the order of rows visible in the output.
     """
-    sizes = SIZES[kind]
+    sizes = BACKBONES[kind].sizes
     merged = {**sizes, **options, "kind": kind}
     for side in sides(kind):
         merged[side] = {**sizes[side], **options.get(side, {})}
@@ -138,7 +264,9 @@ def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2S
     model = MODELS[kind](config, SOURCE_SIZE, TARGET_SIZE)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if not parameter.any() and parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+            elif parameter.dim() > 1:
                 parameter.mul_(scale)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -160,20 +288,21 @@ def _name(option: dict[str, Any]) -> str:
 def _sites(kind: str) -> dict[str, Builder]:
     """Each connection and fusion at each side of a backbone.
 
-    Variants of a kind are tested in the decoder of the Transformer only.
+    Variants of a kind are tested in the decoder only.
     """
+    backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     *source_sides, target_side = sides(kind)
     tables = {"connect": (CONNECTIONS, CONNECTS), "fuse": (FUSIONS, FUSES)}
-    if kind == "recurrent":  # it has no connections
+    if not backbone.connects:
         del tables["connect"]
     for site, (registered, options) in tables.items():
-        both_sides = site == "connect" or kind in ("transformer", "recurrent")
+        both_sides = site == "connect" or backbone.test_encoder_fuses
         for name in registered:
-            if name == DEFAULTS[site]:
+            if name == DEFAULTS[site] or name in kinds_tested_elsewhere(site) - set(options):
                 continue
             first, *others = variants(name, options)
-            tested = [first, *others] if kind == "transformer" else [first]
+            tested = [first, *others] if backbone.test_variants else [first]
             for option in tested:
                 label = f"{kind}, {target_side} {site} {_name(option)}"
                 systems[label] = partial(build, kind, **{target_side: {site: option}})
@@ -185,15 +314,18 @@ def _sites(kind: str) -> dict[str, Builder]:
 
 def _attentions(kind: str) -> dict[str, Builder]:
     """Each attention to encoder layers, between residual and between dense stacks."""
+    backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
-        if kind == "recurrent" and attend == "layerwise":  # it has one attention only
+        if attend in kinds_tested_elsewhere("attend") - {"dense-sum"}:
+            continue
+        if attend == "layerwise" and not backbone.attends_in_each_layer:
             continue
         if attend != DEFAULTS["attend"]:
             systems[f"{kind}, attend {attend}"] = partial(build, kind, decoder={"attend": attend})
-        if kind == "recurrent":
+        if not backbone.connects:
             continue
         connect = {
             "kind": "dense",
@@ -274,6 +406,8 @@ def _systems() -> dict[str, Builder]:
         systems[kind] = partial(build, kind)
         systems.update(_sites(kind))
         systems.update(_attentions(kind))
+    for name, (kind, options) in SUCCESSORS.items():
+        systems[f"{kind}, {name}"] = partial(build, kind, **options)
     systems.update(_combinations())
     return systems
 

@@ -7,8 +7,17 @@ import torch
 
 from fusetk.data.batch import Batch
 from fusetk.models import MODELS, Seq2Seq
+from fusetk.models.residual import RESIDUALS
 from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
-from tests.contracts.systems import DEFAULTS, SEARCHED, SIZES, SYSTEMS, sides
+from tests.contracts.systems import (
+    BACKBONES,
+    DEFAULTS,
+    NO_GRADIENT,
+    SEARCHED,
+    SYSTEMS,
+    kinds_tested_elsewhere,
+    sides,
+)
 from tests.helpers.batches import random_batch, select_sentences
 
 Builder = Callable[[], Seq2Seq]
@@ -31,26 +40,36 @@ def update(
 
 
 def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
-    assert set(SIZES) == set(MODELS)
+    assert set(BACKBONES) == set(MODELS)
     assert sorted(name.partition(",")[0] for name in SEARCHED) == sorted([*MODELS, *MODELS])
+
+
+def test_every_residual_connection_has_a_system() -> None:
+    assert kinds_tested_elsewhere("residual") | {DEFAULTS["residual"]} == set(RESIDUALS)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_defaults_are_the_wiring_without_options(kind: str) -> None:
     validate = MODELS[kind].Config.model_validate
     for side in sides(kind):
-        config = getattr(validate({**SIZES[kind], "kind": kind}), side)
+        config = getattr(validate({**BACKBONES[kind].sizes, "kind": kind}), side)
         for site, default in DEFAULTS.items():
             if hasattr(config, site):
                 assert getattr(config, site).kind == default
 
 
-@each_system
-def test_every_parameter_receives_a_gradient(build: Builder) -> None:
-    model = build()
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_parameter_receives_a_gradient(name: str) -> None:
+    model = SYSTEMS[name]()
     batch_loss(model, random_batch(), 0.1).smoothed.backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert not without
+    without = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    expected = {
+        parameter
+        for kind, part in NO_GRADIENT.items()
+        for parameter, _ in model.named_parameters()
+        if kind in name and part in parameter
+    }
+    assert without == expected
 
 
 @each_system
@@ -67,6 +86,28 @@ def test_padding_changes_nothing(build: Builder) -> None:
             batch.src[row, source], batch.src_mask[row, source], batch.tgt_in[row, target]
         )
         torch.testing.assert_close(alone[0], features[i, target], rtol=1e-4, atol=1e-4)
+
+
+@each_system
+def test_training_without_padding_equals_training_with_it(build: Builder) -> None:
+    model = build()
+    batch = random_batch()
+    if not model.packs:
+        pytest.skip("this model does not pack sentences")
+    index = batch.target_index
+    packed = model(batch.src, batch.src_mask, batch.tgt_in, index)
+    padded = model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)[index]
+    torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-4)
+    model.double()  # without kernels, and without differences of rounding
+    packed = model(batch.src, batch.src_mask, batch.tgt_in, index)
+    padded = model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)[index]
+    grad = torch.randn_like(packed)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = [
+        torch.autograd.grad(features, parameters, grad, allow_unused=True)
+        for features in (packed, padded)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
 
 
 @each_system

@@ -256,6 +256,19 @@ def test_tree_of_eight(residual: str) -> None:
     )
 
 
+@pytest.mark.parametrize("embedding", [True, False])
+def test_groups(embedding: bool) -> None:
+    """GTrans: the highest layer of each of two groups of two layers."""
+
+    def equation(p: dict[str, Any], z: list[Any]) -> Any:
+        layers = ([z[0]] if embedding else []) + [z[2], z[4]]
+        weights = 1 / (1 + np.exp(-p["weight"]))
+        mean = sum(w * h for w, h in zip(weights, layers, strict=True)) / len(layers)
+        return layer_norm(p, "norm", mean)
+
+    check(make("groups", groups=2, embedding=embedding), equation)
+
+
 @pytest.mark.parametrize("normalize", ["none", "softmax"])
 @pytest.mark.parametrize("where", ["layers", "sum"])
 def test_dynamic_linear_combination(normalize: str, where: str) -> None:

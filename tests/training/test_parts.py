@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from fusetk import runs
+from fusetk import runs, system
+from fusetk.data.corpus import Corpus
 from fusetk.errors import FusetkError
-from fusetk.processes import ALONE
+from fusetk.processes import ALONE, World
 from fusetk.recipe import load
 from fusetk.training.checkpoints import Checkpoints
+from fusetk.training.config import EndConfig
 from fusetk.training.loss_scale import GradientCheck
-from fusetk.training.oversize import BatchSplitter
-from fusetk.training.progress import Progress
+from fusetk.training.oversize import BatchSplitter, GradientComputer
+from fusetk.training.parallel import local_batches
+from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
+from fusetk.training.schedule import Plateau, PlateauConfig
+from fusetk.training.stages import Stages
+from fusetk.training.validation import ValidationConfig, rank
 from fusetk.weights import read_state
 
 
@@ -81,6 +87,43 @@ def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
     assert "loss scale 8 -> 4" in log.lines[0]
 
 
+def test_parts_of_a_batch() -> None:
+    """Each pair is in one part, and all processes have the same number of batches."""
+    batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
+    for size in (1, 2, 3, 4):
+        shares = [local_batches(World(rank, size), batches) for rank in range(size)]
+        assert len({len(share) for share in shares}) == 1
+        together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
+        assert together.tolist() == list(range(11))
+    assert [pairs.tolist() for pairs in local_batches(World(1, 3), batches)] == [[7, 8, 9]]
+
+
+def test_dropout_draws_new_numbers_at_each_update(toy: Path) -> None:
+    """The seed and the number of the update determine them."""
+    recipe = load(toy)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    sizes = [int(side.max()) + 1 for side in (corpus.source.ids, corpus.target.ids)]
+    model = system.build(recipe, *sizes).train()
+    splitter = BatchSplitter(corpus, False, print)
+    gradients = GradientComputer(recipe.training, model, corpus, ALONE, splitter)
+    losses = [
+        float(gradients.compute([np.arange(8)], 1, update, 1.0)[0].smoothed) for update in (0, 1, 0)
+    ]
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "better", "worse"),
+    [("loss", 1.0, 2.0), ("ppl", 1.0, 2.0), ("accuracy", 0.2, 0.1), ("bleu", 20.0, 10.0)],
+)
+def test_a_better_validation_has_a_lower_rank(metric: str, better: float, worse: float) -> None:
+    best = rank(metric, {"loss": 6.0, metric: better})
+    assert best < rank(metric, {"loss": 5.0, metric: worse})
+    assert best < rank(metric, {"loss": 5.0, metric: math.nan})
+    if metric != "loss":
+        assert best > rank(metric, {"loss": 5.0, metric: better}), "the loss decides between equals"
+
+
 def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -> None:
     """A checkpoint of an interruption is kept only while it is the last."""
     config = load(toy, ["training.keep_last=2", "training.keep_best=1"]).training
@@ -92,12 +135,70 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
         if loss is not None:
             progress.add_validation("loss", {"loss": loss})
         saved.save(progress, None, {"loss": loss} if loss else None, interrupted=loss is None)
+        assert (tmp_path / "checkpoints" / "last").resolve() == saved.path(update)
         if loss is None:
             assert runs.checkpoints(tmp_path)[-1].name == runs.checkpoint_name(update)
     kept = [path.name for path in runs.checkpoints(tmp_path)]
     assert kept == [runs.checkpoint_name(update) for update in (2, 4, 6)]
     assert (tmp_path / "checkpoints" / "best").resolve().name == runs.checkpoint_name(2)
     assert read_state(saved.path(6))["valid"] == {"loss": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({}, [4, 8, 12]),
+        ({"every_epochs": 2}, [8]),
+        ({"every_updates": 3}, [3, 6, 9, 12]),
+        ({"every_updates": 5, "every_epochs": 3}, [5, 10, 12]),
+    ],
+)
+def test_validations_are_due_after_epochs_or_updates(
+    options: dict[str, int], due: list[int]
+) -> None:
+    config = ValidationConfig(**options)
+    progress = Progress()
+    updates = []
+    for update in range(1, 13):
+        progress.advance(updates_in_epoch=4)
+        if validation_due(config, progress):
+            updates.append(update)
+    assert updates == due
+
+
+def test_a_stage_that_hours_limit_has_the_duration_of_the_first_process() -> None:
+    world: Any = SimpleNamespace(first=False, all_sum=lambda values: [values[0] + 7200.0])
+    clock = StageClock(world)
+    progress = Progress(seconds=5.0)
+    clock.add_to(progress, EndConfig(updates=3))
+    assert 5 <= progress.seconds < 60
+    clock.add_to(progress, EndConfig(hours=1))
+    assert progress.seconds == 7200
+
+
+def test_a_change_of_the_rate_is_reported() -> None:
+    schedule = Plateau(PlateauConfig(rate=0.5, factor=0.5), 8)
+    progress = Progress(stage_update=4)
+    messages = [update_schedule(progress, schedule, "bleu", value) for value in (3.0, 2.0)]
+    assert messages == [None, "learning rate 5.000e-01 -> 2.500e-01"]
+    assert schedule.rate(5, progress.schedule_state) == 0.25
+
+
+def test_stages_know_their_updates_and_ends(toy: Path) -> None:
+    recipe = load(toy, ["training.stages.0.end={epochs: 2, updates: 9}"])
+    model: Any = torch.nn.Linear(2, 2)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    stages = Stages(recipe.training, model, 8, corpus)
+    progress = Progress()
+    assert stages.is_last(progress) == (len(recipe.training.stages) == 1)
+    updates = stages.updates(progress)
+    pairs = np.concatenate([pairs for batches in updates for pairs in batches])
+    assert sorted(pairs) == list(range(len(corpus)))
+    assert stages.updates_left(progress, 4) == 8 and stages.updates_left(progress, 50) == 9
+    assert not stages.ended(progress)
+    for _ in range(8):
+        progress.advance(4)
+    assert stages.ended(progress) and stages.updates_left(progress, 4) == 0
 
 
 def test_the_state_of_earlier_versions_is_read() -> None:

@@ -1,0 +1,71 @@
+"""Fusion of the highest layers of groups (GTrans, Yang et al. 2022)."""
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fusetk import trace
+from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+
+
+class GroupFusionConfig(LayerFusionConfig):
+    """A gated mean of the highest layer of each group."""
+
+    kind: str = "groups"
+    groups: int = Field(2, ge=1)
+    """Number of groups of equal size into which the layers are divided."""
+    embedding: bool = False
+    """Fuse the word embedding too, as a group of its own."""
+
+    def check(self, layers: int) -> None:
+        if layers % self.groups:
+            raise ValueError(
+                f"{layers} layers cannot be divided into {self.groups} groups of equal size: give "
+                "a divisor of the number of layers"
+            )
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> "GroupFusionConfig":
+        if self.layer_embedding:
+            raise ValueError(
+                "layer_embedding is a vector for every layer, and groups reads only some layers: "
+                "remove it"
+            )
+        return self
+
+
+class GroupFusion(LayerFusion):
+    """phi(Z) = 1/G sum_g sigmoid(w_g) h_g, where h_g is the highest layer of group g (GTrans).
+
+    The numbers w_g are 0 at first. This is the fusion of GTrans' encoder, and of its decoder
+    "without ensemble". Its ensemble of the predictions of all groups is not a fusion.
+    """
+
+    Config = GroupFusionConfig
+
+    def __init__(self, config: GroupFusionConfig, widths: Sequence[int], width: int, name: str):
+        super().__init__(config, widths, width, name)
+        size = (self.depth - config.embedding) // config.groups
+        self.selected = list(range(self.depth - 1, -1, -size))[::-1]
+        for i in range(self.depth):
+            if i not in self.selected:  # a projection of this layer would have no effect
+                self.project[i] = nn.Identity()
+        self.weight = nn.Parameter(torch.zeros(len(self.selected)))
+
+    def fuse(self, layers: list[Tensor]) -> Tensor:
+        weights = self.weight.sigmoid() / len(self.selected)
+        self._record(weights)
+        total = layers[self.selected[0]] * weights[0]
+        for i in range(1, len(self.selected)):
+            total = torch.addcmul(total, layers[self.selected[i]], weights[i])
+        return total
+
+    def _record(self, weights: Tensor) -> None:
+        """Record the weights of all layers; the weight of a layer that is not read is 0."""
+        name = f"{self.name}.weights"
+        if trace.wanted(name):
+            every = weights.new_zeros(self.depth)
+            every[self.selected] = weights.detach()
+            trace.record(name, every)

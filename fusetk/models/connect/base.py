@@ -1,0 +1,170 @@
+"""The interface of every connection, and the plan of a stack's modules."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from fusetk.config import ComponentConfig
+
+SummaryMode = Literal["no", "in-place", "added"]
+
+
+class PlannedModule(NamedTuple):
+    """One module of a stack, as its connection plans it: a layer or an added summary layer."""
+
+    layer: int
+    """Index of the layer (0 is the lowest). For an added summary layer: index of the layer below
+    it."""
+    width: int
+    """Width with which the module is built; some layers of ``conv`` have an output twice as
+    wide."""
+    is_summary: bool
+    """Whether this is an added summary layer; False for an in-place summary."""
+    starts_block: bool
+    """Whether this module is a summary of either kind: the modules above it cannot read the outputs
+    below its own."""
+    residual: bool
+    """Whether a layer adds its input to its output."""
+
+
+class ConnectConfig(ComponentConfig):
+    """Options of a connection; each connection has its own subclass."""
+
+    @property
+    def separate_inputs(self) -> bool:
+        """Whether a layer reads ``LayerInputs`` and not one tensor."""
+        return False
+
+    def check(self, layers: int) -> None:
+        """Raise ValueError, with a message for the user, if ``layers`` layers are not allowed."""
+
+    def width(self, layer: int, layers: int, usual: int) -> int:
+        """Return the width of layer ``layer`` (0 is the lowest) in a stack of ``layers`` layers.
+
+        ``usual`` is the width that the backbone would give it.
+        """
+        return usual
+
+    def summary(self, layer: int, layers: int) -> SummaryMode:
+        """Return whether layer ``layer`` is a summary (in-place) or is followed by one (added).
+
+        Layers above a summary layer cannot read the layers below it.
+        """
+        return "no"
+
+    def summarised_layers(self, layers: int) -> int:
+        """Return the number of layers that the layers above the last summary cannot read."""
+        ends = [i + 1 for i in range(layers) if self.summary(i, layers) != "no"]
+        return max(ends, default=0)
+
+    def plan(self, widths: Sequence[int], residual: bool) -> list[PlannedModule]:
+        """Plan the modules of a stack, the lowest first.
+
+        ``widths`` are the widths that the backbone gives to the embedding and to each layer. An
+        added summary layer is as wide as the embedding. ``residual``: whether the layers of this
+        connection are residual; summary layers are always residual.
+        """
+        modules = []
+        layers = len(widths) - 1
+        for i in range(layers):
+            summary = self.summary(i, layers)
+            in_place = summary == "in-place"
+            layer = PlannedModule(
+                layer=i,
+                width=self.width(i, layers, widths[i + 1]),
+                is_summary=False,
+                starts_block=in_place,
+                residual=residual or in_place,
+            )
+            modules.append(layer)
+            if summary == "added":
+                modules.append(
+                    PlannedModule(i, widths[0], is_summary=True, starts_block=True, residual=True)
+                )
+        return modules
+
+
+class LayerInputs(NamedTuple):
+    """Separate inputs of a layer, each (..., D)."""
+
+    query: Tensor
+    """From which self-attention computes its queries."""
+    key: Tensor
+    value: Tensor
+    residual: Tensor
+    """The stream to which the output of self-attention is added."""
+
+
+class Connection(nn.Module):
+    """Module that makes the input of each layer of a stack from the outputs below the layer.
+
+    While a stack is built, it calls the connection in the order in which the data will flow:
+    ``register_output`` for each output that a layer will read, the embedding first, and
+    ``register_input`` for each layer that will read. ``register_end`` announces that the output of
+    the stack is the input that one more layer would receive. While the stack runs, ``append`` adds
+    each output to the outputs so far, ``forward`` makes the input of the next layer from them, and
+    ``end`` makes the output of the stack. The outputs belong to one pass; the module does not store
+    them.
+    """
+
+    Config: type[ConnectConfig] = ConnectConfig
+    residual = True
+    """Whether layers add their input to their output."""
+
+    def __init__(self, config: ConnectConfig, name: str):
+        """``name`` is the prefix of the tensors that are recorded with ``fusetk.trace``."""
+        super().__init__()
+        self.name = name
+
+    def register_output(self, width: int, first: bool) -> None:
+        """Announce an output of ``width`` features.
+
+        ``first``: the layers that are registered after it cannot read earlier outputs.
+        """
+        raise NotImplementedError
+
+    def register_input(self) -> int:
+        """Announce a layer that reads the outputs registered so far; return its input width."""
+        raise NotImplementedError
+
+    def register_end(self) -> int:
+        """Announce that ``end`` will be called; return the width of its result."""
+        return self.register_input()
+
+    def append(self, outputs: Any, output: Any, read: Any = None) -> Any:
+        """Return the outputs so far (None at the start) with one more output (..., D).
+
+        ``read`` is the input that ``forward`` made for the layer; None for the embedding and for
+        the first output of a block. The old outputs must not be used again.
+        """
+        raise NotImplementedError
+
+    def forward(self, outputs: Any) -> Any:
+        """Return the input of the next layer: (..., D), or ``LayerInputs``."""
+        raise NotImplementedError
+
+    def end(self, outputs: Any) -> Any:
+        """Return the input (..., D) that one more layer would receive."""
+        return self(outputs)
+
+
+class SourcesConnection(Connection):
+    """Base class of the connections that combine the outputs of several layers.
+
+    An output that is not as wide as the embedding is projected to the width of the embedding.
+    """
+
+    def __init__(self, config: ConnectConfig, name: str):
+        super().__init__(config, name)
+        self.map = nn.ModuleList()
+
+    def register_output(self, width: int, first: bool) -> None:
+        if first:
+            self.width = width
+        self.map.append(nn.Identity() if width == self.width else nn.Linear(width, self.width))
+
+    @property
+    def sources(self) -> int:
+        """Number of outputs registered so far."""
+        return len(self.map)

@@ -1,0 +1,115 @@
+"""Deep cross-attention (DeepCrossAttention, Heddes et al. 2025)."""
+
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fusetk import trace
+from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
+
+
+class CrossConnectionConfig(ConnectConfig):
+    """Sums of all layers below for queries, keys and values, with weights for each feature."""
+
+    kind: str = "cross"
+    last: int | None = Field(None, ge=1)
+    """Read the embedding, the sum of the layers between, and this number of highest layers. By
+    default, read each layer. (The paper's k-DCA.)"""
+    initial_std: float = Field(1e-3, gt=0)
+    """Standard deviation of the initial weights that depend on the position, times the square root
+    of the width. In the paper they are 0, where PyTorch's ReLU has no gradient."""
+
+    @property
+    def separate_inputs(self) -> bool:
+        return True
+
+
+class ResidualSources(NamedTuple):
+    """The sources of the next layer."""
+
+    sources: tuple[Tensor, ...]
+    """The embedding, the sum of the layers between (if there is one), and the nearest layers, each
+    (..., D). The source of a layer is the difference between its output and its input."""
+    layers: int
+    """Number of layers in the sources."""
+
+
+class ResidualMix(nn.Module):
+    """A generalised residual network, GRN-v3: sum_i g_i * (b_i + ReLU(w . g_i)).
+
+    g_i are the sources (..., D), b_i is a vector and w . g_i is one number. At first b_i = 1, so
+    the result is the usual residual sum. The module computes several such sums.
+    """
+
+    def __init__(self, width: int, sources: int, names: list[str], std: float):
+        super().__init__()
+        self.names = names
+        self.static = nn.Parameter(torch.ones(len(names), sources, width))
+        self.dynamic = nn.Parameter(torch.empty(len(names), width).normal_(std=std * width**-0.5))
+
+    def forward(self, sources: tuple[Tensor, ...]) -> list[Tensor]:
+        """Return the sums, each (..., D)."""
+        # (..., number of sums) for each source
+        scores = [(source @ self.dynamic.mT).relu() for source in sources]
+        mixes = []
+        for k, name in enumerate(self.names):
+            if trace.wanted(name):
+                dynamic = torch.stack([score[..., k] for score in scores], -1)
+                trace.record(name, self.static[k].mean(-1) + dynamic)
+            total = sources[0] * (self.static[k, 0] + scores[0][..., k : k + 1])
+            for i in range(1, len(sources)):
+                weight = self.static[k, i] + scores[i][..., k : k + 1]
+                total = torch.addcmul(total, sources[i], weight)
+            mixes.append(total)
+        return mixes
+
+
+class CrossConnection(SourcesConnection):
+    """Three ``ResidualMix`` for the queries, keys and values of each layer.
+
+    The mix of the queries is also the residual input of self-attention, as in the published code. A
+    last mix makes the output of the stack. The differences of the layers add up to the output of
+    the highest layer, so a new model computes nearly the same function as with ``connect: last``.
+    """
+
+    Config = CrossConnectionConfig
+
+    def __init__(self, config: CrossConnectionConfig, name: str):
+        super().__init__(config, name)
+        self.last = config.last
+        self.std = config.initial_std
+        self.mix = nn.ModuleList()
+
+    def register_input(self) -> int:
+        name = f"{self.name}.layer{self.sources}"
+        return self._add([f"{name}.{what}" for what in ("query", "key", "value")])
+
+    def register_end(self) -> int:
+        return self._add([f"{self.name}.layer{self.sources}"])
+
+    def _add(self, names: list[str]) -> int:
+        sources = self.sources if self.last is None else min(self.sources, self.last + 2)
+        self.mix.append(ResidualMix(self.width, sources, names, self.std))
+        return self.width
+
+    def append(
+        self, outputs: ResidualSources | None, output: Tensor, read: LayerInputs | None = None
+    ) -> ResidualSources:
+        if outputs is None or read is None:
+            return ResidualSources((self.map[0](output),), 0)
+        sources, layers = outputs
+        new = (*sources, self.map[layers + 1](output) - read.residual)
+        if self.last is not None and len(new) > self.last + 2:
+            new = (new[0], new[1] + new[2], *new[3:])
+        return ResidualSources(new, layers + 1)
+
+    def forward(self, outputs: ResidualSources) -> LayerInputs:
+        query, key, value = self.mix[outputs.layers](outputs.sources)
+        return LayerInputs(query, key, value, query)
+
+    def end(self, outputs: ResidualSources) -> Tensor:
+        [mix] = self.mix[outputs.layers](outputs.sources)
+        combined: Tensor = mix
+        return combined

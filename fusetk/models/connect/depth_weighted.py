@@ -1,0 +1,81 @@
+"""Depth-weighted averages (DenseFormer, Pagliardini et al. 2024)."""
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fusetk import trace
+from fusetk.models.connect.base import ConnectConfig, SourcesConnection
+
+
+class DepthWeightedConfig(ConnectConfig):
+    """A learned weighted sum of layers, which is at first the layer below."""
+
+    kind: str = "depth-weighted"
+    dilation: int = Field(1, ge=1)
+    """Read only every k-th output below a layer, beginning with the nearest one."""
+    period: int = Field(1, ge=1)
+    """Sum outputs after every p-th layer only. The other layers read the layer below. The paper
+    recommends a period of one more than the dilation."""
+
+    def check(self, layers: int) -> None:
+        if self.period > layers:
+            raise ValueError(
+                f"period {self.period} has no effect in a stack of {layers} layers: give at most "
+                f"{layers}"
+            )
+
+
+class DepthWeightedConnection(SourcesConnection):
+    """Y_i = sum_{j=0..i} a_ij X_j (DenseFormer, section 3).
+
+    X_0 is the embedding and X_i is the output of layer i for the input Y_{i-1}, with Y_0 = X_0. The
+    numbers a_ij are not constrained. At first a_ii = 1 and the others are 0, so a new model
+    computes the same function as one with ``connect: last``. With ``fuse: last`` the output of the
+    stack of L layers is Y_L. Then a stack has L(L+3)/2 numbers.
+    """
+
+    Config = DepthWeightedConfig
+
+    def __init__(self, config: DepthWeightedConfig, name: str):
+        super().__init__(config, name)
+        self.dilation = config.dilation
+        self.period = config.period
+        self.weights = nn.ParameterDict()
+
+    def register_input(self) -> int:
+        i = self.sources - 1
+        if i and i % self.period == 0:
+            weight = torch.zeros(i // self.dilation + 1)
+            weight[-1] = 1.0
+            self.weights[str(i)] = nn.Parameter(weight)
+        return self.width
+
+    def append(
+        self, outputs: tuple[Tensor, ...] | None, output: Tensor, read: Any = None
+    ) -> tuple[Tensor, ...]:
+        outputs = outputs or ()
+        return (*outputs, self.map[len(outputs)](output))
+
+    def forward(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        i = len(outputs) - 1
+        if str(i) not in self.weights:
+            return outputs[i]
+        weight = self.weights[str(i)]
+        first = i % self.dilation
+        self._record(weight, first, i)
+        layers = outputs[first :: self.dilation]
+        total = layers[0] * weight[0]
+        for j in range(1, len(layers)):
+            total = torch.addcmul(total, layers[j], weight[j])
+        return total
+
+    def _record(self, weight: Tensor, first: int, i: int) -> None:
+        """Record the weights of all outputs; the weight of an output that is not read is 0."""
+        name = f"{self.name}.layer{i + 1}"
+        if trace.wanted(name):
+            every = weight.new_zeros(i + 1)
+            every[first :: self.dilation] = weight.detach()
+            trace.record(name, every)

@@ -1,0 +1,24 @@
+"""The usual connection of layers."""
+
+from typing import Any
+
+from fusetk.models.connect.base import Connection
+
+
+class LastConnection(Connection):
+    """The usual connection: a layer reads the output of the layer below it.
+
+    The output may be a stream of residual connections (``fusetk.models.residual``).
+    """
+
+    def register_output(self, width: int, first: bool) -> None:
+        self.width = width
+
+    def register_input(self) -> int:
+        return self.width
+
+    def append(self, outputs: Any, output: Any, read: Any = None) -> Any:
+        return output
+
+    def forward(self, outputs: Any) -> Any:
+        return outputs

@@ -1,0 +1,102 @@
+"""Multiway dynamic dense connections (MUDDFormer, Xiao et al. 2025)."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk import trace
+from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
+from fusetk.nn.feature_buffer import FeatureBuffer
+from fusetk.nn.precision import combine
+
+
+class MuddConfig(ConnectConfig):
+    """Sums of all layers below, with weights that are computed at each position."""
+
+    kind: str = "mudd"
+    streams: Literal[1, 4] = 4
+    """Number of sums that a layer reads. 4: one each for the queries, the keys and the values of
+    self-attention, and for the residual sum; only the `transformer` has layers that read them. 1:
+    one sum for all."""
+
+    @property
+    def separate_inputs(self) -> bool:
+        return self.streams == 4
+
+
+class DepthAggregate(nn.Module):
+    """The sums that one layer reads (MUDDFormer, Equation 6).
+
+    stream c = sum_j A_cj X_j with A = GELU(RMSNorm(X_i) W1) W2 + a. X_0 .. X_i are the embedding
+    and the outputs of the layers below. The norm has no gain. At first W2 = 0 and each a is 1 for
+    X_i and 0 for the others: every stream is X_i.
+    """
+
+    def __init__(self, width: int, sources: int, streams: int, names: list[str]):
+        super().__init__()
+        self.width = width
+        self.names = names
+        self.shape = (streams, sources)
+        hidden = streams * sources
+        self.w1 = nn.Parameter(torch.empty(width, hidden).normal_(std=width**-0.5))
+        self.w2 = nn.Parameter(torch.zeros(hidden, streams * sources))
+        static = torch.zeros(streams, sources)
+        static[:, -1] = 1.0
+        self.static = nn.Parameter(static)
+
+    def forward(self, buffer: FeatureBuffer) -> tuple[Tensor, ...]:
+        """Return the streams, each (..., D)."""
+        layers = buffer.layers(self.width)
+        hidden = F.gelu(F.rms_norm(layers[..., -1, :], (self.width,), eps=1e-6) @ self.w1)
+        weights = (hidden @ self.w2).unflatten(-1, self.shape) + self.static
+        for name, weight in zip(self.names, weights.unbind(-2), strict=True):
+            trace.record(name, weight)
+        return combine(weights, layers).unbind(-2)
+
+
+class MuddConnection(SourcesConnection):
+    """A ``DepthAggregate`` for each layer; one more, with one stream, makes the stack's output."""
+
+    Config = MuddConfig
+
+    def __init__(self, config: MuddConfig, name: str):
+        super().__init__(config, name)
+        self.streams = config.streams
+        self.aggregate = nn.ModuleList()
+
+    def register_input(self) -> int:
+        self._add(self.streams)
+        return self.width
+
+    def register_end(self) -> int:
+        self._add(1)
+        return self.width
+
+    def _add(self, streams: int) -> None:
+        name = f"{self.name}.layer{self.sources}"
+        names = [name] if streams == 1 else [f"{name}.{what}" for what in LayerInputs._fields]
+        self.aggregate.append(DepthAggregate(self.width, self.sources, streams, names))
+
+    def append(
+        self, outputs: FeatureBuffer | None, output: Tensor, read: Any = None
+    ) -> FeatureBuffer:
+        if outputs is None:
+            outputs = FeatureBuffer.empty(output, len(self.aggregate) * self.width)
+        i = 0 if outputs.features is None else outputs.features.shape[-1] // self.width
+        return outputs.append(self.map[i](output))
+
+    def forward(self, outputs: FeatureBuffer) -> Tensor | LayerInputs:
+        streams = self._streams(outputs)
+        return LayerInputs(*streams) if self.streams == 4 else streams[0]
+
+    def end(self, outputs: FeatureBuffer) -> Tensor:
+        return self._streams(outputs)[0]
+
+    def _streams(self, outputs: FeatureBuffer) -> tuple[Tensor, ...]:
+        assert outputs.features is not None
+        streams: tuple[Tensor, ...] = self.aggregate[outputs.features.shape[-1] // self.width - 1](
+            outputs
+        )
+        return streams

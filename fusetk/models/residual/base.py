@@ -1,0 +1,140 @@
+"""The interface of every residual connection: what a sub-layer reads, and where its output goes.
+
+A sub-layer is attention to the own sentence, attention to the source, or a feed-forward network. A
+*stream* flows from sub-layer to sub-layer, and from layer to layer with ``connect: last``:
+
+    stream = ends.open(x)                      # x: the input of the stack
+    x, stream = residual.before(stream)        # x: the input of the sub-layer f
+    stream = residual.after(stream, f(x))      # and so on for each sub-layer
+    output = readout(stream)                   # readout = ends.readout()
+
+With the usual residual sum the stream is the tensor x itself. Other connections keep more than one
+tensor. A stream is a tensor, or a nested tuple of tensors; it belongs to one pass, and modules do
+not store it. Connections treat each position independently, so decoding needs no state for them.
+Tensors have the shape (..., D) with any leading dimensions.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from fusetk.config import ComponentConfig
+from fusetk.nn.dropout import Dropout
+from fusetk.nn.norm import Normalization, build_norm
+
+Stream = Any
+Norm = Literal["post", "pre", "none"]
+
+
+class SubLayer(NamedTuple):
+    """A sub-layer for which a residual connection is built."""
+
+    name: str
+    """Prefix of the tensors that the connection records with ``fusetk.trace``."""
+    below: int
+    """Number of sub-layers of the stack below it."""
+    total: int
+    """Number of sub-layers of the stack."""
+    width: int
+    """Features of its input and of its output."""
+    norm: Norm
+    """Whether the result of the residual sum is normalised, or the input of the sub-layer."""
+    normalization: Normalization
+    """Kind of the normalisation."""
+    dropout: float
+    """Rate of dropout on its output."""
+    side: str
+    """The stack: "encoder" or "decoder"."""
+    layers: Mapping[str, int]
+    """Number of layers of each stack."""
+
+
+class ResidualConfig(ComponentConfig):
+    """Options of a residual connection; each connection has its own subclass."""
+
+    def check(self, norm: Norm, layers: int) -> None:
+        """Raise ValueError, with a message for the user, if the options do not fit the model.
+
+        ``norm`` is the model's key, and ``layers`` is the number of layers of the stack.
+        """
+
+
+class StreamEnds:
+    """The ends of a stack's stream; here those of a stream that is one tensor."""
+
+    sublayers = 0
+    """Number of sub-layers of the stack that have been built."""
+
+    def __init__(self, config: Any, name: str, width: int):
+        """``config`` is that of the residual connection, and ``name`` a prefix of recorded tensors.
+
+        ``width`` is the width of the stack's input.
+        """
+        self.name = name
+        self.width = width
+
+    def open(self, x: Tensor) -> Stream:
+        """Return the stream at the input x (..., D) of the stack."""
+        return x
+
+    def state(self, stream: Stream) -> Tensor:
+        """Return the state of the stack (..., D) at this place, for fusions and attention."""
+        return stream
+
+    def readout(self) -> nn.Module:
+        """Build the module that maps the stream above the highest sub-layer to (..., D)."""
+        return nn.Identity()
+
+
+class Residual(nn.Module):
+    """The residual connection of one sub-layer f, with its normalisation and dropout."""
+
+    Config: type[ResidualConfig] = ResidualConfig
+    Ends: type[StreamEnds] = StreamEnds
+    spans_layers = False
+    """Whether the stream is not one tensor, so that it must flow from layer to layer."""
+
+    def __init__(self, config: ResidualConfig, sublayer: SubLayer):
+        super().__init__()
+        self.name = sublayer.name
+        self.norm: nn.Module = nn.Identity()
+        if sublayer.norm != "none":
+            self.norm = build_norm(sublayer.normalization, sublayer.width)
+        self.dropout = Dropout(sublayer.dropout)
+        self.pre = sublayer.norm == "pre"
+
+    def normed_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer for the state x: the norm of x with ``norm: pre``."""
+        normed: Tensor = self.norm(x) if self.pre else x
+        return normed
+
+    def normed_output(self, x: Tensor) -> Tensor:
+        """Return the state for the residual sum x: the norm of x with ``norm: post``."""
+        normed: Tensor = x if self.pre else self.norm(x)
+        return normed
+
+    def before(self, stream: Stream) -> tuple[Any, Stream]:
+        """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
+
+        With ``LayerInputs``, the input of self-attention is ``AttentionInputs``.
+
+        The old stream must not be used again.
+        """
+        return self.normed_input(stream), stream
+
+    def after(self, stream: Stream, y: Tensor) -> Stream:
+        """Return the stream with the output y = f(x) (..., D) of the sub-layer."""
+        raise NotImplementedError
+
+    def initialise(self, sublayer: nn.Module) -> None:
+        """Change the initial weights of the sub-layer, if the connection requires it."""
+
+
+def require_norm(config: ResidualConfig, norm: Norm, required: Norm, reason: str) -> None:
+    """Raise ValueError unless the model's ``norm`` is the required one."""
+    if norm != required:
+        raise ValueError(
+            f"residual: {config.kind} does not suit norm: {norm}, because {reason}: set norm: "
+            f"{required}"
+        )

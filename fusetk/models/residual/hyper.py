@@ -1,0 +1,137 @@
+"""Hyper-connections: several residual streams (Zhu et al. 2025)."""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk import trace
+from fusetk.models.residual.base import (
+    Norm,
+    Residual,
+    ResidualConfig,
+    StreamEnds,
+    SubLayer,
+    require_norm,
+)
+from fusetk.nn.precision import combine
+
+
+class HyperConfig(ResidualConfig):
+    """Several residual streams with learned weights between them."""
+
+    kind: str = "hyper"
+    streams: int = Field(4, ge=1)
+    """Number of streams."""
+    weights: Literal["dynamic", "static"] = "dynamic"
+    """Compute the weights at each position, or learn one number for each of them."""
+
+    def check(self, norm: Norm, layers: int) -> None:
+        require_norm(self, norm, "pre", "the final normalisation removes the scale of the streams")
+
+
+class CopiedStreams(StreamEnds):
+    """n copies of the stack's input (..., n, D) at the bottom."""
+
+    def __init__(self, config: Any, name: str, width: int):
+        super().__init__(config, name, width)
+        self.streams: int = config.streams
+
+    def open(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
+
+
+class HyperEnds(CopiedStreams):
+    """Copies of the input at the bottom, and the sum of the streams at the top."""
+
+    def state(self, stream: Tensor) -> Tensor:
+        return stream.sum(-2)
+
+    def readout(self) -> nn.Module:
+        return StreamSum()
+
+
+class StreamSum(nn.Module):
+    """The sum of the streams."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(..., n, D) -> (..., D)."""
+        return stream.sum(-2)
+
+
+class WeightedStreams(NamedTuple):
+    """The streams before a sub-layer, and the weights with which its output is written."""
+
+    streams: Tensor
+    """(..., n, D)."""
+    write: Tensor
+    """Weight of the output in each stream (..., n)."""
+    mix: Tensor
+    """Weights of the old streams in each new stream (..., n new, n old)."""
+
+
+def write_streams(stream: WeightedStreams, y: Tensor) -> Tensor:
+    """Return the new streams (..., n, D): ``mix`` times the old ones, plus ``write`` times y."""
+    mixed = combine(stream.mix, stream.streams)
+    return mixed + stream.write.unsqueeze(-1) * y.unsqueeze(-2)
+
+
+def record_streams(name: str, read: Tensor, write: Tensor, mix: Tensor) -> None:
+    """Record the weights of a sub-layer for plots."""
+    for what, weights in (("read", read), ("write", write), ("mix", mix)):
+        trace.record(f"{name}.{what}", weights)
+
+
+class HyperResidual(Residual):
+    """Hyper-connections with n streams H (..., n, D) (Zhu et al. 2025, Equations 2 and 10 to 14).
+
+    The sub-layer reads A_m^T H, and its output y changes the streams to A_r^T H + B^T y. With
+    ``weights: static``, A_m, A_r and B are learned numbers. With ``dynamic``, s tanh(norm(H) W) is
+    added to them, with a matrix W (D, n + 2) that is 0 at first. The norm is a layer normalisation
+    of each stream without parameters, and s has one number for A_m and A_r and one for B, 0.01 at
+    first. A new model computes the function of the plain pre-norm model, up to the epsilon of the
+    layer normalisation: B is 1, A_r is the identity, and sub-layer k reads stream k mod n.
+
+    The paper also rescales the initial weights of output matrices by sqrt(n). Its text does not say
+    in which direction, so this is omitted.
+    """
+
+    Config: type[ResidualConfig] = HyperConfig
+    Ends: type[StreamEnds] = HyperEnds
+    spans_layers = True
+
+    def __init__(self, config: HyperConfig, sublayer: SubLayer):
+        super().__init__(config, sublayer)
+        n = config.streams
+        self.read = nn.Parameter(F.one_hot(torch.tensor(sublayer.below % n), n).float())
+        self.write = nn.Parameter(torch.ones(n))
+        self.mix = nn.Parameter(torch.eye(n))  # (old, new)
+        self.dynamic = config.weights == "dynamic"
+        if self.dynamic:
+            self.project = nn.Parameter(torch.zeros(sublayer.width, n + 2))
+            self.input_scale = nn.Parameter(torch.tensor(0.01))
+            self.output_scale = nn.Parameter(torch.tensor(0.01))
+
+    def weights(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A_m (..., n), B (..., n) and A_r^T (..., n new, n old) for (..., n, D)."""
+        if not self.dynamic:
+            return self.read, self.write, self.mix.mT
+        n, width = streams.shape[-2:]
+        changes = (F.layer_norm(streams, (width,)) @ self.project).tanh()
+        read, write, mix = changes.split((1, 1, n), -1)
+        return (
+            self.read + self.input_scale * read.squeeze(-1),
+            self.write + self.output_scale * write.squeeze(-1),
+            (self.mix + self.input_scale * mix).mT,
+        )
+
+    def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
+        read, write, mix = self.weights(stream)
+        record_streams(self.name, read, write, mix)
+        x = combine(read.unsqueeze(-2), stream).squeeze(-2)
+        return self.normed_input(x), WeightedStreams(stream, write, mix)
+
+    def after(self, stream: WeightedStreams, y: Tensor) -> Any:
+        return write_streams(stream, self.dropout(y))

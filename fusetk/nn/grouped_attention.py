@@ -1,0 +1,139 @@
+"""Self-attention with rotary positions, grouped queries, or separate inputs."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk.nn.attention import SelfAttention, scaled_dot_product
+from fusetk.nn.cache import Cache
+from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.rows import MixedRows, Rows
+
+
+class AttentionInputs(NamedTuple):
+    """Separate inputs of self-attention, each (B, T, D)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Rotate each pair of features of x (B, H, T, d) by an angle that grows with its position (T,).
+
+    The features 2i and 2i + 1 are rotated by the position times 10000^(-2i / d) (Su et al. 2021,
+    Equation 15). The product of a rotated query and a rotated key depends on the distance of their
+    positions only.
+    """
+    size = x.shape[-1]
+    exponents = torch.arange(0, size, 2, device=x.device) / size
+    angles = positions.unsqueeze(-1) * 10000.0**-exponents  # (T, d / 2)
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
+    return rotated.flatten(-2).to(x.dtype)
+
+
+class GroupedSelfAttention(SelfAttention):
+    """Self-attention in which groups of heads share keys and values (Ainslie et al. 2023).
+
+    With as many groups as heads it is the usual attention. Queries and keys may be rotated by their
+    positions (Su et al. 2021). The input is one tensor, or ``AttentionInputs``.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float,
+        name: str,
+        bias: bool = True,
+        groups: int | None = None,
+        rotary: bool = False,
+    ):
+        """``groups`` is the number of heads of keys and values, by default ``heads``."""
+        super().__init__(width, heads, dropout, name, bias)
+        self.width = width
+        self.groups = groups or heads
+        self.keys_width = width // heads * self.groups
+        self.rotary = rotary
+        if self.groups != heads:
+            self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
+
+    def source(
+        self, x: Tensor | AttentionInputs, mask: Tensor | Rows | None, name: str
+    ) -> tuple[Tensor, Tensor]:
+        q, keys_values = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
+        if isinstance(mask, Rows):
+            return self._packed(self._beside(q, keys_values), mask, causal=False), keys_values
+        return self._mix(q, keys_values, mask, name), keys_values
+
+    def step(
+        self,
+        x: Tensor | AttentionInputs,
+        cache: Cache,
+        mask: Tensor | Rows | MixedRows | None,
+        name: str | None = None,
+        start: int = 0,
+    ) -> tuple[Tensor, Cache]:
+        """See ``SelfAttention.step``. ``start`` is the position of the first new token."""
+        if isinstance(mask, Rows | MixedRows):
+            rows, source = (mask, None) if isinstance(mask, Rows) else mask
+            q, keys_values = self._projections(x, rows.positions)
+            projected = self._beside(q, keys_values)
+            memory = None if source is None else self._shared(cache.read())
+            return self._packed(projected, rows, True, memory, source), cache
+        sentences = len(cache.buffer)
+        q, keys_values = self._projections(x, start)
+        cache = cache.append(keys_values.reshape(sentences, -1, 2 * self.keys_width))
+        contexts = self._mix(
+            q.reshape(sentences, -1, self.width), cache.read(), mask, name or self.name
+        )
+        return contexts.reshape(q.shape), cache
+
+    def _beside(self, q: Tensor, keys_values: Tensor) -> Tensor:
+        """Return the queries, and keys and values of each head beside them: (1, N, 3D)."""
+        return torch.cat((q, self._shared(keys_values)), -1)
+
+    def _shared(self, keys_values: Tensor) -> Tensor:
+        """Copy the keys and values of each group for its heads: (..., 2 groups d) -> (..., 2D)."""
+        heads = keys_values.unflatten(-1, (2 * self.groups, -1))
+        return heads.repeat_interleave(self.heads // self.groups, -2).flatten(-2)
+
+    def _projections(
+        self, x: Tensor | AttentionInputs, start: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries (B, T, D) and keys and values (B, T, 2 groups d), rotated if required.
+
+        ``start`` is the position of the first token, or the positions of all tokens (T,).
+        """
+        sizes = (self.width, self.keys_width, self.keys_width)
+        if isinstance(x, Tensor):
+            q, k, v = self.project(x).split(sizes, -1)
+        else:
+            weights = self.project.weight.split(sizes)
+            biases = [None] * 3 if self.project.bias is None else self.project.bias.split(sizes)
+            q, k, v = (
+                F.linear(part, weight, bias)
+                for part, weight, bias in zip(x, weights, biases, strict=True)
+            )
+        if self.rotary:
+            if isinstance(start, Tensor):
+                positions = start
+            else:
+                positions = torch.arange(start, start + q.shape[1], device=q.device)
+            q = join_heads(rotate(split_heads(q, self.heads), positions))
+            k = join_heads(rotate(split_heads(k, self.groups), positions))
+        return q, torch.cat((k, v), -1)
+
+    def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
+        k, v = (split_heads(t, self.groups) for t in keys_values.chunk(2, dim=-1))
+        shared = self.heads // self.groups
+        if shared > 1:
+            k = k.repeat_interleave(shared, 1)
+            v = v.repeat_interleave(shared, 1)
+        q = split_heads(q, self.heads)
+        contexts = scaled_dot_product(q, k, v, mask, self.dropout.active_rate, name)
+        return self.out(join_heads(contexts))

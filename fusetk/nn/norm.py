@@ -1,0 +1,18 @@
+"""Normalisation of the features of each position."""
+
+from typing import Literal
+
+from torch import nn
+
+Normalization = Literal["layer", "rms"]
+
+EPSILON = 1e-5
+
+
+def build_norm(normalization: Normalization, width: int) -> nn.LayerNorm | nn.RMSNorm:
+    """Return layer normalisation (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019).
+
+    RMSNorm divides the features by their root mean square and has a gain but no bias.
+    """
+    norm = nn.LayerNorm if normalization == "layer" else nn.RMSNorm
+    return norm(width, eps=EPSILON)

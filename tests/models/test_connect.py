@@ -1,0 +1,151 @@
+"""Connections by weights of layers: equations in NumPy float64, and gradients."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusetk.models.connect import CONNECTIONS, LayerInputs
+from fusetk.models.stack import StackConfig
+
+D, LAYERS = 6, 4
+OPTIONS: list[dict[str, Any]] = [
+    {"kind": "depth-weighted"},
+    {"kind": "depth-weighted", "dilation": 2},
+    {"kind": "depth-weighted", "dilation": 2, "period": 3},
+    {"kind": "mudd", "streams": 1},
+    {"kind": "mudd"},
+    {"kind": "cross"},
+    {"kind": "cross", "last": 1},
+]
+each_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+class ConnectedChain(nn.Module):
+    """Layers x -> x + tanh(x M_k), or with separate inputs r + tanh((q + 2 k + 3 v) M_k)."""
+
+    def __init__(self, options: dict[str, Any], layers: int = LAYERS):
+        super().__init__()
+        config = CONNECTIONS[options["kind"]].Config.model_validate(options)
+        self.connect = CONNECTIONS[options["kind"]](config, "decoder.connect")
+        for i in range(layers):
+            self.connect.register_output(D, first=i == 0)
+            assert self.connect.register_input() == D
+        self.connect.register_output(D, first=False)
+        assert self.connect.register_end() == D
+        generator = torch.Generator().manual_seed(2)
+        self.matrices = torch.randn(layers, D, D, generator=generator, dtype=torch.float64) / 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.connect.append(None, x)
+        for matrix in self.matrices:
+            read = self.connect(outputs)
+            q, k, v, r = read if isinstance(read, LayerInputs) else (read, 0, 0, read)
+            outputs = self.connect.append(outputs, r + ((q + 2 * k + 3 * v) @ matrix).tanh(), read)
+        end: Tensor = self.connect.end(outputs)
+        return end
+
+
+def chain(options: dict[str, Any], layers: int = LAYERS) -> ConnectedChain:
+    torch.manual_seed(5)
+    module = ConnectedChain(options, layers).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return module
+
+
+def inputs() -> Tensor:
+    generator = torch.Generator().manual_seed(11)
+    return torch.randn(2, 3, D, dtype=torch.float64, generator=generator)
+
+
+def gelu(x: Any) -> Any:
+    return np.vectorize(lambda u: u * (1 + math.erf(u / math.sqrt(2))) / 2)(x)
+
+
+def readings(p: dict[str, Any], options: dict[str, Any], sources: list[Any], end: bool) -> Any:
+    """The inputs q, k, v and r of the layer above the given outputs, for one position.
+
+    ``sources`` are the embedding and the outputs of the layers; for ``cross`` the embedding and the
+    differences between the outputs and the inputs of the layers.
+    """
+    i = len(sources) - 1
+    if options["kind"] == "depth-weighted":
+        weight = p.get(f"weights.{i}")
+        if weight is None:
+            return [sources[i], 0, 0, sources[i]]
+        read = sources[i % options.get("dilation", 1) :: options.get("dilation", 1)]
+        mix = sum(w * source for w, source in zip(weight, read, strict=True))
+        return [mix, 0, 0, mix]
+    if options["kind"] == "mudd":
+        normed = sources[i] / np.sqrt((sources[i] ** 2).mean() + 1e-6)
+        hidden = gelu(normed @ p[f"aggregate.{i}.w1"])
+        static = p[f"aggregate.{i}.static"]
+        weights = (hidden @ p[f"aggregate.{i}.w2"]).reshape(static.shape) + static
+        assert len(weights) == (1 if end else options.get("streams", 4))
+        mixes = list(weights @ np.stack(sources))
+        return mixes if len(mixes) == 4 else [mixes[0], 0, 0, mixes[0]]
+    last = options.get("last")
+    if last is not None and len(sources) > last + 2:
+        sources = [sources[0], sum(sources[1:-last]), *sources[-last:]]
+    static, dynamic = p[f"mix.{i}.static"], p[f"mix.{i}.dynamic"]
+    assert len(static) == (1 if end else 3)
+    mixes = [
+        sum(g * (b + max(w @ g, 0)) for g, b in zip(sources, bias, strict=True))
+        for bias, w in zip(static, dynamic, strict=True)
+    ]
+    return [*mixes, mixes[0]]
+
+
+@each_option
+def test_equations(options: dict[str, Any]) -> None:
+    module = chain(options)
+    prefix = "connect."
+    p = {name.removeprefix(prefix): v.detach().numpy() for name, v in module.named_parameters()}
+    output = module(inputs()).detach().numpy()
+    for b in range(2):
+        for t in range(3):
+            sources = [inputs()[b, t].numpy()]
+            for matrix in module.matrices.numpy():
+                q, k, v, r = readings(p, options, sources, end=False)
+                result = np.tanh((q + 2 * k + 3 * v) @ matrix)
+                sources.append(result if options["kind"] == "cross" else r + result)
+            expected = readings(p, options, sources, end=True)[0]
+            np.testing.assert_allclose(output[b, t], expected, rtol=1e-9, atol=1e-11)
+
+
+@each_option
+def test_gradients(options: dict[str, Any]) -> None:
+    module = chain(options, layers=3)
+    names = [name for name, _ in module.named_parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    x = inputs()[:1, :1].clone().requires_grad_()
+    parameters = [p.detach().requires_grad_() for p in module.parameters()]
+    assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True)
+
+
+@each_option
+def test_any_leading_shape_and_single_positions(options: dict[str, Any]) -> None:
+    module = chain(options)
+    output = module(inputs())
+    torch.testing.assert_close(module(inputs().view(1, 6, D)).view(2, 3, D), output)
+    for t in range(3):
+        torch.testing.assert_close(module(inputs()[:, t : t + 1]), output[:, t : t + 1])
+
+
+def test_a_period_above_the_depth_is_refused() -> None:
+    connect = {"kind": "depth-weighted", "period": 3}
+    with pytest.raises(ValueError, match="period 3 has no effect in a stack of 2 layers"):
+        StackConfig.model_validate({"layers": 2, "connect": connect})
+
+
+def test_separate_inputs_need_layers_that_read_them() -> None:
+    with pytest.raises(ValueError, match="only the layers of kind: transformer read"):
+        StackConfig.model_validate({"layers": 2, "connect": "mudd"})

@@ -1,0 +1,136 @@
+"""Pictures of connections: expanded weights, means over positions, and weights at each token."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusetk import trace
+from fusetk.errors import DataError
+from fusetk.models.residual import RESIDUALS, Residuals
+from fusetk.plotting import connect
+from fusetk.plotting.attention import TokenPair
+from tests.plotting.models import transformer
+
+PAIRS = [([4, 5, 6], [5, 4]), ([7], [6, 8, 9, 4]), ([5, 9], [4])]
+
+
+def noisy(encoder: dict[str, Any], decoder: dict[str, Any], **more: Any) -> Any:
+    """Build a model whose parameters of connections are random."""
+    model = transformer({"layers": 2, **encoder}, {"layers": 2, **decoder}, **more)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("connect", "residual", "readout", "attend.")):
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("hyper", {"streams": 3, "weights": "static"}), ("laurel-weights", {}), ("rezero", {})],
+)
+def test_expanded_weights_are_those_of_the_outputs(kind: str, options: dict[str, Any]) -> None:
+    """The input of each sub-layer is the weighted sum of the outputs below it."""
+    config = RESIDUALS[kind].Config.model_validate({"kind": kind, **options})
+    residuals = Residuals(config, "encoder", {"encoder": 4}, 6, "none", 0.0)
+    modules = [residuals.layer(6, 1)[0].double() for _ in range(4)]
+    outputs = [torch.randn(6, dtype=torch.float64)]
+    stream = residuals.ends.open(outputs[0])
+    inputs: list[Tensor] = []
+    recorded = []
+    with torch.no_grad(), trace.listen() as tensors:
+        for module in modules:
+            for parameter in module.parameters():
+                nn.init.normal_(parameter)
+            x, stream = module.before(stream)
+            inputs.append(x)
+            outputs.append(torch.randn(6, dtype=torch.float64))
+            stream = module.after(stream, outputs[-1])
+            prefix = f"{module.name}."
+            names = {name: values[-1].double().numpy() for name, values in tensors.items()}
+            recorded.append(
+                {n.removeprefix(prefix): v for n, v in names.items() if n.startswith(prefix)}
+            )
+    weights = connect.expand_streams(recorded)
+    assert [len(row) for row in weights] == [1, 2, 3, 4, 5]
+    for row, x in zip(weights, inputs, strict=False):
+        expected = sum(w * y for w, y in zip(row, outputs, strict=False))
+        torch.testing.assert_close(x, expected)
+
+
+SITES: list[tuple[dict[str, Any], list[str], list[str], list[str]]] = [
+    (
+        {"residual": {"kind": "attention-residual", "block": 2}},
+        ["encoder.residual", "decoder.residual"],
+        ["l1.self", "l1.cross", "l1.ffn", "l2.self", "l2.cross", "l2.ffn", "top"],
+        ["l0", "b1", "b2", "b3"],
+    ),
+    (
+        {"residual": "hyper"},
+        ["encoder.residual", "decoder.residual"],
+        ["l1.self", "l1.cross", "l1.ffn", "l2.self", "l2.cross", "l2.ffn", "top"],
+        ["l0", "l1.self", "l1.cross", "l1.ffn", "l2.self", "l2.cross", "l2.ffn"],
+    ),
+    (
+        {"connect": {"kind": "mudd", "streams": 1}},
+        ["decoder.connect", "encoder.connect"],
+        ["l1", "l2", "top"],
+        ["l0", "l1", "l2"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("side", "names", "rows", "columns"), SITES, ids=str)
+def test_means_and_deviations_over_a_text(
+    side: dict[str, Any], names: list[str], rows: list[str], columns: list[str]
+) -> None:
+    model = noisy(side, side, norm="pre")
+    assert connect.needs_text(model)
+    means = connect.ReadingMeans(model)
+    means.add(PAIRS)
+    drawn = {panel.name: panel for panel in means.panels()}
+    expected_names = [f"{name}.{what}" for name in names for what in ("mean", "deviation")]
+    assert list(drawn) == expected_names and means.sentences == len(PAIRS)
+    panel = drawn[f"decoder.{names[0].partition('.')[2]}.mean"]
+    assert (list(panel.y), list(panel.x)) == (rows, columns)
+    # The same from single sentences, which have no padding.
+    every = []
+    for pair in PAIRS:
+        traced = {reading.name: reading for reading in connect.trace_readings(model, [pair])}
+        every.append(traced[panel.name.removesuffix(".mean")].weights[0])
+    positions = np.concatenate(every)
+    assert len(positions) == sum(len(target) + 1 for _, target in PAIRS)
+    np.testing.assert_allclose(panel.matrix, positions.mean(0), rtol=1e-4, atol=1e-6)
+    deviation = drawn[panel.name.replace("mean", "deviation")]
+    np.testing.assert_allclose(deviation.matrix, positions.std(0), rtol=1e-3, atol=1e-4)
+    if side.get("residual", {}) != "hyper" and "residual" in side:
+        np.testing.assert_allclose(np.nansum(panel.matrix, 1), 1, rtol=1e-5)
+
+
+def test_weights_at_each_token() -> None:
+    side = {"residual": "attention-residual"}
+    model = noisy(side, side, norm="pre")
+    tokens = TokenPair(["a", "b", "c"], ["x", "y"])
+    panels = connect.position_panels(model, [([4, 5, 6], [5, 4])], tokens, 2)
+    assert [panel.name for panel in panels] == [
+        "encoder.residual.l1.ffn",
+        "decoder.residual.l1.cross",
+    ]
+    for panel in panels:
+        assert panel.y[0] == "l0" and len(panel.y) == 2
+        np.testing.assert_allclose(panel.matrix.sum(0), 1, rtol=1e-5)
+    with pytest.raises(DataError, match="there is no such reading"):
+        connect.position_panels(model, [([4], [5])], tokens, 9)
+
+
+def test_learned_weights_need_no_text() -> None:
+    model = noisy(
+        {"residual": "laurel-weights", "connect": "depth-weighted"}, {"attend": "transparent"}
+    )
+    assert not connect.needs_text(model)
+    panels = {panel.name: panel for panel in connect.panels(model)}
+    assert list(panels) == ["decoder.attend", "encoder.connect", "encoder.residual"]
+    np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
+    assert list(panels["decoder.attend"].y) == ["l1", "l2"]
+    assert list(panels["encoder.connect"].y) == ["l2"]
