@@ -59,6 +59,6 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     are read from the file of ``paper.tables``. Raises ConfigError that lists every error at
     once. Paths that cannot be expanded are reported before all other errors.
     """
-    document = load_document(path, overrides)
+    document = load_document(path, overrides, [("training", "start_from")])
     fill_in(document)
     return config.parse(document, Recipe)

@@ -19,6 +19,7 @@ ALLOWED = {
     "processes": set(),
     "nn": set(),
     "machine": {"nn"},
+    "doctor": {"machine", "nn"},
     "weights": {"runs"},
     "data": set(),
     "fusion": {"nn"},
@@ -38,6 +39,8 @@ ALLOWED = {
     },
     "recipe": {"papers", "training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "ctranslate2": {"system", "runs", "models", "nn"},
+    "serving": {"system", "decoding"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {

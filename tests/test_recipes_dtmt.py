@@ -38,7 +38,7 @@ SIDES = ("encoder", "query", "decoder")
 def rows(folder: str) -> dict[str, Recipe]:
     """Return the rows of a folder with a recurrent system."""
     recipes = helper.rows(folder)
-    return {name: row for name, row in recipes.items() if row.model.kind == "recurrent"}
+    return {name: recipe for name, recipe in recipes.items() if recipe.model.kind == "recurrent"}
 
 
 def count(recipe: Recipe, source: int = S, target: int = T) -> int:
@@ -628,12 +628,12 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
 
 
 def test_a_row_from_raw_text_to_bleu(tmp_path):
-    scored = run_row(tmp_path, "wmt14_ende/table5_wo_lgru_and_techniques.yaml")
-    assert set(scored) == {
+    found = run_row(tmp_path, "wmt14_ende/table5_wo_lgru_and_techniques.yaml")
+    assert set(found) == {
         ("newstest2014", "best", metric)
         for metric in ("multi-bleu", "multi-bleu-joined", "sacrebleu")
     }
-    assert all(note["sentences"] == 3 for note in scored.values())
+    assert all(note["sentences"] == 3 for note in found.values())
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.tables import NONE, show
 from fusetk.reporting.formats import csv_text, latex_text
 from fusetk.reporting.layout import table_as_dict, table_cells, table_notes
@@ -128,7 +129,7 @@ def command(
             _show(table, markdown)
     for folder, number in unmatched_runs.items():
         runs = "1 run in {} does" if number == 1 else f"{number} runs in {{}} do"
-        click.echo(f"{runs.format(folder)} not belong to a row of these tables", err=True)
+        inform(f"{runs.format(folder)} not belong to a row of these tables")
 
 
 def _show(table: PaperTable, markdown: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fusetk.cli import score_length, score_systems
+from fusetk.cli.common_options import inform
 from fusetk.cli.parameters import all_of, select
 from fusetk.cli.score_length_options import LengthOptions, length_options
 from fusetk.cli.score_options import TextOptions, source_option, text_options
@@ -30,7 +31,8 @@ EXAMPLE = (
 def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
-    HYP and REF are files, plain or .gz; - is standard input. Each result is printed with its
+    HYP and REF are files, plain or .gz; - is standard input, which is also HYP if no file is
+    given. Each result is printed with its
     signature, which others need to reproduce the number. Warnings about the text are printed to
     standard error.
 
@@ -88,7 +90,7 @@ def _score_hypothesis(
     # Record first: a reader of standard output that stops early ends this command.
     if destination:
         file = score_log.record_scores(destination, scores, texts.reference_lines)
-        click.echo(f"recorded in {file}", err=True)
+        inform(f"recorded in {file}")
     if text.as_json:
         print_json(scored.single_as_dict())
         return

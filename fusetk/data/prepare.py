@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data import binarize, language_warnings, manifest, preprocess
-from fusetk.data.config import BPEConfig, DataConfig
+from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
+from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
-from fusetk.data.text import Pair, locate
+from fusetk.data.text import Pair, locate, open_bytes
 from fusetk.errors import ConfigError, DataError
-from fusetk.files import digest
+from fusetk.files import checksum, digest
 
 
 class Manifest(NamedTuple):
@@ -215,7 +216,7 @@ def _held_out_words(
 
 def _bpe(config: DataConfig, options: BPEConfig) -> Stage:
     settings = {
-        **options.model_dump(mode="json", exclude={"max_subwords"}),
+        **bpe_settings(options),
         **manifest.package_versions(["subword-nmt"]),
     }
     return Stage(
@@ -231,11 +232,35 @@ def _vocabulary(config: DataConfig) -> Stage:
     limit = {"bpe": {"max_subwords": config.bpe.max_subwords}} if config.bpe else {}
     return Stage(
         "vocabulary",
-        {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")},
+        {**limit, "vocabulary": vocabulary_settings(config.vocabulary)},
         [],
         ["bpe" if config.bpe else "words.train"],
         lambda build: binarize.make_vocabularies(build, config),
     )
+
+
+def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
+    """Return the settings that determine the vocabularies, with checksums of existing files."""
+    existing = {side: _checksums([file]) for side in SIDES if (file := getattr(options, side))}
+    extend = {"extend": options.extend} if existing else {}
+    settings = options.model_dump(mode="json", exclude={*SIDES, "extend"})
+    return {**settings, **existing, **extend}
+
+
+def bpe_settings(options: BPEConfig) -> dict[str, Any]:
+    """Return the settings that determine the codes, with checksums of existing files."""
+    existing = {"codes": _checksums(options.codes)} if options.codes else {}
+    settings = options.model_dump(mode="json", exclude={"max_subwords", "codes"})
+    return {**settings, **existing}
+
+
+def _checksums(files: Sequence[str]) -> list[str]:
+    """Return the checksums of files. Raises DataError if one cannot be read."""
+    sums = []
+    for file in files:
+        with open_bytes(file):  # raises DataError with the reason
+            sums.append(checksum(Path(file)))
+    return sums
 
 
 def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:

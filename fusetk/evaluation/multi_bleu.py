@@ -92,7 +92,7 @@ class JoinedMultiBleu(MultiBleu):
         super().__init__(references, options._replace(compound_split=False), source)
 
     def prepare(self, line: str) -> str:
-        """Join split hyphens, then prepare the line as multi-bleu does."""
+        """Join hyphens, and lower-case the line if case does not count."""
         return super().prepare(_SPLIT_HYPHEN.sub("-", line))
 
     def signature(self) -> str:
