@@ -350,8 +350,8 @@ def test_training_of_all_systems_of_a_table_is_the_same():
 
 def test_batches_of_rtal_count_the_longer_side_as_tensor2tensor_does():
     for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
-        for recipe in rows(folder).values():
-            batch = recipe.training.stages[0].batch
+        for one in rows(folder).values():
+            batch = one.training.stages[0].batch
             assert (batch.size, batch.unit, batch.accumulate) == (4096, "longest", 8)
 
 

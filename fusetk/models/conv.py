@@ -72,6 +72,11 @@ class ConvConfig(ModelConfig):
     embedding: int | None = Field(None, ge=1)
     """Features of token and position embeddings; by default `width`. Embeddings of another width
     are projected to `width`."""
+    separate_maps: bool = False
+    """Project token and position embeddings by maps of their own, as the authors of DenseNMT do in
+    their code. The paper projects "each word back to the original embedding dimension" (section
+    "Model and architect design"); our reading is one map of the sum. It has no effect if the
+    embeddings have the width of the model."""
     output_embedding: int | None = Field(None, ge=1)
     """Features of the input of the output projection; by default `embedding`."""
     encoder: ConvEncoderConfig = ConvEncoderConfig(layers=4)
@@ -103,20 +108,28 @@ class ConvEmbedding(nn.Module):
         size = config.embedding or config.width
         self.tokens = nn.Embedding(vocabulary, size)
         nn.init.normal_(self.tokens.weight, std=0.1)
-        self.map = nn.Identity() if size == config.width else normed_linear(size, config.width)
+        projects = size != config.width
+        dropout = config.dropout
+        self.map = normed_linear(size, config.width, dropout) if projects else nn.Identity()
         self.positions = Learned(size, config.max_positions)
         nn.init.normal_(self.positions.weight, std=0.1)
-        self.dropout = Dropout(config.dropout)
+        separate = projects and config.separate_maps
+        self.position_map = normed_linear(size, config.width, dropout) if separate else None
+        self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, E)."""
-        return self.dropout(self.map(self.tokens(ids) + self.positions(start, ids.shape[1])))
+        tokens, positions = self.tokens(ids), self.positions(start, ids.shape[1])
+        if self.position_map is not None:
+            return self.dropout(self.map(tokens) + self.position_map(positions))
+        return self.dropout(self.map(tokens + positions))
 
 
 def normed_linear(width: int, out_width: int, dropout: float = 0.0) -> NormedLinear:
     """Build a linear map with weight normalisation.
 
-    ``dropout`` is the dropout rate of its input; the scale of the initial weights depends on it.
+    The scale of the initial weights depends on a dropout rate. In DenseNMT's code this is the rate
+    of the model for most maps, even if their input has no dropout.
     """
     return NormedLinear(width, out_width, std=((1 - dropout) / width) ** 0.5)
 
@@ -142,7 +155,7 @@ class ConvLayer(Layer):
         self.residual = residual
         self.conv = GatedConvolution(input_width, width, kernel, dropout)
         projects = residual and (always_project or input_width != width)
-        self.through = normed_linear(input_width, width) if projects else nn.Identity()
+        self.through = normed_linear(input_width, width, dropout) if projects else nn.Identity()
 
     def residual_sum(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the layer's output, given its input x and its result y."""

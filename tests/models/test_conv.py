@@ -52,10 +52,12 @@ class Equations:
         return x @ w.T + self.p[f"{name}.bias"]
 
     def embed(self, side: str, ids: list[int]) -> Any:
-        return self.linear(
-            f"{side}.map",
-            self.p[f"{side}.tokens.weight"][ids] + self.p[f"{side}.positions.weight"][: len(ids)],
-        )
+        tokens = self.p[f"{side}.tokens.weight"][ids]
+        positions = self.p[f"{side}.positions.weight"][: len(ids)]
+        if self.config.separate_maps:
+            position_map = self.linear(f"{side}.position_map", positions)
+            return self.linear(f"{side}.map", tokens) + position_map
+        return self.linear(f"{side}.map", tokens + positions)
 
     def glu_conv(self, name: str, x: Any, kernel: int, before: int) -> Any:
         """Gehring et al. 2017, section 3.2.
@@ -176,8 +178,10 @@ def test_a_model_computes_the_equations_of_the_papers(attend: str, sides: Any) -
         for side in ("encoder", "decoder")
     }
     options["decoder"]["attend"] = attend
-    model = make(**options)
+    separate = attend == "dense-sum"
+    model = make(**options, separate_maps=separate)
     sizes = {
+        "separate_maps": separate,
         "encoder": {"layers": 2, "kernels": [3, 2]},
         "decoder": {"layers": 2, "kernels": [2, 3]},
     }
@@ -272,14 +276,24 @@ def test_initial_weights_are_those_of_the_paper() -> None:
     linear maps, 0.1 in embeddings.
     """
     torch.manual_seed(2)
-    sizes = {"width": 128, "dropout": 0.2, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
+    sizes = {
+        "width": 128,
+        "embedding": 96,
+        "separate_maps": True,
+        "dropout": 0.2,
+        "encoder": {"layers": 2, "widths": [128, 160]},
+        "decoder": {"layers": 1},
+    }
     model: Any = Conv(ConvConfig.model_validate(sizes), 400, 300)
     conv = model.encoder.layers[0].conv
     for weight, std in (
         (conv.v, (4 * 0.8 / (3 * 128)) ** 0.5),
         (model.encoder_in.v, (0.8 / 128) ** 0.5),
-        (model.memory[0].v, (1 / 128) ** 0.5),
-        (model.output.v, (0.8 / 128) ** 0.5),
+        (model.memory[0].v, (1 / 160) ** 0.5),
+        (model.output.v, (0.8 / 96) ** 0.5),
+        (model.source.map.v, (0.8 / 96) ** 0.5),
+        (model.target.position_map.v, (0.8 / 96) ** 0.5),
+        (model.encoder.layers[1].through.v, (0.8 / 128) ** 0.5),
         (model.source.tokens.weight, 0.1),
         (model.source.positions.weight, 0.1),
     ):
