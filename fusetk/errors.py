@@ -1,7 +1,15 @@
 """Errors that a user can cause. The command line prints each as one sentence."""
 
+from collections.abc import Sequence
+
 EX_IOERR = 74  # a batch system should not requeue the job, because it would fail again
 EX_TEMPFAIL = 75  # a batch system may requeue the job
+
+
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
+    """Return names as a phrase of a message: "a", "a and b", or "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 class FusetkError(Exception):

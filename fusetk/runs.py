@@ -1,15 +1,16 @@
-"""Run folders: the names of their files, their checkpoints and metrics.
+"""Run folders: the names of their files, their checkpoints and metrics, and their lock.
 
 This module does not import torch.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fusetk.errors import CheckpointError
-from fusetk.files import checksum, digest
+from fusetk.errors import CheckpointError, ConfigError
+from fusetk.files import checksum, digest, lock
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -183,3 +184,29 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
         and not isinstance(update, bool)
     )
     return record if valid else None
+
+
+class RunLock:
+    """Within this context, after ``take``, no other process trains in the run folder."""
+
+    def __init__(self, run: Path):
+        self.run = run
+        self.descriptor: int | None = None
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def take(self) -> None:
+        """Lock the folder if it exists. Raises ConfigError if another process holds the lock."""
+        if self.descriptor is not None or not self.run.is_dir() or os.name != "posix":
+            return
+        self.descriptor = os.open(self.run, os.O_RDONLY)
+        if not lock(self.descriptor):
+            raise ConfigError(
+                f"another fusetk train is running in {self.run}: "
+                "wait until it ends, or choose another --run"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)

@@ -1,22 +1,18 @@
 """``train``: one training run in its folder, from the start or resumed."""
 
-import os
-import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 import fusetk
 from fusetk import config
-from fusetk import recipe as recipes
 from fusetk.data import integrity, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import ConfigError, DataError, FusetkError, Interrupted
-from fusetk.files import lock, write_if_changed
+from fusetk.errors import FusetkError, Interrupted
+from fusetk.files import write_if_changed
 from fusetk.machine import (
     Choices,
     choices,
@@ -29,10 +25,11 @@ from fusetk.machine import (
 )
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
-from fusetk.recipe import NEUTRAL_KEYS, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, TEXT, is_intact
+from fusetk.recipe import Recipe
+from fusetk.resume import find_changes, last_checkpoint
+from fusetk.runs import CONFIG, MACHINE, TEXT, RunLock
 from fusetk.system import build
-from fusetk.training import checkpoint, schedule
+from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
 from fusetk.training.log import Log, NullLog, forget_after
 from fusetk.training.loop import Trainer
@@ -40,7 +37,6 @@ from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
-from fusetk.weights import read_state
 
 
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
@@ -58,7 +54,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
         with (
             Stop() as stop,
             computing(device, recipe.training.matmul, kernel_choices) as matmul,
-            _RunLock(run) as run_lock,
+            RunLock(run) as run_lock,
         ):
             _train(recipe, run, device, quiet, world, stop, kernel_choices, matmul, run_lock)
     except Interrupted:
@@ -108,7 +104,7 @@ def _train(
     stop: Stop,
     kernel_choices: Choices | None,
     matmul: str,
-    run_lock: "_RunLock",
+    run_lock: RunLock,
 ) -> None:
     data = Path(recipe.data.folder)
     prepared = manifest.read(data)
@@ -117,10 +113,8 @@ def _train(
     integrity.check_files(data, prepared)
     if world.first:
         run_lock.take()
-    last = world.broadcast(_last_checkpoint(run) if world.first else None)
-    changes = _config_changes(recipe, run, last, fingerprint) if last else []
-    changes += _text_changes(recipe, prepared, resuming=bool(last))
-    changes += _processor_changes(run, kernel_choices)
+    last = world.broadcast(last_checkpoint(run) if world.first else None)
+    changes = find_changes(recipe, run, last, prepared, kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
     sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
     model = _build_model(recipe, sizes, device, world)
@@ -137,7 +131,7 @@ def _train(
     )
     corpora = {"train": trainer.corpus, "valid": validator.corpus}
     integrity.check_ids(data, prepared, sizes, corpora)
-    _check_positions(model, trainer.corpus, validator.corpus)
+    integrity.check_lengths(model.max_positions, corpora.values())
     if last:
         trainer.resume(last)
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
@@ -178,60 +172,6 @@ def _build_model(
     return model
 
 
-class _RunLock:
-    """Within this context, after ``take``, no other process trains in the run folder."""
-
-    def __init__(self, run: Path):
-        self.run = run
-        self.descriptor: int | None = None
-
-    def __enter__(self) -> "_RunLock":
-        return self
-
-    def take(self) -> None:
-        """Lock the folder if it exists. Raises ConfigError if another process holds the lock."""
-        if self.descriptor is not None or not self.run.is_dir() or os.name != "posix":
-            return
-        self.descriptor = os.open(self.run, os.O_RDONLY)
-        if not lock(self.descriptor):
-            raise ConfigError(
-                f"another fusetk train is running in {self.run}: "
-                "wait until it ends, or choose another --run"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-
-
-def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -> list[str]:
-    """Describe each raw text that changed after its preparation.
-
-    Raises DataError for such a text if the run is new.
-    """
-    paths = [str(path) for path in integrity.changed_text(recipe.data, prepared)]
-    if paths and not resuming:
-        raise DataError(
-            f"{', '.join(paths)} changed since {recipe.data.folder} was prepared: "
-            f"{integrity.PREPARE}"
-        )
-    return [
-        f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text"
-        for path in paths
-    ]
-
-
-def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
-    """Describe a change of the processor since the run started."""
-    recorded = read_choices(run / MACHINE)
-    if not recorded or not kernel_choices or recorded.processor == kernel_choices.processor:
-        return []
-    return [
-        f"processor: {recorded.processor} -> {kernel_choices.processor}; "
-        "the results of an update may differ by rounding"
-    ]
-
-
 def _write_run_folder(
     recipe: Recipe, run: Path, update: int, kernel_choices: Choices | None
 ) -> None:
@@ -251,107 +191,6 @@ def _write_run_folder(
             write_choices(run / MACHINE, kernel_choices)
     except OSError as error:
         raise checkpoint.write_error(run, error) from None
-
-
-def _last_checkpoint(run: Path) -> Path | None:
-    """Return the checkpoint to resume from: ``last``, or the newest complete one without ``last``.
-
-    Returns None if the run has no checkpoint.
-    """
-    checkpoint.recover(run)
-    last = run / CHECKPOINTS / "last"
-    if last.is_dir():
-        return last.resolve()
-    folders = sorted((run / CHECKPOINTS).glob("update-*"), reverse=True)
-    complete = (path for path in folders if is_intact(path))
-    return next(complete, folders[0] if folders else None)
-
-
-# Changes of the config ----------------------------------------------------------------------------
-
-# Patterns of keys that may change when a run is resumed. They do not affect the trained model.
-CHANGEABLE_KEYS = (
-    r"data\..*",  # paths; the prepared data are compared by fingerprint
-    r"paper(\..*)?",
-    *NEUTRAL_KEYS,
-    r"training\.stages\.\d+\.end\..*",
-)
-SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
-# Changeable unless validation affects a learning rate, or the start or end of a stage.
-VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
-
-
-def _changeable_keys(recipe: Recipe) -> list[str]:
-    stages = recipe.training.stages
-    validation_decides = (
-        any(schedule.uses_validation(stage.schedule) for stage in stages)
-        or any(stage.start == "best" for stage in stages[1:])
-        or any(stage.end.patience for stage in stages[:-1])
-    )
-    patterns = list(CHANGEABLE_KEYS)
-    if recipe.training.validation.metric != "bleu":
-        patterns.append(SEARCH_KEYS)
-    if not validation_decides:
-        patterns.append(VALIDATION_KEYS)
-    return patterns
-
-
-def _config_changes(recipe: Recipe, run: Path, last: Path, fingerprint: str) -> list[str]:
-    """Describe the differences of config and data from those of the run so far.
-
-    Raises ConfigError or DataError for a change with which the run cannot be resumed.
-    """
-    before = recipes.load(run / CONFIG).model_dump(mode="json")
-    now = recipe.model_dump(mode="json")
-    old_stages = before["training"]["stages"]
-    new_stages = now["training"]["stages"]
-    common = min(len(old_stages), len(new_stages))
-    added = [
-        f"training.stages.{i}: added, {_describe_stage(stage)}"
-        for i, stage in enumerate(new_stages[common:], common)
-    ]
-    removed = [
-        f"training.stages.{i}: removed, {_describe_stage(stage)}"
-        for i, stage in enumerate(old_stages[common:], common)
-    ]
-    before["training"]["stages"] = old_stages[:common]
-    now["training"]["stages"] = new_stages[:common]
-    changes = list(manifest.differences(before, now))
-    changeable = re.compile("|".join(_changeable_keys(recipe)))
-    fixed = [change for change in changes if not changeable.fullmatch(change.partition(":")[0])]
-    if fixed or removed:
-        raise ConfigError(
-            f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
-            "choose another --run, or undo the change"
-        )
-    if read_state(last).get("data") not in (None, fingerprint):
-        raise DataError(
-            f"the data in {recipe.data.folder} are not those that {run} was trained on: "
-            "prepare them with the settings of that run, or choose another --run"
-        )
-    return [*changes, *added]
-
-
-def _describe_stage(stage: dict[str, Any]) -> str:
-    """Return a short description of a stage, such as `adam, inverse-sqrt, updates 8`."""
-    end = (f"{key} {value}" for key, value in stage["end"].items() if value is not None)
-    return ", ".join([stage["optimizer"]["kind"], stage["schedule"]["kind"], *end])
-
-
-def _check_positions(model: Seq2Seq, *corpora: Corpus) -> None:
-    """Raise DataError if a sentence has more tokens than the model has positions."""
-    positions = model.max_positions
-    longest = max(
-        int(side.lengths.max(initial=0))
-        for corpus in corpora
-        for side in (corpus.source, corpus.target)
-    )
-    if positions is not None and longest > positions:
-        raise DataError(
-            f"the longest sentence has {longest} tokens and the model {positions} positions: "
-            "raise model.max_positions, "
-            "or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
-        )
 
 
 def _run_header(

@@ -36,8 +36,10 @@ ALLOWED = {
     },
     "recipe": {"training", "decoding", "models", "data"},
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
-    "reporting": {"system", "recipe", "evaluation", "runs", "data"},
+    "reporting": {"system", "recipe", "evaluation", "decoding", "runs", "data"},
+    "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {
+        "resume",
         "system",
         "recipe",
         "training",

@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from fusetk.cli.main import COMMANDS
 from fusetk.cli.main import main as fusetk_command
-from fusetk.cli.options import Sections
+from fusetk.cli.sections import Sections
 from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS

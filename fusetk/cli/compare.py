@@ -1,22 +1,14 @@
 """``fusetk compare``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from fusetk import DEVICE
-from fusetk.cli.compare_output import Comparison, print_comparison, write_comparison
-from fusetk.cli.options import device_option, threads_option
-from fusetk.data.text import Pair, read_lines, readable, standard_input, unequal
-from fusetk.errors import DataError
-from fusetk.evaluation.compare import (
-    SENTENCE_METRICS,
-    compare_sentences,
-    rank_by_gain,
-    summarize,
-)
-from fusetk.evaluation.texts import display_name
+from fusetk.cli.compare_output import print_comparison
+from fusetk.cli.options import device_option, threads_option, tokenized_option
+from fusetk.evaluation.compare import SENTENCE_METRICS
+from fusetk.reporting.comparison import check_metric, compare, read_inputs, write_comparison
 
 
 @click.command(
@@ -48,12 +40,7 @@ from fusetk.evaluation.texts import display_name
     is_flag=True,
     help="Also show sentences with two identical translations.",
 )
-@click.option(
-    "--tokenized",
-    is_flag=True,
-    help="All text is already prepared like the training text of the runs, except for the split "
-    "into subwords.",
-)
+@tokenized_option("All text is", run="runs")
 @click.option(
     "-o",
     "--output",
@@ -89,95 +76,23 @@ def command(
     the scores of both systems over all sentences, and the numbers of better, worse and equal
     sentences.
     """
-    if metric and reference is None:
-        raise DataError(
-            f"--metric {metric} needs a reference: give one with -r, or leave --metric out"
-        )
-    for path in (first, second):
-        _check_system(path)
-    if not (first.is_dir() or second.is_dir()):
-        model_options = {
-            "--device": device != DEVICE,
-            "--threads": threads is not None,
-            "--tokenized": tokenized and reference is None,
-        }
-        unused = [name for name, present in model_options.items() if present]
-        if unused:
-            raise DataError(
-                f"{first} and {second} are translations already, so {' and '.join(unused)} would "
-                f"change nothing: leave {'it' if len(unused) == 1 else 'them'} out"
-            )
-    if output is not None:
-        files = [source, reference, first, second]
-        _check_output(output, [Path(file) for file in files if file not in (None, "-")])
-    sources = list(standard_input() if source == "-" else read_lines(source))
-    name = display_name(source)
-    if not sources:
-        raise DataError(f"{name} is empty: there is nothing to compare")
-    # Read all files before the first translation, so that mistakes are reported at once.
-    references = None if reference is None else _read(reference, name, len(sources))
-    files_read = [
-        None if path.is_dir() else _read(path, name, len(sources)) for path in (first, second)
-    ]
-    if threads and None in files_read:
+    check_metric(metric, reference)
+    model_options = {
+        "--device": device != DEVICE,
+        "--threads": threads is not None,
+        "--tokenized": tokenized and reference is None,
+    }
+    given_options = [name for name, present in model_options.items() if present]
+    inputs = read_inputs((first, second), source, reference, output, given_options)
+    if threads and inputs.has_runs:
         import torch
 
         torch.set_num_threads(threads)
-    (first_name, first_lines), (second_name, second_lines) = (
-        _translate(path, sources, tokenized, device) if lines is None else (str(path), lines)
-        for path, lines in zip((first, second), files_read, strict=True)
-    )
-    metric = metric or SENTENCE_METRICS[0]
-    sentences = compare_sentences(sources, first_lines, second_lines, references, metric, tokenized)
-    summary = summarize(sentences, references, tokenized)
-    sentences_to_show = [
-        sentence
-        for sentence in rank_by_gain(sentences)
-        if everything or sentence.first != sentence.second
-    ]
-    comparison = Comparison((first_name, second_name), metric, sentences_to_show[:top], summary)
+    comparison = compare(inputs, metric or SENTENCE_METRICS[0], tokenized, device)
+    if not everything:
+        comparison = comparison.without_equal()
+    comparison = comparison._replace(sentences=comparison.sentences[:top])
     # Write first: a reader of standard output that stops early ends this command.
     if output is not None:
         write_comparison(output, comparison)
     print_comparison(comparison)
-
-
-def _check_system(path: Path) -> None:
-    """Raise CheckpointError or DataError if a run or a file of translations does not exist."""
-    if path.is_dir():
-        from fusetk.runs import find_checkpoint
-
-        find_checkpoint(path)
-    elif not path.exists():
-        raise DataError(f"{path} is neither a run folder nor a file: it does not exist")
-
-
-def _check_output(output: Path, inputs: Sequence[Path]) -> None:
-    if output.suffix != ".json":
-        raise DataError(
-            f"{output}: the name must end in .json; the text is printed to standard output"
-        )
-    readable([path for path in inputs if path.is_file()], output)
-    if not output.parent.is_dir():
-        raise DataError(f"{output}: there is no folder {output.parent}; make it first")
-
-
-def _read(path: Path | str, source: str, sentences: int) -> list[str]:
-    lines = list(read_lines(path))
-    if len(lines) != sentences:
-        raise unequal(Pair(Path(source), Path(path)), sentences, len(lines))
-    return lines
-
-
-def _translate(
-    path: Path, sources: Sequence[str], tokenized: bool, device: str
-) -> tuple[str, list[str]]:
-    """Return the name of a run and its translations."""
-    from fusetk import system
-    from fusetk.decoding.translate import Translator
-
-    loaded = system.load_model(path, device)
-    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    checkpoint = loaded.checkpoint.resolve()
-    name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
-    return name, translator.translate(sources, tokenized)

@@ -1,20 +1,13 @@
-"""Output of ``fusetk compare``: text with marks or colours, and JSON."""
+"""Output of ``fusetk compare``: text with marks or colours."""
 
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
-from fusetk.data.text import writer
-from fusetk.evaluation.compare import (
-    ComparedSentence,
-    ComparisonSummary,
-    DiffSpan,
-    diff_words,
-)
+from fusetk.evaluation.compare import ComparedSentence, DiffSpan, diff_words
+from fusetk.reporting.comparison import Comparison
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,15 +15,6 @@ if TYPE_CHECKING:
 LABELS = ("source", "reference", "first", "second")
 MARKS = (("[-", "-]"), ("{+", "+}"))  # around words of one translation only, as in wdiff
 STYLES = ("bold red", "bold green")
-
-
-class Comparison(NamedTuple):
-    """The result of the command: the sentences to show, and a summary of all sentences."""
-
-    names: tuple[str, str]  # of both systems
-    metric: str
-    sentences: Sequence[ComparedSentence]
-    summary: ComparisonSummary
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -92,17 +76,3 @@ def _styled(spans: Sequence[DiffSpan], style: str) -> "Text":
         text.append(span.space)
         text.append(span.text, style="" if span.same else style)
     return text
-
-
-def write_comparison(output: Path, comparison: Comparison) -> None:
-    """Write the comparison as JSON."""
-    first, second = comparison.names
-    document: dict[str, Any] = {
-        "first": first,
-        "second": second,
-        "metric": comparison.metric if comparison.summary.corpus else None,
-        "summary": comparison.summary._asdict(),
-        "sentences": [sentence._asdict() for sentence in comparison.sentences],
-    }
-    with writer(output) as file:
-        file.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")

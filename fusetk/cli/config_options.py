@@ -1,31 +1,54 @@
-"""Options of ``fusetk decode`` that are made from the fields of SearchConfig."""
+"""Options of ``fusetk decode`` and ``fusetk rescore`` that are made from fields of SearchConfig."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
 
+from fusetk.cli.parameters import Decorator, Parsed, all_of
 from fusetk.decoding.config import SearchConfig, SearchOption
 
 
-def search_options(
-    **settings: Mapping[str, Any],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def search_options(**settings: Mapping[str, Any]) -> Decorator:
     """Make a decorator that adds an option for each field with a ``SearchOption``.
 
-    An option that is not given is None. ``settings`` maps names of fields to arguments of
-    ``click.option``, which replace those that follow from the field.
+    ``settings`` maps names of fields to the ``settings`` of ``search_option``.
+    """
+    return all_of(search_option(name, **settings.get(name, {})) for name in search_fields())
+
+
+def search_option(name: str, **settings: Any) -> Decorator:
+    """Make the option of a field. An option that the user does not give is None.
+
+    ``settings`` are arguments of ``click.option``, which replace those that follow from the field.
+    """
+    mark = search_fields()[name]
+    return click.option(*_declarations(name, mark), **{**_arguments(name, mark), **settings})
+
+
+def exponent(hint: str) -> dict[str, Any]:
+    """Return the settings of the option of ``normalize``, whose value may be omitted.
+
+    ``hint`` is added to the error about a value that is not a number.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name, mark in reversed(search_fields().items()):
-            arguments = {**_arguments(name, mark), **settings.get(name, {})}
-            command = click.option(*_declarations(name, mark), **arguments)(command)
-        return command
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number; {hint}") from None
+        if not 0 <= value <= 10:
+            raise ValueError(f"{text} is not between 0 and 10")
+        return value
 
-    return decorate
+    return {
+        "type": Parsed("ALPHA", parse),
+        "is_flag": False,
+        "flag_value": 1.0,
+        "metavar": "[ALPHA]",
+    }
 
 
 def search_fields() -> dict[str, SearchOption]:

@@ -1,30 +1,24 @@
 """``fusetk decode``."""
 
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 
-from fusetk.cli.decode_options import SECTIONS, decode_options, extras_of, output_format_of
+from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.memory import memory_advice
-from fusetk.cli.options import Sections
-from fusetk.data.text import readable
+from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
 from fusetk.decoding.requests import DecodeInputs
 from fusetk.decoding.translate_lines import (
     InputRange,
     LineTranslator,
-    Speed,
     input_range,
-    read_chunks,
+    translate_input,
 )
 from fusetk.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fusetk.decoding.distributed import ChunkOutput
-    from fusetk.processes import World
 
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
 
@@ -72,14 +66,14 @@ def command(
     import torch
 
     from fusetk.decoding.distributed import TIMEOUT, all_succeed
-    from fusetk.decoding.translate import Translator
+    from fusetk.decoding.translate import Extras, Translator
     from fusetk.processes import connect, local_device
     from fusetk.system import changed, load_ensemble
 
     if threads:
         torch.set_num_threads(threads)
     inputs = DecodeInputs(source, prefix, constraints, shard)
-    output_format = output_format_of(
+    output_format = OutputFormat.from_options(
         search["n_best"], as_json, word_scores, alignment, alignment_form, timing
     )
     settings = {key: value for key, value in search.items() if value is not None}
@@ -90,10 +84,11 @@ def command(
         def prepare() -> tuple[LineTranslator, InputRange, OutputFile | None]:
             lines = InputRange()
             if world.first:
-                lines = _input_range(inputs, target, output_format, resume, replace_unknown)
+                lines = input_range(inputs, target, output_format, resume, replace_unknown)
             loaded = load_ensemble(models, local_device(device), precision, raw)
             config = changed(loaded.recipe.decoding, settings, flags)
-            extras = extras_of(word_scores, alignment, replace_unknown, bool(loaded.pipeline.bpe))
+            subwords = bool(loaded.pipeline.bpe)
+            extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)
             if constraints and config.sample:
                 raise ConfigError(
                     "sampling cannot enforce --constraints: leave out --sample or --constraints"
@@ -103,60 +98,11 @@ def command(
             return LineTranslator(translator, output_format, tokenized), lines, output
 
         line_translator, lines, output = all_succeed(world, prepare)
-        speed = _translate(world, inputs, line_translator, lines, output, chunk, quiet)
+        if world.first and (slow := line_translator.wide_beam_warning()):
+            click.echo(f"warning: {slow}", err=True)
+        translate = memory_advice("lower --batch-tokens or the beam (-b)")(line_translator)
+        report = (lambda message: None) if quiet else partial(click.echo, err=True)
+        speed = translate_input(world, inputs, lines, translate, output, chunk, report)
     world.close()
-    if speed and not quiet:
-        click.echo(speed, err=True)
-
-
-def _translate(
-    world: "World",
-    inputs: DecodeInputs,
-    line_translator: LineTranslator,
-    lines: InputRange,
-    output: OutputFile | None,
-    chunk_size: int,
-    quiet: bool,
-) -> Speed | None:
-    """Translate the lines in all processes; rank 0, which has ``output``, reads and writes.
-
-    Return the speed in rank 0, and None in the other processes.
-    """
-    from fusetk.decoding.distributed import translate_chunks
-
-    def translate(*chunk: Any) -> "ChunkOutput":
-        with memory_advice("lower --batch-tokens or the beam (-b)"):
-            return line_translator(*chunk)
-
-    def report(message: str) -> None:
-        if not quiet:
-            click.echo(message, err=True)
-
-    if output is None:
-        translate_chunks(world, iter(()), translate, lambda translated: None)
-        return None
-    translator = line_translator.translator
-    if slow := translator.config.wide_beam_warning(len(translator.pipeline.target_vocab)):
-        click.echo(f"warning: {slow}", err=True)
-    speed = Speed()
-
-    def write(translated: "ChunkOutput") -> None:
-        speed.add(translated)
-        output.write("".join(translated.text))
-
-    stream = read_chunks(inputs, lines, output.name, chunk_size * world.size, report)
-    translate_chunks(world, speed.timed(stream), translate, write)
-    return speed
-
-
-def _input_range(
-    inputs: DecodeInputs,
-    target: str,
-    output_format: OutputFormat,
-    resume: bool,
-    dictionary: str | None,
-) -> InputRange:
-    if target != "-":
-        dictionaries = [Path(dictionary)] if dictionary else []
-        readable([*inputs.regular_files, *dictionaries], Path(target))
-    return input_range(inputs, target, output_format, resume)
+    if speed:
+        report(str(speed))

@@ -1,30 +1,12 @@
-"""The options of ``fusetk decode``."""
-
-import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+"""The options of ``fusetk decode``, and their headings in the help."""
 
 import click
 
-from fusetk.cli.config_options import search_options, section
-from fusetk.cli.options import (
-    Decorator,
-    Exponent,
-    device_option,
-    models_option,
-    precision_option,
-    quiet_option,
-    raw_option,
-    threads_option,
-)
+from fusetk.cli.config_options import exponent, search_options, section
+from fusetk.cli.decode_input_options import input_options
+from fusetk.cli.options import running_options
+from fusetk.cli.parameters import Decorator, all_of
 from fusetk.decoding.config import FORMAT, RUNNING, SAMPLING, SEARCH
-from fusetk.decoding.formats import OutputFormat
-from fusetk.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fusetk.decoding.translate import Extras
-
-CHUNK = 4000  # lines that are sorted and translated together
 
 SECTIONS = {
     "Input and output": [
@@ -40,89 +22,10 @@ SECTIONS = {
     RUNNING: [*section(RUNNING), "precision", "raw", "device", "threads", "quiet"],
 }
 
-
-class Shard(click.ParamType):
-    """``I/N`` as a pair of numbers."""
-
-    name = "I/N"
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> tuple[int, int]:
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(
-                f"{value!r} is not I/N, the I-th of N parts, I from 1 to N", parameter, context
-            )
-        return int(match[1]), int(match[2])
-
-
-input_options: Sequence[Decorator] = (
-    models_option,
-    click.option(
-        "-i",
-        "--input",
-        "source",
-        metavar="FILE",
-        default="-",
-        help="Text, one sentence a line, plain or .gz; standard input by default.",
-    ),
-    click.option(
-        "-o",
-        "--output",
-        "target",
-        metavar="FILE",
-        default="-",
-        help="File for the translations; standard output by default.",
-    ),
-    click.option(
-        "--shard",
-        type=Shard(),
-        help="Translate only the I-th of N parts of FILE. The outputs of all parts, joined in "
-        "order, equal the output for the complete FILE.",
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Continue an interrupted output file and keep its complete lines. Without this option "
-        "the file is overwritten.",
-    ),
-    click.option(
-        "--tokenized",
-        is_flag=True,
-        help="The input is already prepared like the training text of the run, except for the "
-        "split into subwords. The output has the same form.",
-    ),
-    click.option(
-        "--prefix",
-        metavar="FILE",
-        help="File with a line for each input line: the beginning of its translation, or blank.",
-    ),
-    click.option(
-        "--constraints",
-        metavar="FILE",
-        help="File with a line for each input line: phrases that its translation must contain, in "
-        "this order, separated by tabs; or blank. The phrases get good places if the beam is "
-        "larger than their number of tokens.",
-    ),
-    click.option(
-        "--chunk",
-        type=click.IntRange(1),
-        default=CHUNK,
-        show_default=True,
-        metavar="LINES",
-        help="Number of lines, for each process, that are read, sorted by length and translated "
-        "together. There are fewer if the input does not have more lines yet.",
-    ),
-)
-
-format_options: Sequence[Decorator] = (
+format_options: tuple[Decorator, ...] = (
     search_options(
         normalize={
-            "type": Exponent("write -n alone for an exponent of 1, and -i FILE for the text"),
-            "is_flag": False,
-            "flag_value": 1.0,
-            "metavar": "[ALPHA]",
+            **exponent("write -n alone for an exponent of 1, and -i FILE for the text"),
             "help": "Exponent of the length penalty. Without a value it is 1; 0 means no penalty.",
         },
         n_best={
@@ -174,58 +77,4 @@ format_options: Sequence[Decorator] = (
     ),
 )
 
-running_options: Sequence[Decorator] = (
-    precision_option,
-    raw_option,
-    device_option,
-    threads_option,
-    quiet_option,
-)
-
-
-def decode_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all options to the command."""
-    for option in reversed((*input_options, *format_options, *running_options)):
-        command = option(command)
-    return command
-
-
-def output_format_of(
-    n_best: int | None,
-    as_json: bool,
-    word_scores: bool,
-    alignment: str | None,
-    alignment_form: str | None,
-    timing: bool,
-) -> OutputFormat:
-    """Return the output format. Raises ConfigError for options that have no effect."""
-    if alignment_form and not alignment:
-        raise ConfigError("--alignment-form has no effect without --alignment: give it, too")
-    if timing and not as_json:
-        raise ConfigError("--timing has no effect without --json: give it, too")
-    kind: Literal["json", "moses", "text"] = "text" if n_best is None else "moses"
-    if as_json:
-        kind = "json"
-    soft = alignment_form == "soft"
-    return OutputFormat(kind, n_best or 1, word_scores, alignment is not None, soft, timing)
-
-
-def extras_of(
-    word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool
-) -> "Extras":
-    """Return the additional results that the options select.
-
-    ``dictionary`` is None without --replace-unknown, and "" if the option has no file.
-
-    Raises ConfigError for an unknown alignment, and DataError for a dictionary that cannot be read.
-    """
-    from fusetk.decoding.alignment import parse
-    from fusetk.decoding.translate import Extras
-    from fusetk.decoding.unknown import Replacement, read_dictionary
-
-    replacement = None
-    if dictionary is not None:
-        entries = read_dictionary(dictionary) if dictionary else None
-        replacement = Replacement(entries, subwords)
-    heads = None if alignment is None else parse(alignment)
-    return Extras(word_scores, heads, replacement)
+decode_options: Decorator = all_of([*input_options, *format_options, *running_options])

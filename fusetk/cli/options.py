@@ -1,18 +1,11 @@
 """Options that several commands share."""
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import click
 
 from fusetk import DEVICE
-
-# The minus sign of a negative number, after `--option=` or alone.
-_NEGATIVE = re.compile(r"^(--[a-z-]+=|)-(?=[0-9.])")
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+from fusetk.cli.parameters import Decorator
 
 
 def processors() -> int:
@@ -81,63 +74,32 @@ threads_option: Decorator = click.option(
 quiet_option: Decorator = click.option(
     "-q", "--quiet", is_flag=True, help="Do not print progress to standard error."
 )
+running_options: tuple[Decorator, ...] = (
+    precision_option,
+    raw_option,
+    device_option,
+    threads_option,
+    quiet_option,
+)
 
 
-class Exponent(click.ParamType):
-    """The exponent of a length penalty, from 0 to 10."""
-
-    name = "ALPHA"
-
-    def __init__(self, hint: str):
-        """``hint`` is added to the error about a value that is not a number."""
-        self.hint = hint
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> float:
-        try:
-            exponent = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number; {self.hint}", parameter, context)
-        if not 0 <= exponent <= 10:
-            self.fail(f"{value} is not between 0 and 10", parameter, context)
-        return exponent
+def output_option(content: str, name: str) -> Decorator:
+    """Return the option -o for a file with this content; ``name`` is the parameter."""
+    return click.option(
+        "-o",
+        "--output",
+        name,
+        metavar="FILE",
+        default="-",
+        help=f"File for {content}; standard output by default.",
+    )
 
 
-class Sections(click.Command):
-    """A command whose help groups its options under headings.
-
-    No option of such a command may start with a digit: -1 is always a value.
-    """
-
-    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **settings: Any):
-        """``sections`` maps each heading to the names of its parameters.
-
-        Parameters without a heading, and ``--help``, are listed under the last one.
-        """
-        super().__init__(*arguments, **settings)
-        self.sections = sections
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # A space before a negative number prevents click from parsing it as an option.
-        return super().parse_args(context, [_NEGATIVE.sub(r"\1 -", arg) for arg in args])
-
-    def by_section(self, context: click.Context) -> dict[str, list[click.Option]]:
-        """Return the options under each heading."""
-        options = {
-            option.name: option
-            for option in self.get_params(context)
-            if isinstance(option, click.Option)
-        }
-        sections = {
-            title: [options.pop(name) for name in names] for title, names in self.sections.items()
-        }
-        last = next(reversed(sections))
-        sections[last] += options.values()
-        return sections
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, options in self.by_section(context).items():
-            records = [option.get_help_record(context) for option in options]
-            with formatter.section(title):
-                formatter.write_dl([record for record in records if record])
+def tokenized_option(text: str, result: str = "", run: str = "run") -> Decorator:
+    """Return the option --tokenized; its help begins with ``text`` and ends with ``result``."""
+    return click.option(
+        "--tokenized",
+        is_flag=True,
+        help=f"{text} already prepared like the training text of the {run}, "
+        f"except for the split into subwords.{result}",
+    )

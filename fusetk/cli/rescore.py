@@ -1,23 +1,17 @@
 """``fusetk rescore``."""
 
-import json
-import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fusetk.cli.memory import memory_advice
-from fusetk.cli.rescore_options import check_options, checked_inputs, rescore_options
+from fusetk.cli.rescore_checks import check_options, checked_inputs
+from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
-from fusetk.decoding.output_file import OutputFile, open_output
-from fusetk.decoding.stream import chunks
+from fusetk.decoding.output_file import open_output
 
-if TYPE_CHECKING:
-    from fusetk.evaluation.rescore import Rescorer
-    from fusetk.evaluation.rescore_rows import RescoreInputs
-
-CHUNK = 4000  # lines that are sorted and scored together
 EXAMPLES = (
     "Examples: fusetk rescore -m runs/demo test.de test.en > scores; "
     "fusetk decode -m runs/demo --n-best 5 -i test.de | fusetk rescore -m runs/other test.de "
@@ -51,8 +45,9 @@ def command(**options: Any) -> None:
 
     from fusetk import system
     from fusetk.decoding.translate import Translator
-    from fusetk.evaluation.rescore import Rescorer
-    from fusetk.evaluation.rescore_rows import RescoreInputs
+    from fusetk.evaluation.rescore import Rescorer, ScoreRule
+    from fusetk.evaluation.rescore_files import rescore_input
+    from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat
 
     files = (options["files"], options["tsv"], options["n_best"], options["json_lines"])
     inputs = checked_inputs(RescoreInputs(*files))
@@ -70,42 +65,11 @@ def command(**options: Any) -> None:
         config = config.model_copy(update={"ensemble": options["ensemble"]})
     translator = Translator(loaded.models, loaded.pipeline, config)
     rescorer = Rescorer(translator, options["batch_tokens"])
-    with open_output(options["output"], keep=0) as output:
-        _rescore(inputs, rescorer, output, options)
-
-
-def _rescore(
-    inputs: "RescoreInputs", rescorer: "Rescorer", output: OutputFile, options: dict[str, Any]
-) -> None:
-    """Print the scores of all rows and the summary."""
-    from fusetk.evaluation.rescore import CorpusScore, ScoreRule
-    from fusetk.evaluation.rescore_rows import ScoreFormat, read_rows
-
-    penalty = options["penalty"] or rescorer.translator.config.penalty
+    penalty = options["penalty"] or config.penalty
     rule = ScoreRule(not options["no_end_mark"], options["normalize"], penalty)
     score_format = ScoreFormat(rule, options["feature"], options["word_scores"], options["as_json"])
-    rows, ready = read_rows(inputs, rescorer, options["tokenized"], options["feature"])
-    corpus = CorpusScore()
-    seconds = 1e-9
-    count = 0
-    for chunk in chunks(rows, CHUNK, ready):
-        begin = time.perf_counter()
-        with memory_advice("lower --batch-tokens"):
-            scored = rescorer([pair for row in chunk for pair in row.pairs])
-        seconds += time.perf_counter() - begin
-        corpus.add(scored)
-        if not options["summary"]:
-            output.write("".join(score_format.format(count, chunk, scored)))
-        count += len(chunk)
-    if options["summary"]:
-        numbers = json.dumps(corpus.numbers()) if options["as_json"] else str(corpus)
-        output.write(numbers + "\n")
-    if options["quiet"]:
-        return
-    if not options["summary"]:
-        click.echo(corpus, err=True)
-    speed = (
-        f"{corpus.sentences / seconds:,.1f} sentences/s, "
-        f"{corpus.tokens / seconds:,.0f} target tokens/s"
-    )
-    click.echo(f"{corpus.sentences:,} sentences in {seconds:.2f} s: {speed}", err=True)
+    report = (lambda message: None) if options["quiet"] else partial(click.echo, err=True)
+    with open_output(options["output"], keep=0) as output, memory_advice("lower --batch-tokens"):
+        rescore_input(
+            inputs, rescorer, score_format, options["tokenized"], options["summary"], output, report
+        )

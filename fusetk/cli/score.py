@@ -1,31 +1,20 @@
 """``fusetk score``."""
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from fusetk.cli import score_length, score_systems
-from fusetk.cli.score_options import (
-    LengthOptions,
-    RecordOptions,
-    SystemOptions,
-    TextOptions,
-    declare_options,
-    select,
-)
-from fusetk.evaluation.metric import Score
-from fusetk.evaluation.metrics import make_metrics
-from fusetk.evaluation.texts import (
-    ScoredTexts,
-    describe_inputs,
-    ignored_options,
-    read_texts,
-    text_warnings,
-)
+from fusetk.cli.parameters import all_of, select
+from fusetk.cli.score_length_options import LengthOptions, length_options
+from fusetk.cli.score_options import TextOptions, source_option, text_options
+from fusetk.cli.score_record_options import RecordOptions, record_options
+from fusetk.cli.score_system_options import SystemOptions, system_options
+from fusetk.cli.tables import draw_scores, print_json, print_warnings
+from fusetk.evaluation.systems import score_files
+from fusetk.evaluation.texts import describe_inputs
 from fusetk.reporting import score_log
 
 EXAMPLE = (
@@ -37,7 +26,7 @@ EXAMPLE = (
 
 
 @click.command("score", epilog=EXAMPLE)
-@declare_options
+@all_of([*text_options, *system_options, *record_options, source_option, *length_options])
 def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
@@ -90,51 +79,21 @@ def _score_hypothesis(
     text: TextOptions, references: Sequence[str], destination: score_log.ScoreDestination | None
 ) -> None:
     """Score HYP alone, record the scores if there is a destination, and print them."""
-    options = text.metric_options
-    warnings = ignored_options(text.metric_names, options)
-    texts = read_texts({"": text.hypothesis}, references, text.source)
-    metrics = make_metrics(texts.reference_lines, text.metric_names, options, texts.source_lines)
-    scores = [metric.score(metric.statistics(texts.first.lines)) for metric in metrics]
-    named = [] if "all" in text.metrics else text.metrics
-    warnings += text_warnings(texts, metrics, named, options)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    files = {"": text.hypothesis}
+    scored = score_files(files, references, text.source, text.metrics, text.metric_options)
+    texts = scored.texts
+    scores = scored.first_scores
+    print_warnings(scored.warnings)
     # Record first: a reader of standard output that stops early ends this command.
     if destination:
         file = score_log.record_scores(destination, scores, texts.reference_lines)
         click.echo(f"recorded in {file}", err=True)
     if text.as_json:
-        document = {**_as_dict(scores, texts), "warnings": warnings}
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_json(scored.single_as_dict())
         return
     click.echo(f"scored: {describe_inputs(texts.first, texts.references)}")
     if sys.stdout.isatty():
-        _draw(scores)
+        draw_scores(scores)
         return
     for score in scores:
         click.echo(f"{score.metric}: {score}  [{score.signature}]")
-
-
-def _as_dict(scores: Sequence[Score], texts: ScoredTexts) -> dict[str, Any]:
-    return {
-        "sentences": len(texts.first.lines),
-        "hypothesis": texts.first.as_dict(),
-        "references": [text.as_dict() for text in texts.references],
-        "scores": [asdict(score) for score in scores],
-    }
-
-
-def _draw(scores: Sequence[Score]) -> None:
-    """Draw a table on the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    value = Column("value", justify="right")
-    table = Table("metric", value, Column("how", overflow="fold"), box=box.SIMPLE)
-    for score in scores:
-        details = Text(score.details + "\n" if score.details else "")
-        details.append(score.signature, style="dim")
-        table.add_row(score.metric, Text(f"{score.value:.2f}", style="bold"), details)
-    Console().print(table)

@@ -1,13 +1,11 @@
 """``fusetk score --by-length``: a table of scores by sentence length."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import click
-
-from fusetk.cli.tables import NONE, show
+from fusetk.cli.score_length_options import LengthOptions
+from fusetk.cli.score_options import TextOptions
+from fusetk.cli.tables import NONE, print_json, print_warnings, show
 from fusetk.errors import DataError
 from fusetk.evaluation.length import (
     BOUNDS,
@@ -24,17 +22,12 @@ from fusetk.evaluation.texts import (
     text_warnings,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fusetk.cli.score_options import LengthOptions, TextOptions
-
 
 def run(
-    text: "TextOptions",
+    text: TextOptions,
     references: Sequence[str],
-    files: "Mapping[str, str]",
-    length: "LengthOptions",
+    files: Mapping[str, str],
+    length: LengthOptions,
 ) -> None:
     """Score the systems in ``files`` by sentence length, print a table, and draw it on request."""
     name = text.length_metric
@@ -54,38 +47,13 @@ def run(
             f"{table.ranges[0].fewest - 1} words; give lower --bounds"
         )
     warnings = text_warnings(texts, [metric], text.metrics, options)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    print_warnings(warnings)
     if text.as_json:
-        document = {**_as_dict(table), "warnings": warnings}
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_json({**table.as_dict(), "warnings": warnings})
     else:
         _show(table)
     if length.output is not None:
         _draw(table, length.output)
-
-
-def _as_dict(table: LengthTable) -> dict[str, Any]:
-    return {
-        "metric": table.metric,
-        "signature": table.signature,
-        "sentences": len(table.length_text.lines),
-        "lengths": {
-            "of": "source" if table.texts.source else "reference",
-            **table.length_text.as_dict(),
-            "blank": table.blank,
-        },
-        "systems": [{"name": name, **text.as_dict()} for name, text in table.texts.systems.items()],
-        "references": [text.as_dict() for text in table.texts.references],
-        "rows": [
-            {
-                **length_range._asdict(),
-                "sentences": table.sentences[i],
-                "scores": {name: values[i] for name, values in table.scores.items()},
-            }
-            for i, length_range in enumerate(table.ranges)
-        ],
-    }
 
 
 def _show(table: LengthTable) -> None:

@@ -1,9 +1,13 @@
 """Output of tables: drawn on a terminal, as aligned text elsewhere, or as Markdown."""
 
+import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
+
+from fusetk.evaluation.metric import Score
 
 NONE = "-"  # an unknown value
 
@@ -71,3 +75,30 @@ def _draw(
     Console(width=max(wide, console.width)).print(table)
     for line in lines:
         console.print(Text(line, style="dim"))
+
+
+def draw_scores(scores: Sequence[Score]) -> None:
+    """Draw the scores of one system on the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    value = Column("value", justify="right")
+    table = Table("metric", value, Column("how", overflow="fold"), box=box.SIMPLE)
+    for score in scores:
+        details = Text(score.details + "\n" if score.details else "")
+        details.append(score.signature, style="dim")
+        table.add_row(score.metric, Text(f"{score.value:.2f}", style="bold"), details)
+    Console().print(table)
+
+
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings to standard error."""
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a JSON object with an indentation."""
+    click.echo(json.dumps(document, ensure_ascii=False, indent=2))

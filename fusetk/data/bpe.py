@@ -6,6 +6,7 @@ subword-nmt learns the merges. This module applies them with the same result, an
 import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from heapq import heapify, heappop, heappush
@@ -22,6 +23,15 @@ CACHED_LENGTH = 100  # longer words are not cached
 SHORT = 40  # longer words use the algorithm with a heap: its time is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
+
+
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    """Count the words of lines, which are separated by spaces."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split(" "))
+    counts.pop("", None)
+    return counts
 
 
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
@@ -90,6 +100,14 @@ class BPE:
         """
         cache = self.cache
         return " ".join([cache[word] for word in line.split(" ") if word])
+
+    def line_with_margins(self, line: str) -> str:
+        """Return a line of words as ``line`` does, and keep the spaces at its start and end."""
+        words = line.strip(" ")
+        if len(words) == len(line):
+            return self.line(line)
+        start = len(line) - len(line.lstrip(" "))
+        return line[:start] + self.line(words) + line[start + len(words) :]
 
     def __call__(self, line: str) -> list[str]:
         """Return the subwords of a line of words."""

@@ -1,5 +1,6 @@
 """All steps on training pairs, with the reason for each pair that is dropped."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from fusetk.data.steps.base import (
     line_function,
 )
 from fusetk.data.steps.filter import EMPTY
-from fusetk.data.text import single_spaces
+from fusetk.data.text import Pair, read_pairs, single_spaces, writer
 
 SUBWORDS = "too many subwords"  # reason for dropping a pair after BPE
 
@@ -90,3 +91,28 @@ class Deduplicator:
                 return step.reason
             seen.add(key)
         return outcome.reason
+
+
+def filter_files(
+    inputs: Pair, outputs: Pair, step: PairStep, unique: Sequence[UniquePairStep]
+) -> tuple[int, Counter[str]]:
+    """Copy the pairs of lines that the steps keep, unchanged.
+
+    Returns the number of these pairs, and the number of dropped pairs for each reason.
+    """
+    deduplicator = Deduplicator(unique)
+    num_kept = 0
+    dropped: Counter[str] = Counter()
+    with writer(outputs.source) as source_file, writer(outputs.target) as target_file:
+        for source, target in read_pairs(inputs):
+            reason = step.drop_reason(source, target)
+            if not reason:
+                keys = tuple(unique_step.key(source, target) for unique_step in unique)
+                reason = deduplicator.reason(Outcome(source, target, "", keys))
+            if reason:
+                dropped[reason] += 1
+            else:
+                num_kept += 1
+                source_file.write(source + "\n")
+                target_file.write(target + "\n")
+    return num_kept, dropped

@@ -1,6 +1,6 @@
 """Checks before training: the prepared files are unchanged, and ids and vocabularies match."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,21 @@ def check_ids(
                     f"{sentences.name} has the id {largest}, "
                     f"but the vocabulary has {size} entries; {RESTORE}"
                 )
+
+
+def check_lengths(max_positions: int | None, corpora: Iterable[Corpus]) -> None:
+    """Raise DataError if a sentence has more tokens than ``max_positions``, unless that is None."""
+    longest = max(
+        int(side.lengths.max(initial=0))
+        for corpus in corpora
+        for side in (corpus.source, corpus.target)
+    )
+    if max_positions is not None and longest > max_positions:
+        raise DataError(
+            f"the longest sentence has {longest} tokens and the model {max_positions} positions: "
+            "raise model.max_positions, "
+            "or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
+        )
 
 
 def largest_id(sentences: Sentences) -> int:

@@ -145,7 +145,7 @@ def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
     settings = {
         **_step_settings(config, config.steps),
         "valid": split,
-        **_package_versions(config.steps),
+        **_versions(config.steps),
     }
     return Stage(
         "words.train",
@@ -161,7 +161,7 @@ def _held_out_words(config: DataConfig, split: str, pairs: list[Pair]) -> Stage:
     has_model = any(isinstance(step, LearnedStep) for step in steps)
     return Stage(
         f"words.{split}",
-        {**_step_settings(config, steps), **_package_versions(steps)},
+        {**_step_settings(config, steps), **_versions(steps)},
         pairs,
         ["words.train"] if has_model else [],
         lambda build: preprocess.held_out_words(build, config, split, pairs),
@@ -212,11 +212,16 @@ def _step_settings(config: DataConfig, steps: Sequence[PrepStep]) -> dict[str, A
     }
 
 
-def _package_versions(steps: Sequence[PrepStep]) -> dict[str, str]:
-    """Return the versions of the packages that the steps use."""
-    return manifest.package_versions(
+def _versions(steps: Sequence[PrepStep]) -> dict[str, Any]:
+    """Return the versions of the packages that the steps use, and of the steps themselves.
+
+    Version 1 of a step is omitted: prepared folders without versions of steps stay up to date.
+    """
+    packages = manifest.package_versions(
         dict.fromkeys(package for step in steps for package in step.packages)
     )
+    versions = {step.step: step.version for step in steps if step.version > 1}
+    return {**packages, **({"step_versions": versions} if versions else {})}
 
 
 def describe(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fusetk.data import manifest
 from fusetk.data.manifest import Record, differences, same
 from fusetk.data.text import Pair, cannot_write
-from fusetk.errors import DataError
+from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock
 
 BUILDING = ".building"
@@ -150,7 +150,7 @@ def stale(
     if reasons:
         return reasons
     changed = [name for name in state["needs"] if name in made_stages]
-    return [f"follows from {' and '.join(changed)}" if changed else "its inputs changed"]
+    return [f"follows from {join_names(changed)}" if changed else "its inputs changed"]
 
 
 @contextmanager

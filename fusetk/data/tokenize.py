@@ -1,5 +1,10 @@
 r"""Moses tokenisation and detokenisation with the results of sacremoses, and a cache of words.
 
+The cache is the reason for this module: it makes tokenisation more than three times as fast as the
+command of sacremoses. On 1,015,000 lines, 35 times the German side of Multi30k's 29,000 training
+pairs, it takes 7.8 s instead of 66.8 s (8.6 times faster); the output is equal
+(``tests/benchmarks/text.py``).
+
 sacremoses works on complete lines. But its result for a word (a run of characters between white
 space) depends only on the word itself, on whether the word is the first or last of its line, and,
 for a period at its end, on whether a word follows that begins with a lower case letter or a digit.

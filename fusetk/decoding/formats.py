@@ -29,6 +29,30 @@ class OutputFormat(NamedTuple):
     soft: bool = False  # whether an alignment consists of all attention weights
     timing: bool = False
 
+    @classmethod
+    def from_options(
+        cls,
+        n_best: int | None,
+        as_json: bool,
+        word_scores: bool,
+        alignment: str | None,
+        alignment_form: str | None,
+        timing: bool,
+    ) -> "OutputFormat":
+        """Return the format that the options of ``fusetk decode`` select.
+
+        Raises ConfigError for options that have no effect.
+        """
+        if alignment_form and not alignment:
+            raise ConfigError("--alignment-form has no effect without --alignment: give it, too")
+        if timing and not as_json:
+            raise ConfigError("--timing has no effect without --json: give it, too")
+        kind: Literal["json", "moses", "text"] = "text" if n_best is None else "moses"
+        if as_json:
+            kind = "json"
+        soft = alignment_form == "soft"
+        return cls(kind, n_best or 1, word_scores, alignment is not None, soft, timing)
+
     def format(
         self, number: int, source: Sequence[str], n_best: "Sequence[Translation]", seconds: float
     ) -> str:

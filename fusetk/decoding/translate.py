@@ -11,14 +11,14 @@ from fusetk.data.batch import pad
 from fusetk.data.bpe import JOINER
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.vocab import EOS, UNK
-from fusetk.decoding.alignment import AttentionHeads, hard
+from fusetk.decoding.alignment import AttentionHeads, hard, parse
 from fusetk.decoding.beam import Hypothesis, search
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.requests import Request as Request
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import TargetScores, score_targets
 from fusetk.decoding.token_mask import EncodedRequest, max_positions
-from fusetk.decoding.unknown import Replacement
+from fusetk.decoding.unknown import Replacement, read_dictionary
 from fusetk.errors import DataError
 from fusetk.models.seq2seq import Seq2Seq
 
@@ -34,6 +34,21 @@ class Extras(NamedTuple):
     attention: AttentionHeads | None = None
     # Replaces unknown words by this attention, or by the mean over all layers and heads.
     replace: Replacement | None = None
+
+    @classmethod
+    def from_options(
+        cls, word_scores: bool, alignment: str | None, dictionary: str | None, subwords: bool
+    ) -> "Extras":
+        """Return the results that the options of ``fusetk decode`` select.
+
+        ``dictionary`` is None without --replace-unknown, and "" if the option has no file. Raises
+        ConfigError for an unknown alignment, and DataError for a dictionary that cannot be read.
+        """
+        replacement = None
+        if dictionary is not None:
+            entries = read_dictionary(dictionary) if dictionary else None
+            replacement = Replacement(entries, subwords)
+        return cls(word_scores, None if alignment is None else parse(alignment), replacement)
 
     @property
     def heads(self) -> AttentionHeads | None:

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fusetk.data.text import readable
 from fusetk.decoding.formats import OutputFormat, ResumePoint, find_resume_point
+from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.requests import DecodeInputs, Request, line_range, read_requests, skip_done
 from fusetk.decoding.stream import chunks
 
 if TYPE_CHECKING:
-    from fusetk.decoding.distributed import Chunk, ChunkOutput
+    from fusetk.decoding.distributed import Chunk, ChunkOutput, Translate
     from fusetk.decoding.translate import Translator
+    from fusetk.processes import World
 
 
 class InputRange(NamedTuple):
@@ -32,12 +36,20 @@ class InputRange(NamedTuple):
 
 
 def input_range(
-    inputs: DecodeInputs, target: str, output_format: OutputFormat, resume: bool
+    inputs: DecodeInputs,
+    target: str,
+    output_format: OutputFormat,
+    resume: bool,
+    dictionary: str | None = None,
 ) -> InputRange:
     """Find the lines to translate; with ``resume``, continue the file ``target``.
 
-    Raises the errors of ``line_range`` and ``find_resume_point``.
+    Raises DataError if an input file or the ``dictionary`` cannot be read or is the target. Raises
+    the errors of ``line_range`` and ``find_resume_point``.
     """
+    if target != "-":
+        dictionaries = [Path(dictionary)] if dictionary else []
+        readable([*inputs.regular_files, *dictionaries], Path(target))
     start, end = line_range(inputs)
     point = find_resume_point(target, output_format, start) if resume else None
     return InputRange(start, end, point)
@@ -75,6 +87,11 @@ class LineTranslator:
         self.translator = translator
         self.format = output_format
         self.tokenized = tokenized
+
+    def wide_beam_warning(self) -> str | None:
+        """Return a sentence on the cost of a wide beam, or None."""
+        vocabulary = len(self.translator.pipeline.target_vocab)
+        return self.translator.config.wide_beam_warning(vocabulary)
 
     def __call__(self, numbers: Sequence[int], lines: Sequence[Request]) -> "ChunkOutput":
         """Translate lines with these numbers, from 0."""
@@ -125,3 +142,33 @@ class Speed:
         sentence_rate = f"{self.sentences / self.seconds:,.1f} sentences/s"
         token_rate = f"{self.tokens / self.seconds:,.0f} target tokens/s"
         return f"{sentences}: {sentence_rate}, {token_rate}"
+
+
+def translate_input(
+    world: "World",
+    inputs: DecodeInputs,
+    lines: InputRange,
+    translate: "Translate",
+    output: OutputFile | None,
+    chunk_size: int,
+    report: Callable[[str], None],
+) -> Speed | None:
+    """Translate the lines in all processes; rank 0, which has ``output``, reads and writes.
+
+    ``chunk_size`` is the number of lines for each process that are translated together. Returns
+    the speed in rank 0, and None in the other processes.
+    """
+    from fusetk.decoding.distributed import translate_chunks
+
+    if output is None:
+        translate_chunks(world, iter(()), translate, lambda translated: None)
+        return None
+    speed = Speed()
+
+    def write(translated: "ChunkOutput") -> None:
+        speed.add(translated)
+        output.write("".join(translated.text))
+
+    stream = read_chunks(inputs, lines, output.name, chunk_size * world.size, report)
+    translate_chunks(world, speed.timed(stream), translate, write)
+    return speed

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fusetk.evaluation.metric import Metric, Score
 from fusetk.evaluation.multi_bleu import split_words
@@ -43,6 +43,30 @@ class LengthTable(NamedTuple):
     def length_text(self) -> ScoredText:
         """The text that gives the lengths: the source, or else the first reference."""
         return self.texts.source or self.texts.references[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table for JSON."""
+        systems = self.texts.systems.items()
+        return {
+            "metric": self.metric,
+            "signature": self.signature,
+            "sentences": len(self.length_text.lines),
+            "lengths": {
+                "of": "source" if self.texts.source else "reference",
+                **self.length_text.as_dict(),
+                "blank": self.blank,
+            },
+            "systems": [{"name": name, **text.as_dict()} for name, text in systems],
+            "references": [text.as_dict() for text in self.texts.references],
+            "rows": [
+                {
+                    **length_range._asdict(),
+                    "sentences": self.sentences[i],
+                    "scores": {name: values[i] for name, values in self.scores.items()},
+                }
+                for i, length_range in enumerate(self.ranges)
+            ],
+        }
 
 
 def length_bins(bounds: Sequence[int]) -> list[LengthRange]:

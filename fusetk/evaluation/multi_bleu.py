@@ -7,10 +7,9 @@ space is replaced before sacreBLEU sees it.
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from fusetk.evaluation.metric import MetricOptions, StatisticsRow
-from fusetk.evaluation.sacrebleu_metrics import SacreMetric, bleu_parts
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.sacrebleu_metrics import PreparedBleu
 
 # Perl splits a line of bytes at this white space. str.split would also split at NBSP and others.
 split_words = re.compile(r"[^ \t\n\r\f\v]+").findall
@@ -24,12 +23,13 @@ _REPLACE_OTHER_SPACE = {ord(space): 0xDC00 + i for i, space in enumerate(_OTHER_
 _COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
-class MultiBleu(SacreMetric):
+class MultiBleu(PreparedBleu):
     """BLEU of tokenised lines without smoothing, as multi-bleu.perl computes it."""
 
     name = "multi-bleu"
     tokenizes = False
     options = ("compound_split",)
+    smoothing = "none"
 
     def __init__(
         self,
@@ -37,32 +37,19 @@ class MultiBleu(SacreMetric):
         options: MetricOptions,
         source: Sequence[str] | None = None,
     ) -> None:
-        from sacrebleu.metrics.bleu import BLEU
-
         self.compound_split = options.compound_split
         if options.lowercase:
             self.name = LowercaseMultiBleu.name
             self.case_sensitive = False
-        references = [self._prepare(lines) for lines in references]
-        super().__init__(BLEU(tokenize="none", smooth_method="none", force=True), references)
+        super().__init__(references)
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
-        prepared = []
-        for line in lines:
-            if not self.case_sensitive:
-                line = line.lower()
-            if self.compound_split:
-                line = split_compounds(line)
-            prepared.append(line.translate(_REPLACE_OTHER_SPACE))
-        return prepared
-
-    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
-        """Return one row for each line.
-
-        A row has the lengths of the hypothesis and of the closest reference, the matching n-grams
-        for n = 1 to 4, and the n-grams of the hypothesis for n = 1 to 4.
-        """
-        return super().statistics(self._prepare(hypotheses))
+    def prepare(self, line: str) -> str:
+        """Lower-case a line if case does not count, and split compounds on request."""
+        if not self.case_sensitive:
+            line = line.lower()
+        if self.compound_split:
+            line = split_compounds(line)
+        return line.translate(_REPLACE_OTHER_SPACE)
 
     def signature(self) -> str:
         """Return all settings that are needed to reproduce the score."""
@@ -70,10 +57,6 @@ class MultiBleu(SacreMetric):
         compounds = "|compounds:split" if self.compound_split else ""
         references = f"nrefs:{len(self.references)}"
         return f"{references}|case:{case}|tok:none{compounds}|smooth:none|arithmetic:moses"
-
-    def parts(self, result: Any) -> dict[str, Any]:
-        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
-        return bleu_parts(result)
 
 
 class LowercaseMultiBleu(MultiBleu):

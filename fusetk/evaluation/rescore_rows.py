@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fusetk.data.text import STANDARD_INPUT
 from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.decoding.requests import Ready, display_name, open_lines, parallel_lines
-from fusetk.errors import DataError
+from fusetk.errors import DataError, join_names
 from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
 
 Encode = Callable[[str, str], list[int]]  # side, line
@@ -66,7 +66,7 @@ def read_rows(
         pairs = _split_at_tabs(names[0], texts[0])
     else:
         pairs = _parallel_pairs(names, texts)
-    return _encode_pairs(" and ".join(names), pairs, encode, rescorer), ready
+    return _encode_pairs(join_names(names), pairs, encode, rescorer), ready
 
 
 @contextmanager

@@ -53,20 +53,57 @@ class SacreMetric(Metric):
         return {"details": ""}
 
 
-def bleu_parts(result: Any) -> dict[str, Any]:
-    """Return the fields of a BLEU ``Score``, with details as multi-bleu.perl prints them."""
-    precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
-    ratio = result.sys_len / result.ref_len if result.ref_len else 0.0
-    lengths = f"hyp_len={result.sys_len}, ref_len={result.ref_len}"
-    return {
-        "details": f"{precisions} (BP={result.bp:.3f}, ratio={ratio:.3f}, {lengths})",
-        "hypothesis_length": result.sys_len,
-        "reference_length": result.ref_len,
-        "brevity_penalty": result.bp,
-    }
+class BleuMetric(SacreMetric):
+    """A kind of BLEU."""
+
+    def parts(self, result: Any) -> dict[str, Any]:
+        """Return the remaining fields of ``Score``, with details as multi-bleu.perl prints them."""
+        precisions = "/".join(f"{precision:.1f}" for precision in result.precisions)
+        ratio = result.sys_len / result.ref_len if result.ref_len else 0.0
+        lengths = f"hyp_len={result.sys_len}, ref_len={result.ref_len}"
+        return {
+            "details": f"{precisions} (BP={result.bp:.3f}, ratio={ratio:.3f}, {lengths})",
+            "hypothesis_length": result.sys_len,
+            "reference_length": result.ref_len,
+            "brevity_penalty": result.bp,
+        }
 
 
-class SacreBleu(SacreMetric):
+class PreparedBleu(BleuMetric):
+    """BLEU of lines that ``prepare`` converts to words.
+
+    sacreBLEU splits the prepared lines at white space and does nothing else to them. Subclasses
+    implement ``prepare``.
+    """
+
+    smoothing: str  # smoothing method of sacreBLEU
+
+    def __init__(self, references: Sequence[Sequence[str]]) -> None:
+        from sacrebleu.metrics.bleu import BLEU
+
+        scorer = BLEU(tokenize="none", smooth_method=self.smoothing, force=True)
+        super().__init__(scorer, [self._prepare_all(lines) for lines in references])
+
+    def prepare(self, line: str) -> str:
+        """Return the words of a line, separated by white space.
+
+        The words are in lower case if the metric ignores case.
+        """
+        raise NotImplementedError
+
+    def _prepare_all(self, lines: Sequence[str]) -> list[str]:
+        return [self.prepare(line) for line in lines]
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return one row for each line.
+
+        A row has the lengths of the hypothesis and of the closest reference, the matching n-grams
+        for n = 1 to 4, and the n-grams of the hypothesis for n = 1 to 4.
+        """
+        return super().statistics(self._prepare_all(hypotheses))
+
+
+class SacreBleu(BleuMetric):
     """sacreBLEU."""
 
     name = "sacrebleu"
@@ -99,12 +136,8 @@ class SacreBleu(SacreMetric):
         if options.tokenize == "none":
             self.tokenizes = None
 
-    def parts(self, result: Any) -> dict[str, Any]:
-        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
-        return bleu_parts(result)
 
-
-class Mteval(SacreMetric):
+class Mteval(PreparedBleu):
     """BLEU as NIST's script mteval-v13a.pl computes it.
 
     The script and sacreBLEU agree: sacreBLEU's tokeniser 13a is that of the script. Both smooth the
@@ -120,6 +153,7 @@ class Mteval(SacreMetric):
     name = "mteval-v13a"
     case_sensitive = False
     tokenizes = True
+    smoothing = "exp"
 
     def __init__(
         self,
@@ -127,7 +161,6 @@ class Mteval(SacreMetric):
         options: MetricOptions,
         source: Sequence[str] | None = None,
     ) -> None:
-        from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
         self.tokenizer = Tokenizer13a()
@@ -135,20 +168,14 @@ class Mteval(SacreMetric):
         if options.lowercase:
             self.name = Mteval.name
             self.case_sensitive = False
-        references = [self._prepare(lines) for lines in references]
-        super().__init__(BLEU(tokenize="none", force=True), references)
+        super().__init__(references)
 
-    def _prepare(self, lines: Sequence[str]) -> list[str]:
-        tokenized = [self.tokenizer(line) for line in lines]
+    def prepare(self, line: str) -> str:
+        """Tokenise a line; lower-case it unless case counts."""
+        tokenized: str = self.tokenizer(line)
         if self.lowercase:
-            return [line.lower() for line in tokenized]
-        if self.case_sensitive:
-            return tokenized
-        return [line.translate(_ASCII_LOWER) for line in tokenized]
-
-    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
-        """Return one row for each line; all rows have the same length."""
-        return super().statistics(self._prepare(hypotheses))
+            return tokenized.lower()
+        return tokenized if self.case_sensitive else tokenized.translate(_ASCII_LOWER)
 
     def signature(self) -> str:
         """Return all settings that are needed to reproduce the score."""
@@ -158,10 +185,6 @@ class Mteval(SacreMetric):
         signature.update("tok", "13a")
         signature.update("arithmetic", "mteval-v13a")
         return str(signature)
-
-    def parts(self, result: Any) -> dict[str, Any]:
-        """Return the remaining fields of ``Score`` for a result of the sacrebleu library."""
-        return bleu_parts(result)
 
 
 class CasedMteval(Mteval):

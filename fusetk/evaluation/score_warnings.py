@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from fusetk.errors import join_names
 from fusetk.evaluation.metric import Metric
 
 MAX_LINES = 5_000  # lines of a text that the statistics count
@@ -158,12 +159,12 @@ def _metric_warnings(texts: Sequence[TextStatistics], metrics: Collection[Metric
     warnings = []
     if max(ratios) < 0.1 and word_metrics:
         warnings.append(
-            f"the text does not look tokenised: for {' and '.join(word_metrics)}, "
+            f"the text does not look tokenised: for {join_names(word_metrics)}, "
             "'end.' is one word; tokenise both sides first"
         )
     if min(ratios) > 0.9 and text_metrics:
         warnings.append(
-            f"the text looks tokenised, and {' and '.join(text_metrics)} will tokenise it again; "
+            f"the text looks tokenised, and {join_names(text_metrics)} will tokenise it again; "
             "give detokenised text"
         )
     return warnings

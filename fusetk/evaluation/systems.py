@@ -1,16 +1,27 @@
 """Scores of several systems by one metric, with significance tests against the first system."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
-from fusetk.evaluation.metric import Metric, Score
+from fusetk.evaluation.metric import Metric, MetricOptions, Score
+from fusetk.evaluation.metrics import DEFAULT_METRICS, METRICS, make_metrics
 from fusetk.evaluation.significance import (
     FEW_LINES,
     Sampling,
     SignificanceResult,
     compare_systems,
 )
-from fusetk.evaluation.texts import ScoredText
+from fusetk.evaluation.texts import (
+    ScoredText,
+    ScoredTexts,
+    ignored_options,
+    read_texts,
+    text_warnings,
+)
+
+ALL = "all"  # names all metrics
 
 
 class SystemScores(NamedTuple):
@@ -27,6 +38,87 @@ class SystemScores(NamedTuple):
     def difference(self, system: str) -> float:
         """Return the score of a system minus the score of the first system."""
         return self.scores[system].value - self.first.value
+
+    def as_dict(self, system: str) -> dict[str, Any]:
+        """Return the score and the test result of a system, for JSON."""
+        test = None
+        if self.tests:
+            test = {"difference": self.difference(system), **self.tests[system]._asdict()}
+        return {**asdict(self.scores[system]), "test": test}
+
+
+class ScoredSystems(NamedTuple):
+    """The scores of all systems by all metrics."""
+
+    texts: ScoredTexts
+    columns: list[SystemScores]  # one for each metric
+    sampling: Sampling | None  # of the tests
+    warnings: list[str]
+
+    @property
+    def first_scores(self) -> list[Score]:
+        """The scores of the first system."""
+        return [column.first for column in self.columns]
+
+    @property
+    def test(self) -> str:
+        """The description of the significance test; there must be a ``sampling``."""
+        return f"{self.sampling}, sacrebleu {version('sacrebleu')}"
+
+    def single_as_dict(self) -> dict[str, Any]:
+        """Return the scores of the first system, for JSON."""
+        return {
+            "sentences": len(self.texts.first.lines),
+            "hypothesis": self.texts.first.as_dict(),
+            "references": [text.as_dict() for text in self.texts.references],
+            "scores": [asdict(score) for score in self.first_scores],
+            "warnings": self.warnings,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the scores and tests of all systems, for JSON."""
+        test = None
+        if self.sampling:
+            test = {**self.sampling._asdict(), "sacrebleu": version("sacrebleu")}
+        return {
+            "sentences": self.columns[0].first.sentences,
+            "references": [text.as_dict() for text in self.texts.references],
+            "test": test,
+            "systems": [
+                {
+                    "name": name,
+                    **text.as_dict(),
+                    "scores": [column.as_dict(name) for column in self.columns],
+                }
+                for name, text in self.texts.systems.items()
+            ],
+            "warnings": self.warnings,
+        }
+
+
+def score_files(
+    files: Mapping[str, str],
+    references: Sequence[str],
+    source: str | None,
+    metrics: Sequence[str],
+    options: MetricOptions,
+    sampling: Sampling | None = None,
+) -> ScoredSystems:
+    """Score the files of systems, by name; with ``sampling``, test them against the first one.
+
+    ``metrics`` are the names that the user gave: none for the default metrics, ``ALL`` for all.
+    Metrics that the user did not name are not checked for tokenised text; see ``text_warnings``.
+    Raises DataError if a text or an option cannot be used.
+    """
+    named = [] if ALL in metrics else list(metrics)
+    names = list(METRICS) if ALL in metrics else named or list(DEFAULT_METRICS)
+    warnings = ignored_options(names, options)
+    texts = read_texts(files, references, source)
+    built = make_metrics(texts.reference_lines, names, options, texts.source_lines)
+    columns = [score_systems(metric, texts.systems, sampling) for metric in built]
+    warnings += text_warnings(texts, built, named, options)
+    warnings += few_lines_warnings(columns)
+    return ScoredSystems(texts, columns, sampling, warnings)
 
 
 def score_systems(

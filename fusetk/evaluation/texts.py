@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
-from fusetk.errors import DataError
+from fusetk.errors import DataError, join_names
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import METRICS
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
@@ -110,12 +110,12 @@ def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]
         users = [name for name, metric in METRICS.items() if option in metric.options]
         if value in (None, False) or not users:
             continue
-        flag = f"--{option.replace('_', '-')} is for {' and '.join(users)}"
+        flag = f"--{option.replace('_', '-')} is for {join_names(users)}"
         others = [metric for metric in metrics if metric not in users]
         if len(others) == len(metrics):
             raise DataError(
                 f"{flag}, not for {', '.join(others)}: "
-                f"give --metric {' or '.join(users)}, or leave the option out"
+                f"give --metric {join_names(users, 'or')}, or leave the option out"
             )
         if others:
             warnings.append(f"{flag}; it changes nothing in {', '.join(others)}")

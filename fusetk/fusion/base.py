@@ -1,11 +1,14 @@
 """The interface of every fusion phi: it maps many layers to one tensor at each position."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+
+# Layers (..., D), and a function that combines them.
+Combination = tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]
 
 
 class FusionConfig(ComponentConfig):
@@ -27,6 +30,8 @@ class Fusion(nn.Module):
     Config: type[FusionConfig] = FusionConfig
     reads_next_input = False
     """Whether the fusion reads the input that one more layer would receive, not the history."""
+    fuses_several = True
+    """Whether the fusion combines several layers."""
     out_width: int
     layer_embedding: "LayerEmbedding | None"
 
@@ -44,6 +49,13 @@ class Fusion(nn.Module):
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         """[(..., widths[i])], the embedding first, the highest layer last -> (..., out_width)."""
         raise NotImplementedError
+
+    def combination(self, history: Sequence[Tensor]) -> Combination:
+        """Return the layers that the fusion combines, and the function that combines them.
+
+        The share of each layer in the result is computed from these.
+        """
+        return list(history), self
 
 
 class LayerFusionConfig(FusionConfig):
@@ -95,6 +107,7 @@ class LayerFusion(Fusion):
         self.first = int(not config.embedding) if first is None else first
         fused_widths = widths[self.first :]
         self.depth = len(fused_widths)
+        self.fuses_several = self.depth > 1
         # A layer of another width is projected to the width of the result.
         self.project = nn.ModuleList(
             nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
@@ -120,6 +133,10 @@ class LayerFusion(Fusion):
             return projected
         vectors = self.layer_embedding(self.first, self.depth).unbind()
         return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
+
+    def combination(self, history: Sequence[Tensor]) -> Combination:
+        """Return the inputs of ``fuse``, and ``fuse``. The closing norm is not included."""
+        return self.layers(history), self.fuse
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         """Fuse L layers, the lowest first: L tensors (..., D) -> (..., D)."""

@@ -16,6 +16,7 @@ class LastFusion(Fusion):
     """
 
     reads_next_input = True
+    fuses_several = False
 
     def __init__(self, config: FusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.fusion.aggregate import ResidualFFN
-from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+from fusetk.fusion.base import Combination, LayerFusion, LayerFusionConfig
 
 
 class LinearFusionConfig(LayerFusionConfig):
@@ -103,6 +103,18 @@ class LinearFusion(LayerFusion):
         if config.aggregation == "ewp-ffn":
             self.refine = ResidualFFN(width, config.hidden, config.dropout)
 
+    def combination(self, history: Sequence[Tensor]) -> Combination:
+        """Return the layers after ``norm_layers``, and the function that combines them.
+
+        A change of the scale of a layer before its normalisation does not change the result.
+        """
+        return self._norm_layers(self.layers(history)), self._combine
+
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        normed = [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
-        return self.refine(self.combine(normed))
+        return self._combine(self._norm_layers(layers))
+
+    def _norm_layers(self, layers: Sequence[Tensor]) -> list[Tensor]:
+        return [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
+
+    def _combine(self, layers: Sequence[Tensor]) -> Tensor:
+        return self.refine(self.combine(layers))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fusetk.config import ComponentConfig
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.rows import Rows
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -79,11 +80,18 @@ class Seq2Seq(nn.Module):
     """
 
     Config: type[ModelConfig]
+    packs = False
+    """Whether the model implements ``decode_packed``."""
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
     output: OutputProjection | NormedLinear
     """The output projection (..., D) -> (..., V). It returns logits."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model in the config, for messages."""
+        return str(self.Config.model_fields["kind"].default)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         """Encode source ids (B, S) with their mask (B, S).
@@ -106,10 +114,28 @@ class Seq2Seq(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Return the features (B, T, D) of complete targets (B, T). Training calls this method."""
+    def forward(
+        self, src: Tensor, src_mask: Tensor, tgt_in: Tensor, tokens: Tensor | None = None
+    ) -> Tensor:
+        """Return the features (B, T, D) of complete targets (B, T). Training calls this method.
+
+        ``tokens`` (N,) are the indices of the real target tokens in (B * T). With them, the result
+        is the features of these tokens (N, D), and on CPU a model with ``packs`` skips padding.
+        """
+        if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
+            source = Rows.of(src_mask.flatten().nonzero()[:, 0], *src_mask.shape)
+            target = Rows.of(tokens, *tgt_in.shape)
+            return self.decode_packed(src, source, tgt_in, target)[0]
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
-        return features
+        return features if tokens is None else features.flatten(0, 1)[tokens]
+
+    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
+        """Return the features (1, N, D) of N real target tokens.
+
+        The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source`` and ``target`` are the
+        layouts of their real tokens. Only models with ``packs`` implement this method.
+        """
+        raise NotImplementedError
 
     def layers(self) -> list[nn.Module]:
         """Return the layers, which may be compiled or sharded one by one; by default an empty list.

@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ from fusetk.nn.grouped_attention import GroupedSelfAttention
 from fusetk.nn.norm import Normalization, build_norm
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned, Sinusoidal
+from fusetk.nn.rows import MixedRows, Rows
 
 
 class BlockStackConfig(StackConfig):
@@ -243,7 +245,10 @@ class ContextGate(nn.Module):
 
 
 class TransformerEncoderLayer(TransformerLayer):
-    """Self-attention and a feed-forward network. The context is the source mask (B, S)."""
+    """Self-attention and a feed-forward network.
+
+    The context is the source mask (B, 1, 1, S), or the layout of packed sentences.
+    """
 
     def __init__(
         self,
@@ -255,10 +260,10 @@ class TransformerEncoderLayer(TransformerLayer):
     ):
         super().__init__(config, name, input_width, width, *residuals.layer(width, 2))
 
-    def forward(self, x: Stream, context: Tensor) -> tuple[Stream, None]:
+    def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
         x, stream = self.attention_residual.before(self.read(x))
-        y = self.attention(x, context[:, None, None, :])
+        y = self.attention(x, context)
         return self.feed_forward(self.attention_residual.after(stream, y)), None
 
 
@@ -267,12 +272,13 @@ class DecoderContext(NamedTuple):
 
     cache: Cache
     """Self-attention keys and values of the earlier target tokens (B, slots, 2D)."""
-    visible: Tensor | None
-    """Which cache slots each new position attends to; see ``cache_mask``."""
+    visible: Tensor | Rows | None
+    """Which cache slots each new position attends to (see ``cache_mask``), or the layout of packed
+    sentences."""
     keys_values: Tensor
     """Keys and values of the layer's n sources (B, n * S, 2D)."""
-    source_mask: Tensor
-    """(B, S)."""
+    source_mask: Tensor | MixedRows
+    """(B, S), or the layouts of packed sentences."""
     start: int
     """Position of the first new token."""
 
@@ -369,11 +375,18 @@ class TransformerEmbedding(nn.Module):
         self.dropout = Dropout(rate)
         self.scale = config.width**0.5
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D)."""
-        x = self.tokens(ids) * self.scale
+    def forward(self, ids: Tensor, start: int = 0, rows: Rows | None = None) -> Tensor:
+        """Ids (B, T) of positions start .. start + T - 1 -> (B, T, D).
+
+        With the layout ``rows``, the result is packed: (1, N, D).
+        """
+        if rows is not None:
+            x = self.tokens(rows.pack(ids)) * self.scale
+        else:
+            x = self.tokens(ids) * self.scale
         if self.positions is not None:
-            x = x + self.positions(start, ids.shape[1])
+            vectors = self.positions(start, ids.shape[1])
+            x = x + (vectors if rows is None else vectors[rows.positions])
         if self.language is not None:
             x = x + self.language.weight
         return self.dropout(x)
@@ -398,6 +411,7 @@ class Transformer(Seq2Seq):
     """Encoder and decoder of self-attention layers."""
 
     Config = TransformerConfig
+    packs = True
 
     def __init__(self, config: TransformerConfig, source_size: int, target_size: int):
         """Vocabulary sizes include the special tokens.
@@ -416,9 +430,7 @@ class Transformer(Seq2Seq):
             config.encoder,
             [width] * (config.encoder.layers + 1),
             "encoder",
-            layer=lambda planned, name, input_width: TransformerEncoderLayer(
-                config, name, input_width, planned.width, residuals
-            ),
+            layer=partial(self.encoder_layer, config, residuals),
             summary=build_summary_layer,
             ends=residuals.ends,
             uses_output=attends_to_output(config.encoder, config.decoder),
@@ -434,14 +446,7 @@ class Transformer(Seq2Seq):
             config.decoder,
             [width] * (config.decoder.layers + 1),
             "decoder",
-            layer=lambda planned, name, input_width: TransformerDecoderLayer(
-                config,
-                name,
-                input_width,
-                planned.width,
-                self._source_widths(planned.layer),
-                target_residuals,
-            ),
+            layer=partial(self.decoder_layer, config, target_residuals),
             summary=build_summary_layer,
             ends=target_residuals.ends,
         )
@@ -461,34 +466,65 @@ class Transformer(Seq2Seq):
         INITIALISERS[config.init](self)
         initialise_sublayers(self)
 
-    def _source_widths(self, layer: int) -> Sequence[int]:
-        """Return the widths of the sources that a decoder layer attends to."""
-        return self.attend.widths[self.attend.sources_of(layer)]
+    def encoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build an encoder layer. A subclass with another kind of layer overrides this method."""
+        return TransformerEncoderLayer(config, name, input_width, planned.width, residuals)
+
+    def decoder_layer(
+        self,
+        config: TransformerConfig,
+        residuals: Residuals,
+        planned: PlannedModule,
+        name: str,
+        input_width: int,
+    ) -> Layer:
+        """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
+        source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        return TransformerDecoderLayer(
+            config, name, input_width, planned.width, source_widths, residuals
+        )
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
-        contexts = [src_mask] * len(self.encoder.layers)
+        contexts = [src_mask[:, None, None, :]] * len(self.encoder.layers)
         history, output, _ = self.encoder(self.source(src), contexts)
         return Memory(history, output, src_mask)
 
     def start(self, memory: Memory) -> State:
+        keys_values = self._keys_values(memory)
+        caches = self._empty_caches(keys_values)
+        # The cache slots of each hypothesis; see ``cache_mask``.
+        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
+        return State((keys_values, memory.mask, caches), slots, 0)
+
+    def _keys_values(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Return the source keys and values of each decoder layer (B, n * S, 2D)."""
         sources = [
             norm(source)
             for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
         ]
-        layers = [
+        return tuple(
+            layer.cross.keys_values(sources[self.attend.sources_of(i)])
+            for i, layer in enumerate(self._decoder_layers())
+        )
+
+    def _empty_caches(self, keys_values: Sequence[Tensor]) -> tuple[Cache, ...]:
+        return tuple(
+            Cache(tensor[:, :0, : 2 * layer.width], 0)
+            for tensor, layer in zip(keys_values, self._decoder_layers(), strict=True)
+        )
+
+    def _decoder_layers(self) -> list["TransformerDecoderLayer"]:
+        """Return the layers of the decoder without added summary layers."""
+        return [
             layer for layer in self.decoder.layers if isinstance(layer, TransformerDecoderLayer)
         ]
-        keys_values = tuple(
-            layer.cross.keys_values(sources[self.attend.sources_of(i)])
-            for i, layer in enumerate(layers)
-        )
-        caches = tuple(
-            Cache(tensor[:, :0, : 2 * layer.width], 0)
-            for tensor, layer in zip(keys_values, layers, strict=True)
-        )
-        # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, caches), slots, 0)
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
         keys_values, mask, caches = state.per_sentence
@@ -504,9 +540,26 @@ class Transformer(Seq2Seq):
             self.target(tgt_in, state.step), contexts, keep_states=not self.decoder.recomputes
         )
         caches = tuple(cache for cache in states if cache is not None)
-        features = self.to_output(self.decoder_norm(output))
         step = state.step + tgt_in.shape[1]
-        return features, State((keys_values, mask, caches), slots, step)
+        return self._features(output), State((keys_values, mask, caches), slots, step)
+
+    def _features(self, output: Tensor) -> Tensor:
+        features: Tensor = self.to_output(self.decoder_norm(output))
+        return features
+
+    def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
+        contexts = [source] * len(self.encoder.layers)
+        history, output, _ = self.encoder(self.source(src, rows=source), contexts)
+        keys_values = self._keys_values(Memory(history, output, source.mask))
+        layouts = MixedRows(target, source)
+        decoder_contexts = self.decoder.per_module(
+            DecoderContext(cache, target, tensor, layouts, 0)
+            for cache, tensor in zip(self._empty_caches(keys_values), keys_values, strict=True)
+        )
+        _, output, _ = self.decoder(
+            self.target(tgt_in, rows=target), decoder_contexts, keep_states=False
+        )
+        return self._features(output)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]

@@ -11,7 +11,10 @@ from torch.nn import functional as F
 from fusetk import trace
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.precision import product_dtype
+from fusetk.nn.rows import MixedRows, PackedAttention, Rows
 
 # Greatest length S for which plain matrix products replace PyTorch's fused kernel on CPU, for each
 # type of the products, with and without gradients. The results differ in rounding only.
@@ -86,16 +89,6 @@ def scaled_dot_product_as_heads(
     return contexts.unflatten(1, (-1, sources)).sum(2)
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, H * d) -> (B, H, T, d), without a copy."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def join_heads(x: Tensor) -> Tensor:
-    """(B, H, T, d) -> (B, T, H * d)."""
-    return x.transpose(1, 2).flatten(2)
-
-
 def cache_mask(
     token_slots: Tensor, sentences: int, past: int, length: int
 ) -> tuple[Tensor, Tensor | None]:
@@ -149,15 +142,21 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias)
         self.out = nn.Linear(width, width, bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, T, D), mask that broadcasts to (B, H, T, T) -> (B, T, D)."""
+    def forward(self, x: Tensor, mask: Tensor | Rows | None) -> Tensor:
+        """x (B, T, D), mask that broadcasts to (B, H, T, T) -> (B, T, D).
+
+        For packed sentences, x is (1, N, D) and ``mask`` is their layout.
+        """
         return self.source(x, mask, self.name)[0]
 
-    def source(self, x: Tensor, mask: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
-        """Return the result of ``forward`` and the keys and values (B, T, 2D).
+    def source(self, x: Tensor, mask: Tensor | Rows | None, name: str) -> tuple[Tensor, Tensor]:
+        """Return the result of ``forward`` and the keys and values (B, T, 2D) or (1, N, 2D).
 
         The attention weights are recorded under ``name``.
         """
+        if isinstance(mask, Rows):
+            projected = self.project(x)
+            return self._packed(projected, mask, causal=False), projected[..., x.shape[-1] :]
         q, keys_values = self.project(x).split((x.shape[-1], 2 * x.shape[-1]), dim=-1)
         return self._mix(q, keys_values, mask, name), keys_values
 
@@ -165,7 +164,7 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         cache: Cache,
-        mask: Tensor | None,
+        mask: Tensor | Rows | MixedRows | None,
         name: str | None = None,
         start: int = 0,
     ) -> tuple[Tensor, Cache]:
@@ -176,7 +175,16 @@ class SelfAttention(nn.Module):
         ``x`` is (B * K, T, D). ``cache`` holds the keys and values of earlier tokens in n slots,
         (B, n, 2D). ``mask`` broadcasts to (B, 1, K * T, n + K * T) and is True at the old and new
         slots that a position can see. None means all slots.
+
+        For packed sentences, x is (1, N, D), ``mask`` is their layout, and the cache does not
+        change. It is empty, or with ``MixedRows`` it holds the keys and values of the source.
         """
+        if isinstance(mask, Rows):
+            return self._packed(self.project(x), mask, causal=True), cache
+        if isinstance(mask, MixedRows):
+            return self._packed(
+                self.project(x), mask.target, True, cache.read(), mask.source
+            ), cache
         sentences = len(cache.buffer)
         width = x.shape[-1]
         projected = self.project(x).reshape(sentences, -1, 3 * width)
@@ -189,15 +197,33 @@ class SelfAttention(nn.Module):
         width, bias = x.shape[-1], self.project.bias
         return F.linear(x, self.project.weight[width:], None if bias is None else bias[width:])
 
-    def across(self, x: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
+    def across(
+        self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows | None, name: str
+    ) -> Tensor:
         """Attend from x (B * K, T, D) to ``keys_values`` (B, S, 2D) of other positions.
 
-        The projections are the same as in self-attention. Returns (B * K, T, D).
+        The projections are the same as in self-attention. Returns (B * K, T, D). Packed sentences
+        are (1, N, D) and (1, M, 2D), and ``mask`` is their layout.
         """
         width, bias = x.shape[-1], self.project.bias
         q = F.linear(x, self.project.weight[:width], None if bias is None else bias[:width])
+        if isinstance(mask, MixedRows):
+            return self._packed(q, mask.target, False, keys_values, mask.source)
         q = q.reshape(len(keys_values), -1, width)
         return self._mix(q, keys_values, mask, name).reshape(x.shape)
+
+    def _packed(
+        self,
+        projected: Tensor,
+        rows: Rows,
+        causal: bool,
+        keys_values: Tensor | None = None,
+        source: Rows | None = None,
+    ) -> Tensor:
+        width = self.out.in_features
+        own = projected.shape[-1] > width
+        plan = PackedAttention(width, self.heads, rows, own, causal, source)
+        return self.out(packed_attention(plan, projected, keys_values, self.dropout))
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         q, k, v = (split_heads(t, self.heads) for t in (q, *keys_values.chunk(2, dim=-1)))
@@ -237,13 +263,16 @@ class CrossAttention(nn.Module):
         parts = [project(source) for project, source in zip(self.project, sources, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows) -> Tensor:
         """x (B * K, T, D), keys and values (B, n * S, 2D), mask (B, S) -> (B * K, T, D).
 
         ``x`` holds K consecutive hypotheses for each sentence. They are K * T queries to the
-        sentence's single copy of keys and values.
+        sentence's single copy of keys and values. Packed sentences are (1, N, D) and (1, n * M,
+        2D), and ``mask`` is their layout.
         """
         sources = len(self.project)
+        if isinstance(mask, MixedRows):
+            return self.out(self._packed_contexts(self.query(x), keys_values, mask))
         q = split_heads(self.query(x).reshape(len(mask), -1, x.shape[-1]), self.heads)
         k, v = (split_heads(t, self.heads) for t in keys_values.chunk(2, dim=-1))
         key_mask = mask[:, None, None, :]
@@ -253,3 +282,15 @@ class CrossAttention(nn.Module):
         if sources > 1:
             contexts = contexts * sources**-0.5
         return self.out(join_heads(contexts).reshape(x.shape))
+
+    def _packed_contexts(self, q: Tensor, keys_values: Tensor, layout: MixedRows) -> Tensor:
+        sources = len(self.project)
+        plan = PackedAttention(
+            q.shape[-1], self.heads, layout.target, own=False, causal=False, source=layout.source
+        )
+        contexts = [
+            packed_attention(plan, q, part, self.dropout) for part in keys_values.chunk(sources, 1)
+        ]
+        if sources == 1:
+            return contexts[0]
+        return torch.stack(contexts).sum(0) * sources**-0.5

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.nn.dropout_mask import STEPS, DropoutMask
+
 
 class Dropout(nn.Module):
     """Dropout: in training, an element is 0 with probability ``rate``, else times 1 / (1 - rate).
 
     On CPU, PyTorch draws one float for each element in one thread. This can take longer than the
-    layer itself. Here four elements share one random number of 64 bits. Therefore the rate is
+    layer itself. Here a seed is drawn, and a ``DropoutMask`` follows from it. Therefore the rate is
     rounded to a multiple of 2^-16, and the scale is computed from the rounded rate.
     """
 
@@ -24,7 +26,7 @@ class Dropout(nn.Module):
     def set_rate(self, rate: float | None) -> None:
         """Replace the rate; None restores ``base_rate``. A base rate of 0 is never replaced."""
         self.rate = self.base_rate if rate is None or not self.base_rate else rate
-        self.steps = round(self.rate * 65536)  # the rate in multiples of 2^-16
+        self.steps = round(self.rate * STEPS)  # the rate in multiples of 1 / STEPS
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.steps:
@@ -33,12 +35,18 @@ class Dropout(nn.Module):
             return F.dropout(x, self.rate)
         return x * self.mask(self.random_bits(x.shape, x.device), x.dtype)
 
+    def draw(self) -> DropoutMask | None:
+        """Draw the mask of one call on CPU; None if this call drops nothing."""
+        return DropoutMask.draw(self.steps) if self.training and self.steps else None
+
     def random_bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Draw a random int16 in [-32768, 32767] for each element."""
+        if device.type == "cpu":
+            return DropoutMask.draw(self.steps).random_bits(shape)
         count = math.prod(shape)
-        drawn = torch.empty((count + 3) // 4, dtype=torch.int64, device=device)
-        drawn.random_(-(2**63), None)
-        return drawn.view(torch.int16)[:count].view(*shape)
+        words = torch.empty((count + 3) // 4, dtype=torch.int64, device=device)
+        words.random_(-(2**63), None)
+        return words.view(torch.int16)[:count].view(*shape)
 
     def mask(self, random_bits: Tensor, dtype: torch.dtype) -> Tensor:
         """Return each element's factor: 0 if its bits are below ``threshold``, else ``scale``."""
@@ -48,11 +56,11 @@ class Dropout(nn.Module):
 
     @property
     def threshold(self) -> int:
-        return self.steps - 32768
+        return self.steps - STEPS // 2
 
     @property
     def scale(self) -> float:
-        return 65536 / (65536 - self.steps)
+        return STEPS / (STEPS - self.steps)
 
     @property
     def active_rate(self) -> float:

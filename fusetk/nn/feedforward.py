@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.fused import transformer as kernels
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
 # An activation may overwrite its input, because only the activation reads the layer's output.
@@ -41,6 +42,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.activation is torch.relu_ and kernels.usable(x):
+            return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
 
 

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.nn.attention import SelfAttention, join_heads, scaled_dot_product, split_heads
+from fusetk.nn.attention import SelfAttention, scaled_dot_product
 from fusetk.nn.cache import Cache
+from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.rows import MixedRows, Rows
 
 
 class AttentionInputs(NamedTuple):
@@ -61,20 +63,28 @@ class GroupedSelfAttention(SelfAttention):
             self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
 
     def source(
-        self, x: Tensor | AttentionInputs, mask: Tensor | None, name: str
+        self, x: Tensor | AttentionInputs, mask: Tensor | Rows | None, name: str
     ) -> tuple[Tensor, Tensor]:
-        q, keys_values = self._projections(x, 0)
+        q, keys_values = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
+        if isinstance(mask, Rows):
+            return self._packed(self._beside(q, keys_values), mask, causal=False), keys_values
         return self._mix(q, keys_values, mask, name), keys_values
 
     def step(
         self,
         x: Tensor | AttentionInputs,
         cache: Cache,
-        mask: Tensor | None,
+        mask: Tensor | Rows | MixedRows | None,
         name: str | None = None,
         start: int = 0,
     ) -> tuple[Tensor, Cache]:
         """See ``SelfAttention.step``. ``start`` is the position of the first new token."""
+        if isinstance(mask, Rows | MixedRows):
+            rows, source = (mask, None) if isinstance(mask, Rows) else mask
+            q, keys_values = self._projections(x, rows.positions)
+            projected = self._beside(q, keys_values)
+            memory = None if source is None else self._shared(cache.read())
+            return self._packed(projected, rows, True, memory, source), cache
         sentences = len(cache.buffer)
         q, keys_values = self._projections(x, start)
         cache = cache.append(keys_values.reshape(sentences, -1, 2 * self.keys_width))
@@ -83,8 +93,22 @@ class GroupedSelfAttention(SelfAttention):
         )
         return contexts.reshape(q.shape), cache
 
-    def _projections(self, x: Tensor | AttentionInputs, start: int) -> tuple[Tensor, Tensor]:
-        """Return queries (B, T, D) and keys and values (B, T, 2 groups d), rotated if required."""
+    def _beside(self, q: Tensor, keys_values: Tensor) -> Tensor:
+        """Return the queries, and keys and values of each head beside them: (1, N, 3D)."""
+        return torch.cat((q, self._shared(keys_values)), -1)
+
+    def _shared(self, keys_values: Tensor) -> Tensor:
+        """Copy the keys and values of each group for its heads: (..., 2 groups d) -> (..., 2D)."""
+        heads = keys_values.unflatten(-1, (2 * self.groups, -1))
+        return heads.repeat_interleave(self.heads // self.groups, -2).flatten(-2)
+
+    def _projections(
+        self, x: Tensor | AttentionInputs, start: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries (B, T, D) and keys and values (B, T, 2 groups d), rotated if required.
+
+        ``start`` is the position of the first token, or the positions of all tokens (T,).
+        """
         sizes = (self.width, self.keys_width, self.keys_width)
         if isinstance(x, Tensor):
             q, k, v = self.project(x).split(sizes, -1)
@@ -96,7 +120,10 @@ class GroupedSelfAttention(SelfAttention):
                 for part, weight, bias in zip(x, weights, biases, strict=True)
             )
         if self.rotary:
-            positions = torch.arange(start, start + q.shape[1], device=q.device)
+            if isinstance(start, Tensor):
+                positions = start
+            else:
+                positions = torch.arange(start, start + q.shape[1], device=q.device)
             q = join_heads(rotate(split_heads(q, self.heads), positions))
             k = join_heads(rotate(split_heads(k, self.groups), positions))
         return q, torch.cat((k, v), -1)

@@ -10,9 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusetk.errors import DataError
-from fusetk.fusion.base import Fusion, LayerFusion
-from fusetk.fusion.last import LastFusion
-from fusetk.fusion.linear import LinearFusion
+from fusetk.fusion.base import Fusion
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.forward_trace import ForwardTrace, Pairs, evaluating, trace_forward
@@ -49,7 +47,7 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
     by_side = {
         module.name.partition(".")[0]: module
         for module in model.modules()
-        if isinstance(module, Fusion) and _fuses_several(module)
+        if isinstance(module, Fusion) and module.fuses_several
     }
     fusions = [by_side[side] for side in KINDS[what] if side in by_side]
     if fusions:
@@ -61,12 +59,6 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
     raise DataError(
         f"no fusion to draw: the {side} of this model does not fuse several layers{hint}"
     )
-
-
-def _fuses_several(fusion: Fusion) -> bool:
-    if isinstance(fusion, LayerFusion):
-        return fusion.depth > 1
-    return not isinstance(fusion, LastFusion)
 
 
 def trace_fusions(model: "Seq2Seq", pairs: Pairs, fusions: Sequence[Fusion]) -> list[FusionTrace]:
@@ -128,7 +120,7 @@ def contributions(fusion: Fusion, history: Sequence[Tensor]) -> Tensor:
     Raises DataError if the fusion has no forward-mode derivative.
     """
     with torch.no_grad():
-        layers, combine = _as_combined(fusion, history)
+        layers, combine = fusion.combination(history)
         norms = [_change_norm(fusion, combine, layers, i) for i in range(len(layers))]
         norm = torch.stack(norms, -1)
         return norm / norm.sum(-1, keepdim=True).clamp_min(torch.finfo(norm.dtype).tiny)
@@ -152,22 +144,6 @@ def _change_norm(
     if change is None:  # the output does not depend on this layer
         return layers[scaled].new_zeros(layers[scaled].shape[:-1])
     return change.norm(dim=-1)
-
-
-def _as_combined(
-    fusion: Fusion, history: Sequence[Tensor]
-) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
-    """Return the layers that a fusion combines, and the function that combines them.
-
-    The function omits the closing norm if the fusion is a LayerFusion.
-    """
-    if not isinstance(fusion, LayerFusion):
-        return list(history), fusion
-    layers = fusion.layers(history)
-    if not isinstance(fusion, LinearFusion):
-        return layers, fusion.fuse
-    normed = [norm(layer) for norm, layer in zip(fusion.norm_layers, layers, strict=True)]
-    return normed, lambda inputs: fusion.refine(fusion.combine(inputs))
 
 
 # Panels -------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from fusetk.errors import CheckpointError
+from fusetk.errors import CheckpointError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
 from fusetk.runs import CHECKPOINTS, EMA, STATE, checkpoint_name, checkpoints, read_state_if_valid
@@ -73,6 +74,19 @@ class Checkpoints:
     def save_alone(self, progress: Progress, optimizer: torch.optim.Optimizer | None) -> None:
         """Write a checkpoint without the other processes. The model must not be sharded."""
         self._write(progress, self._tensors(optimizer), None, interrupted=True)
+
+    def interrupt(
+        self,
+        progress: Progress,
+        optimizer: torch.optim.Optimizer | None,
+        signal: str | None,
+    ) -> NoReturn:
+        """Write a checkpoint and raise Interrupted; ``signal`` is None in other processes."""
+        self.save(progress, optimizer, interrupted=True)
+        raise Interrupted(
+            f"{signal or 'a signal to another process'} received: saved after update "
+            f"{progress.update}; run the same command again to resume"
+        )
 
     def _tensors(self, optimizer: torch.optim.Optimizer | None) -> list[dict[str, Tensor]]:
         """Return the tensors of model, optimiser and moving average."""

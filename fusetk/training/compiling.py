@@ -28,8 +28,8 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
     layers = model.layers()
     if not layers:
         raise ConfigError(
-            "training.compile has nothing to compile in this model: it compiles layers, and a "
-            "recurrent model runs in its own kernels; remove training.compile"
+            "training.compile has nothing to compile in this model: it compiles layers, and the "
+            f"model kind {model.kind} lists none; remove training.compile"
         )
     limit = torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = max(limit, MAX_VARIANTS)

@@ -1,13 +1,15 @@
 """The position of a training run."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fusetk.processes import World
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
-from fusetk.training.validation import rank
+from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, rank
 
 
 @dataclass
@@ -123,3 +125,54 @@ def _rate_fell_below(limit: float, progress: Progress, schedule: Schedule) -> bo
     rate = schedule.rate(progress.stage_update, progress.schedule_state)
     next_rate = schedule.rate(progress.stage_update + 1, progress.schedule_state)
     return next_rate < limit and next_rate <= rate
+
+
+def validation_due(config: ValidationConfig, progress: Progress) -> bool:
+    """Whether the config asks for a validation after the last update."""
+    every_epochs = config.every_epochs or (None if config.every_updates else 1)
+    if config.every_updates and progress.update % config.every_updates == 0:
+        return True
+    epoch_ended = progress.position == 0
+    return bool(every_epochs and epoch_ended and progress.epoch % every_epochs == 0)
+
+
+def update_schedule(
+    progress: Progress, schedule: Schedule, metric: str, value: float
+) -> str | None:
+    """Give the schedule the result of a validation, and store its new state in ``progress``.
+
+    Returns a message if the learning rate changes, else None.
+    """
+    update = progress.stage_update + 1
+    rate = schedule.rate(update, progress.schedule_state)
+    state = schedule.after_validation(
+        progress.schedule_state, value, metric in LOWER_IS_BETTER, progress.stage_epoch
+    )
+    progress.schedule_state = dict(state)
+    new_rate = schedule.rate(update, state)
+    return None if new_rate == rate else f"learning rate {rate:.3e} -> {new_rate:.3e}"
+
+
+class StageClock:
+    """Clock that measures the duration of a stage, which ``progress`` stores."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from now."""
+        self._last_time = time.monotonic()
+
+    def add_to(self, progress: Progress, end: EndConfig) -> None:
+        """Add the time since the last call to the duration of the stage.
+
+        If ``end.hours`` limits the stage, all processes use the duration of rank 0, so that they
+        end together.
+        """
+        now = time.monotonic()
+        progress.seconds += now - self._last_time
+        self._last_time = now
+        if end.hours is not None:
+            seconds = progress.seconds if self.world.first else 0.0
+            [progress.seconds] = self.world.all_sum([seconds])

@@ -52,9 +52,8 @@ def length_multiple(device: torch.device, precision: str) -> int:
 
 def batch_loss(model: Seq2Seq, batch: Batch, smoothing: float) -> Loss:
     """Return the loss of a batch, summed over its target tokens without padding."""
-    features = model(batch.src, batch.src_mask, batch.tgt_in)
     return loss(
-        features.flatten(0, 1)[batch.target_index],
+        model(batch.src, batch.src_mask, batch.tgt_in, batch.target_index),
         model.output,
         batch.tgt_out.flatten()[batch.target_index],
         smoothing,

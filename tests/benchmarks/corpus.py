@@ -135,7 +135,7 @@ def measure(config: Path, weights: bool) -> None:
 
     result: dict[str, Any] = {}
 
-    def first(trainer: Trainer, stage: Any, indices: Any, updates_in_epoch: int) -> Any:
+    def first(trainer: Trainer, indices: Any, updates_in_epoch: int) -> Any:
         collate(trainer.corpus, indices[0])
         result.update(seconds=time.perf_counter() - start, trainer=trainer)
         raise FirstBatchRead
@@ -158,7 +158,7 @@ def measure(config: Path, weights: bool) -> None:
     lengths = [side.lengths for side in (trainer.corpus.source, trainer.corpus.target)]
     start = time.perf_counter()
     with anonymous() as memory:
-        order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer._spans[0])
+        order = batches(*lengths, trainer.config.stages[0].batch, 1, 1, trainer.stages.spans[0])
         seconds = time.perf_counter() - start
     print(
         f"order of an epoch: {len(order):,} batches in {seconds:.1f} s, "

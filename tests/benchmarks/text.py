@@ -2,7 +2,7 @@
 
     python tests/benchmarks/text.py FILE LANGUAGE [--times N]
 
-FILE is repeated N times. The script measures the processor time of each command. It compares the
+FILE is repeated N times. The script measures the user time of each command. It compares the
 outputs, and prints the seconds and the ratio.
 """
 

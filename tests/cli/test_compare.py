@@ -218,7 +218,7 @@ def test_a_missing_second_run_is_an_error_before_the_first_is_translated(
 ) -> None:
     translated: list[object] = []
     monkeypatch.setattr(
-        "fusetk.cli.compare._translate", lambda *arguments: translated.append(arguments)
+        "fusetk.reporting.comparison._translate", lambda *arguments: translated.append(arguments)
     )
     make_run(Path("one"))
     for second in ("none", "."):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusetk.cli.options import Sections
+from fusetk.cli.sections import Sections
 from tests.cli.test_decode import WORDS, decode, make_run, output
 
 FORMS = {"text": [], "n-best": ["--n-best", "2"], "json": ["--json"]}

@@ -317,7 +317,7 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
     hops = [np.array(panels()[f"{n}.decoder.fuse.hop2"]["matrix"]) for n in (1, 3, 4)]
     mean = np.array(by_name["decoder.fuse.hops.mean"]["matrix"])[:, 1]
     np.testing.assert_allclose(mean, np.concatenate(hops, 1).mean(1), rtol=1e-4)
-    monkeypatch.setattr("fusetk.cli.plot_attention.CHUNK", 2)
+    monkeypatch.setattr("fusetk.plotting.pages.CHUNK", 2)
     run("-i", "a.de", "-r", "a.en", "--what", "fuse", "--corpus")
     for name, panel in panels().items():
         np.testing.assert_allclose(

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusetk import system
-from fusetk.cli import rescore as module
 from fusetk.cli.main import main
 from fusetk.data.vocab import EOS
 from fusetk.decoding.target_scores import score_targets
@@ -169,7 +168,7 @@ def test_the_summary(trained, files):
 
 def test_scores_do_not_depend_on_chunks_and_batches(trained, files, monkeypatch):
     printed = lines("-m", trained, *files)
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr("fusetk.evaluation.rescore_files.CHUNK", 1)
     for options in ([], ["--batch-tokens", 1]):
         for one, other in zip(lines("-m", trained, *files, *options), printed, strict=True):
             assert one == other or float(one) == pytest.approx(float(other), abs=1e-5)

@@ -21,6 +21,7 @@ from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import Manifest, prepare
+from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.text import read_lines
 from fusetk.data.vocab import EOS
 from fusetk.errors import ConfigError, DataError
@@ -346,6 +347,23 @@ def test_again_with_a_changed_setting(
     fresh = prepare(config(folder, folder=str(folder / "fresh"), **change))
     assert contents(folder / "out") == contents(folder / "fresh")
     assert manifest.data["fingerprint"] == fresh.data["fingerprint"]
+
+
+def test_again_with_a_new_version_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(config(folder))
+    monkeypatch.setattr(Lowercase, "version", 2)
+    changed, report = again(config(folder))
+    assert changed.made == list(first.data["stages"])
+    assert any(line.startswith("words.train: step_versions") for line in report), report
+    assert again(config(folder))[0].made == []
+    monkeypatch.undo()
+    assert again(config(folder))[0].data["fingerprint"] == first.data["fingerprint"]
+
+
+def test_the_first_version_of_a_step_is_not_in_the_fingerprint(folder: Path) -> None:
+    """So folders that were prepared before steps had versions are up to date."""
+    settings = prepare(config(folder)).data["stages"]["words.train"]["settings"]
+    assert settings.keys() == {"source", "target", "steps", "valid", "sacremoses"}
 
 
 def test_again_with_a_changed_file(folder: Path) -> None:

@@ -248,9 +248,9 @@ def seen(recipe: Recipe, run: Path) -> list[np.ndarray]:
         patched.setattr(
             Trainer,
             "_update",
-            lambda self, stage, indices, n: (
+            lambda self, indices, n: (
                 updates.append(np.concatenate(indices)),
-                plain(self, stage, indices, n),
+                plain(self, indices, n),
             )[1],
         )
         train_module.train(recipe, run, "cpu", quiet=True)

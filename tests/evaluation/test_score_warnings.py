@@ -86,6 +86,9 @@ def test_metrics_expect_raw_or_tokenised_text() -> None:
         TOKENISED, [TOKENISED], metrics=metrics("sacrebleu", "multi-bleu", "mteval-v13a", "ter")
     )
     assert "sacrebleu and mteval-v13a will tokenise it again" in warning
+    three = metrics("sacrebleu", "mteval-v13a", "mteval-v13a-cased")
+    [warning] = score_warnings(TOKENISED, [TOKENISED], metrics=three)
+    assert "and sacrebleu, mteval-v13a and mteval-v13a-cased will tokenise it again" in warning
     untokenized = metrics("sacrebleu", tokenize="none")
     assert score_warnings(TOKENISED, [TOKENISED], metrics=untokenized) == []
 

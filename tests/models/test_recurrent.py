@@ -65,7 +65,7 @@ def test_padding_changes_no_feature_before_it() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_kernels_run_in_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if build_kernels.library() is None:
+    if build_kernels.library("recurrence") is None:
         pytest.skip("there is no C++ compiler")
     monkeypatch.setattr(
         recurrence, "_run_step_by_step", lambda *arguments: pytest.fail("the plain loop runs")

@@ -9,7 +9,8 @@ import torch
 
 from fusetk import trace
 from fusetk.errors import ConfigError
-from fusetk.models.transformer import Transformer, TransformerConfig
+from fusetk.models.stack import Layer
+from fusetk.models.transformer import Transformer, TransformerConfig, TransformerDecoderLayer
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 
 
@@ -42,6 +43,37 @@ def test_tying_shares_matrices() -> None:
     assert none - target == target - both == 20 * 8
     with pytest.raises(ConfigError, match="one vocabulary"):
         Transformer(config(tie="all"), 20, 21)
+
+
+def test_a_subclass_replaces_the_layers_by_two_methods() -> None:
+    class Doubling(TransformerDecoderLayer):
+        def forward(self, x: torch.Tensor, context: Any) -> Any:
+            y, cache = super().forward(x, context)
+            return 2 * y, cache
+
+    class Identity(Layer):
+        width = 8
+
+        def forward(self, x: torch.Tensor, context: Any) -> Any:
+            return x, None
+
+    class Changed(Transformer):
+        def encoder_layer(self, config: Any, planned: Any, name: str, input_width: int) -> Layer:
+            return Identity()
+
+        def decoder_layer(self, config: Any, planned: Any, name: str, input_width: int) -> Layer:
+            return Doubling(config, name, input_width, planned.width, [8])
+
+    model = Changed(config(dropout=0), 9, 9).eval()
+    plain = Transformer(config(dropout=0), 9, 9).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    source, target = torch.tensor([[4, 5, 2]]), torch.tensor([[1, 6]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    memory = model.encode(source, mask)
+    assert torch.equal(memory.output, model.source(source))
+    features, _ = model.decode(target, model.start(memory))
+    half, _ = plain.decode(target, plain.start(memory))
+    assert features.shape == half.shape and not torch.allclose(features, half)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:

@@ -21,7 +21,7 @@ from fusetk.nn.recurrence import DecoderAttention, RecurrenceOutput, run_recurre
 LENGTHS = torch.tensor([5, 1, 7, 7, 3])
 WIDTH, READ, CONTEXT, SOURCE = 16, 6, 24, 3
 
-fused = pytest.mark.skipif(build.library() is None, reason="there is no C++ compiler")
+fused = pytest.mark.skipif(build.library("recurrence") is None, reason="there is no C++ compiler")
 
 
 def randomised(module: torch.nn.Module) -> Any:
@@ -254,16 +254,16 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
     try:
-        assert build.library() is not None
+        assert build.library("recurrence") is not None
         checksum, kernels = sorted((tmp_path / "fusetk").iterdir(), key=lambda path: path.suffix)
         content, time = kernels.read_bytes(), kernels.stat().st_mtime_ns
         build.library.cache_clear()
-        assert build.library() is not None and kernels.stat().st_mtime_ns == time
+        assert build.library("recurrence") is not None and kernels.stat().st_mtime_ns == time
         for damaged in (b"", content[:1000], b"x" + content[1:]):
             kernels.unlink()  # the process has loaded this file, so its content must not change
             kernels.write_bytes(damaged)
             build.library.cache_clear()
-            assert build.library() is not None and kernels.read_bytes() == content
+            assert build.library("recurrence") is not None and kernels.read_bytes() == content
         assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
     finally:
         build.library.cache_clear()
@@ -283,8 +283,8 @@ def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch)
         monkeypatch.setenv("HOME", home)
     build.library.cache_clear()
     try:
-        assert build.library() is not None
-        assert len(list(tmp_path.glob("fusetk-*/kernels-*.so"))) == 1
+        assert build.library("recurrence") is not None
+        assert len(list(tmp_path.glob("fusetk-*/recurrence-*.so"))) == 1
     finally:
         build.library.cache_clear()
 

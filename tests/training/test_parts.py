@@ -10,13 +10,18 @@ import pytest
 import torch
 
 from fusetk import runs
+from fusetk.data.corpus import Corpus
 from fusetk.errors import FusetkError
 from fusetk.processes import ALONE
 from fusetk.recipe import load
 from fusetk.training.checkpoints import Checkpoints
+from fusetk.training.config import EndConfig
 from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.oversize import BatchSplitter
-from fusetk.training.progress import Progress
+from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
+from fusetk.training.schedule import Plateau, PlateauConfig
+from fusetk.training.stages import Stages
+from fusetk.training.validation import ValidationConfig
 from fusetk.weights import read_state
 
 
@@ -98,6 +103,63 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
     assert kept == [runs.checkpoint_name(update) for update in (2, 4, 6)]
     assert (tmp_path / "checkpoints" / "best").resolve().name == runs.checkpoint_name(2)
     assert read_state(saved.path(6))["valid"] == {"loss": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({}, [4, 8, 12]),
+        ({"every_epochs": 2}, [8]),
+        ({"every_updates": 3}, [3, 6, 9, 12]),
+        ({"every_updates": 5, "every_epochs": 3}, [5, 10, 12]),
+    ],
+)
+def test_validations_are_due_after_epochs_or_updates(
+    options: dict[str, int], due: list[int]
+) -> None:
+    config = ValidationConfig(**options)
+    progress = Progress()
+    updates = []
+    for update in range(1, 13):
+        progress.advance(updates_in_epoch=4)
+        if validation_due(config, progress):
+            updates.append(update)
+    assert updates == due
+
+
+def test_a_stage_that_hours_limit_has_the_duration_of_the_first_process() -> None:
+    world: Any = SimpleNamespace(first=False, all_sum=lambda values: [values[0] + 7200.0])
+    clock = StageClock(world)
+    progress = Progress(seconds=5.0)
+    clock.add_to(progress, EndConfig(updates=3))
+    assert 5 <= progress.seconds < 60
+    clock.add_to(progress, EndConfig(hours=1))
+    assert progress.seconds == 7200
+
+
+def test_a_change_of_the_rate_is_reported() -> None:
+    schedule = Plateau(PlateauConfig(rate=0.5, factor=0.5), 8)
+    progress = Progress(stage_update=4)
+    messages = [update_schedule(progress, schedule, "bleu", value) for value in (3.0, 2.0)]
+    assert messages == [None, "learning rate 5.000e-01 -> 2.500e-01"]
+    assert schedule.rate(5, progress.schedule_state) == 0.25
+
+
+def test_stages_know_their_updates_and_ends(toy: Path) -> None:
+    recipe = load(toy, ["training.stages.0.end={epochs: 2, updates: 9}"])
+    model: Any = torch.nn.Linear(2, 2)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    stages = Stages(recipe.training, model, 8, corpus)
+    progress = Progress()
+    assert stages.is_last(progress) == (len(recipe.training.stages) == 1)
+    updates = stages.updates(progress)
+    pairs = np.concatenate([pairs for batches in updates for pairs in batches])
+    assert sorted(pairs) == list(range(len(corpus)))
+    assert stages.updates_left(progress, 4) == 8 and stages.updates_left(progress, 50) == 9
+    assert not stages.ended(progress)
+    for _ in range(8):
+        progress.advance(4)
+    assert stages.ended(progress) and stages.updates_left(progress, 4) == 0
 
 
 def test_the_state_of_earlier_versions_is_read() -> None:

@@ -38,6 +38,9 @@ class PrepStep(Config):
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages whose version may change the output. If a version changes, `prep` makes the text
     again."""
+    version: ClassVar[int] = 1
+    """Version of the code of the step. Raise it if a change of the code changes the output: then
+    `prep` makes the text again."""
 
 
 class LineStep(PrepStep):

@@ -1,12 +1,16 @@
 """The usual residual sum (He et al. 2016)."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusetk.models.residual.base import Residual
+from fusetk.nn.fused import transformer as kernels
 
 
 class PlainResidual(Residual):
     """Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x)))."""
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
+        norm = None if self.pre else self.norm
+        if isinstance(norm, nn.LayerNorm | None) and kernels.usable(stream):
+            return kernels.residual(stream, y, self.dropout.draw(), norm)
         return self.normed_output(stream + self.dropout(y))

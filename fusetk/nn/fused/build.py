@@ -1,4 +1,4 @@
-"""Compilation of ``kernels.cpp``, once on each machine."""
+"""Compilation of the C++ kernels in this folder, once on each machine."""
 
 import contextlib
 import ctypes
@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from fusetk.nn.fused import enabled
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+FOLDER = Path(__file__).parent
 # Not every compiler knows -march=native or OpenMP. Without OpenMP the kernels use one thread.
 FLAGS: tuple[list[str], ...] = (
     ["-march=native", "-fopenmp"],
@@ -26,9 +26,9 @@ FLAGS: tuple[list[str], ...] = (
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels.
+@cache
+def library(name: str) -> ctypes.CDLL | None:
+    """Return the compiled kernels of the source file ``name``.cpp.
 
     Returns None if FUSETK_KERNELS disables them, or, with a warning, if they cannot be compiled.
     """
@@ -37,13 +37,15 @@ def library() -> ctypes.CDLL | None:
     compiler = _compiler()
     if compiler is None:
         return None
-    key_parts = SOURCE.read_bytes() + repr((compiler, FLAGS, COMMON, _machine())).encode()
-    key = hashlib.sha256(key_parts).hexdigest()[:16]
+    source = FOLDER / f"{name}.cpp"
+    code = source.read_bytes() + (FOLDER / "common.h").read_bytes()
+    conditions = repr((compiler, FLAGS, COMMON, _machine())).encode()
+    key = hashlib.sha256(code + conditions).hexdigest()[:16]
     reason = ""
     for folder in cache_folders():
         try:
-            return _load(compiler, folder / f"kernels-{key}.so")
-        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            return _load(compiler, source, folder / f"{name}-{key}.so")
+        except (OSError, subprocess.SubprocessError) as error:
             reason = reason or " ".join(str(error).split())[:400]
     _warn(reason)
     return None
@@ -67,12 +69,12 @@ def _compiler() -> list[str] | None:
 
 def _warn(reason: str) -> None:
     warnings.warn(
-        f"recurrent models run without fused kernels, several times slower on CPU: {reason}",
+        f"models run without compiled kernels, several times slower on CPU: {reason}",
         stacklevel=2,
     )
 
 
-def _load(compiler: list[str], path: Path) -> ctypes.CDLL:
+def _load(compiler: list[str], source: Path, path: Path) -> ctypes.CDLL:
     """Load the library at ``path``; compile it first if it is missing or damaged."""
     checksum = path.with_suffix(".sha256")
     if not (
@@ -80,13 +82,11 @@ def _load(compiler: list[str], path: Path) -> ctypes.CDLL:
         and checksum.exists()
         and checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
     ):
-        _compile(compiler, path, checksum)
-    kernels = ctypes.CDLL(str(path))
-    assert kernels.cell and kernels.attention
-    return kernels
+        _compile(compiler, source, path, checksum)
+    return ctypes.CDLL(str(path))
 
 
-def _compile(compiler: list[str], path: Path, checksum: Path) -> None:
+def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
         raise OSError(f"{path.parent} belongs to another user")
@@ -95,7 +95,7 @@ def _compile(compiler: list[str], path: Path, checksum: Path) -> None:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
         for flags in FLAGS:
-            command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(SOURCE)]
+            command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
             result = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if result.returncode == 0:
                 new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())

@@ -1,4 +1,4 @@
-"""The kernels for CPU: calls of ``kernels.cpp``."""
+"""The kernels for CPU: calls of ``recurrence.cpp``."""
 
 import ctypes
 from typing import Any
@@ -9,61 +9,46 @@ from torch import Tensor
 from fusetk.nn.fused import KINDS
 from fusetk.nn.fused.buffers import AttentionBuffers, BackwardBuffers, ForwardBuffers, LoopSpec
 from fusetk.nn.fused.build import library
+from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
 
-_INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-
-
-def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    """Define a C struct. Each item of ``fields`` has the names of members and their type."""
-    members = [(member, kind) for names, kind in fields for member in names.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": members})
-
-
-# The structs have the same members in the same order as in kernels.cpp.
-CellArguments = _struct(
+# The structs have the same members in the same order as in recurrence.cpp.
+CellArguments = struct(
     "CellArguments",
-    ("threads kind bf16 norm directions rows width positions", _INT),
-    ("x a h", _POINTER),
-    ("h_positions", _INT),
-    ("out next", _POINTER),
-    ("next_rows next_positions", _INT),
-    ("random_bits", _POINTER),
-    ("threshold", _INT),
-    ("scale", _FLOAT),
-    ("bias linear_bias gain shift grad", _POINTER),
-    ("grad_positions", _INT),
-    ("product", _POINTER),
-    ("product_positions", _INT),
-    ("output_grad da dx partial", _POINTER),
+    ("threads kind bf16 norm directions rows width positions", INT),
+    ("x a h", POINTER),
+    ("h_positions", INT),
+    ("out next", POINTER),
+    ("next_rows next_positions", INT),
+    ("random_bits", POINTER),
+    ("threshold", INT),
+    ("scale", FLOAT),
+    ("bias linear_bias gain shift grad", POINTER),
+    ("grad_positions", INT),
+    ("product", POINTER),
+    ("product_positions", INT),
+    ("output_grad da dx partial", POINTER),
 )
-AttentionArguments = _struct(
+AttentionArguments = struct(
     "AttentionArguments",
-    ("threads bf16 rows hypotheses heads width value_width sources length", _INT),
-    ("queries keys values mask vector weights contexts product output_grad grad", _POINTER),
-    ("by_queries by_keys by_vector starts sizes", _POINTER),
-    ("steps sentences", _INT),
-    ("by_values", _POINTER),
+    ("threads bf16 rows hypotheses heads width value_width sources length", INT),
+    ("queries keys values mask vector weights contexts product output_grad grad", POINTER),
+    ("by_queries by_keys by_vector starts sizes", POINTER),
+    ("steps sentences", INT),
+    ("by_values", POINTER),
 )
 FORWARD, BACKWARD, VALUES_BACKWARD = range(3)  # modes of the library's functions
 
 
 def usable() -> bool:
     """Return whether the kernels are enabled and could be compiled."""
-    return library() is not None
-
-
-def _address(tensor: Tensor | None, row: int = 0) -> int | None:
-    """Return the address of a row; None for None. The last dimension of the tensor is a row."""
-    if tensor is None:
-        return None
-    return tensor.data_ptr() + row * tensor.shape[-1] * tensor.element_size()
+    return library("recurrence") is not None
 
 
 class CpuKernels:
-    """The computations between the products of a recurrence, done by ``kernels.cpp``."""
+    """The computations between the products of a recurrence, done by ``recurrence.cpp``."""
 
     def __init__(self, buffers: ForwardBuffers):
-        kernels = library()
+        kernels = library("recurrence")
         assert kernels is not None
         self.library = kernels
         self.buffers = buffers
@@ -93,10 +78,10 @@ class CpuKernels:
         arguments.threshold = self.spec.threshold
         arguments.scale = self.spec.scale
         bias, linear_bias, gain, shift = self.buffers.vectors[c]
-        arguments.bias = _address(bias)
-        arguments.linear_bias = _address(linear_bias)
-        arguments.gain = _address(gain)
-        arguments.shift = _address(shift)
+        arguments.bias = address(bias)
+        arguments.linear_bias = address(linear_bias)
+        arguments.gain = address(gain)
+        arguments.shift = address(shift)
         return arguments
 
     def _attention_arguments(self, buffers: AttentionBuffers) -> Any:
@@ -111,10 +96,10 @@ class CpuKernels:
         arguments.length = spec.mask.shape[1]
         arguments.sentences = len(buffers.keys)
         arguments.hypotheses = spec.sizes[0] // len(buffers.keys)
-        arguments.keys = _address(buffers.keys)
-        arguments.values = _address(buffers.values)
-        arguments.vector = _address(buffers.vector)
-        arguments.mask = _address(spec.mask)
+        arguments.keys = address(buffers.keys)
+        arguments.values = address(buffers.values)
+        arguments.vector = address(buffers.vector)
+        arguments.mask = address(spec.mask)
         return arguments
 
     def _cell_at(self, c: int, t: int) -> Any:
@@ -123,12 +108,12 @@ class CpuKernels:
         start = buffers.starts[t]
         before = buffers.state_before(c, t)
         arguments.rows = before.rows
-        arguments.x = _address(buffers.input_of(c), start)
-        arguments.a = _address(buffers.projected[c], start)
-        arguments.h = _address(before.buffer, before.start)
+        arguments.x = address(buffers.input_of(c), start)
+        arguments.a = address(buffers.projected[c], start)
+        arguments.h = address(before.buffer, before.start)
         arguments.h_positions = before.buffer.shape[1]
         if self.spec.random_bits:
-            arguments.random_bits = _address(self.spec.random_bits[c], start)
+            arguments.random_bits = address(self.spec.random_bits[c], start)
         return arguments
 
     def _attention_at(self, t: int) -> Any:
@@ -137,17 +122,17 @@ class CpuKernels:
         assert buffers is not None
         start = self.buffers.starts[t]
         arguments.rows = self.spec.sizes[t]
-        arguments.queries = _address(buffers.queries, start)
-        arguments.contexts = _address(buffers.contexts, start)
+        arguments.queries = address(buffers.queries, start)
+        arguments.contexts = address(buffers.contexts, start)
         weights_row = self.buffers.weights_start(t) * buffers.weights.shape[1]
-        arguments.weights = _address(buffers.weights, weights_row)
+        arguments.weights = address(buffers.weights, weights_row)
         return arguments
 
     def cell(self, c: int, t: int) -> None:
         arguments = self._cell_at(c, t)
-        arguments.out = _address(self.buffers.states[c], self.buffers.starts[t])
+        arguments.out = address(self.buffers.states[c], self.buffers.starts[t])
         copy = self.buffers.next_factor(c, t)
-        arguments.next = _address(copy.buffer, copy.start) if copy else None
+        arguments.next = address(copy.buffer, copy.start) if copy else None
         arguments.next_rows = copy.rows if copy else 0
         self.library.cell(ctypes.byref(arguments), FORWARD)
 
@@ -157,31 +142,31 @@ class CpuKernels:
     def begin_backward(self, gradients: BackwardBuffers) -> None:
         self.gradients = gradients
         for c, arguments in enumerate(self.cell_arguments):
-            arguments.grad = _address(gradients.state)
+            arguments.grad = address(gradients.state)
             arguments.grad_positions = gradients.state.shape[1]
-            arguments.product = _address(gradients.product)
+            arguments.product = address(gradients.product)
             arguments.product_positions = gradients.product.shape[1]
-            arguments.partial = _address(gradients.norms[c])
+            arguments.partial = address(gradients.norms[c])
         if gradients.attention is not None:
-            self.attention_arguments.product = _address(gradients.attention.product)
-            self.attention_arguments.by_keys = _address(gradients.attention.keys)
-            self.attention_arguments.by_vector = _address(gradients.attention.vector)
+            self.attention_arguments.product = address(gradients.attention.product)
+            self.attention_arguments.by_keys = address(gradients.attention.keys)
+            self.attention_arguments.by_vector = address(gradients.attention.vector)
 
     def cell_backward(self, c: int, t: int) -> None:
         arguments, gradients = self._cell_at(c, t), self.gradients
         start = self.buffers.starts[t]
-        arguments.output_grad = _address(gradients.output_grads[c], start)
-        arguments.da = _address(gradients.projected[c], start)
-        arguments.dx = _address(gradients.input_of(c), start)
+        arguments.output_grad = address(gradients.output_grads[c], start)
+        arguments.da = address(gradients.projected[c], start)
+        arguments.dx = address(gradients.input_of(c), start)
         self.library.cell(ctypes.byref(arguments), BACKWARD)
 
     def attention_backward(self, t: int) -> None:
         arguments, gradients = self._attention_at(t), self.gradients.attention
         assert gradients is not None
         start = self.buffers.starts[t]
-        arguments.output_grad = _address(gradients.output_grad, start)
-        arguments.grad = _address(gradients.contexts, start)
-        arguments.by_queries = _address(gradients.queries, start)
+        arguments.output_grad = address(gradients.output_grad, start)
+        arguments.grad = address(gradients.contexts, start)
+        arguments.by_queries = address(gradients.queries, start)
         self.library.attention(ctypes.byref(arguments), BACKWARD)
 
     def values_backward(self, value_grads: Tensor) -> None:
@@ -193,7 +178,7 @@ class CpuKernels:
         arguments.starts = starts.data_ptr()
         arguments.sizes = sizes.data_ptr()
         arguments.steps = len(sizes)
-        arguments.weights = _address(buffers.weights)
-        arguments.grad = _address(gradients.contexts)
-        arguments.by_values = _address(value_grads)
+        arguments.weights = address(buffers.weights)
+        arguments.grad = address(gradients.contexts)
+        arguments.by_values = address(value_grads)
         self.library.attention(ctypes.byref(arguments), VALUES_BACKWARD)

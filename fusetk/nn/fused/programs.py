@@ -1,4 +1,4 @@
-"""The computations of ``kernels.cpp`` for CUDA: one Triton program for each row.
+"""The computations of ``recurrence.cpp`` for CUDA: one Triton program for each row.
 
 A program has a row in registers, as a block whose size is the next power of two. In the attention
 the block is (heads, features of a head). Sums over rows have a fixed order: each program adds its

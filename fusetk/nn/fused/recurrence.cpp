@@ -3,78 +3,7 @@
 // backward pass recomputes the gates from the results of the products, so the gates are not stored.
 // T is the type of the products, float or bfloat16. States and their gradients are float.
 
-#include <stdint.h>
-#include <stdlib.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num() { return 0; }
-#endif
-
-typedef int64_t Int;
-typedef uint16_t Bf16;
-
-// Memory of one thread. It is on the heap, because long sentences would need a large stack.
-struct Scratch {
-    float *at;
-    explicit Scratch(Int size) : at((float *)malloc(size * sizeof(float))) {}
-    ~Scratch() { free(at); }
-};
-
-static inline float get(const float *p, Int i) { return p[i]; }
-static inline void put(float *p, Int i, float value) { p[i] = value; }
-
-static inline float get(const Bf16 *p, Int i) {
-    union { uint32_t bits; float value; } c;
-    c.bits = (uint32_t)p[i] << 16;
-    return c.value;
-}
-
-static inline void put(Bf16 *p, Int i, float value) {  // round to nearest, ties to even
-    union { uint32_t bits; float value; } c;
-    c.value = value;
-    uint32_t rounded = (c.bits + 0x7fff + ((c.bits >> 16) & 1)) >> 16;
-    p[i] = value == value ? (Bf16)rounded : (Bf16)0x7fc0;
-}
-
-// tanh as a quotient of polynomials. The error is a few units in the last place for |x| < 7.9. For
-// larger |x|, |tanh| is 1 in float.
-static inline float tanh_(float x) {
-    x = x > 7.9053111f ? 7.9053111f : x;
-    x = x < -7.9053111f ? -7.9053111f : x;
-    float s = x * x;
-    float p = -2.76076847742355e-16f;
-    p = p * s + 2.00018790482477e-13f;
-    p = p * s - 8.60467152213735e-11f;
-    p = p * s + 5.12229709037114e-08f;
-    p = p * s + 1.48572235717979e-05f;
-    p = p * s + 6.37261928875436e-04f;
-    p = p * s + 4.89352455891786e-03f;
-    float q = 1.19825839466702e-06f;
-    q = q * s + 1.18534705686654e-04f;
-    q = q * s + 2.26843463243900e-03f;
-    q = q * s + 4.89352518554385e-03f;
-    return x * p / q;
-}
-
-static inline float sigmoid(float x) { return 0.5f * tanh_(0.5f * x) + 0.5f; }
-
-// e^x for x <= 0
-static inline float exp_(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float k = __builtin_floorf(x * 1.44269504f + 0.5f);
-    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    union { int32_t bits; float value; } c;
-    c.bits = ((int32_t)k + 127) << 23;
-    return (p * r * r + r + 1.0f) * c.value;
-}
+#include "common.h"
 
 // Cells -------------------------------------------------------------------------------------------
 

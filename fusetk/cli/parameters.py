@@ -1,0 +1,49 @@
+"""Types of option values, and groups of options."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Options = TypeVar("Options")
+
+
+class Parsed(click.ParamType):
+    """The type of an option whose text a function parses.
+
+    The function raises ValueError, with a message for the user, if the text is not valid.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any]):
+        """``name`` is the value in the help."""
+        self.name = name
+        self.parse = parse
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        if not isinstance(value, str):  # a default value
+            return value
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+def all_of(options: Iterable[Decorator]) -> Decorator:
+    """Return a decorator that adds all options to a command, in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(list(options)):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def select(group: type[Options], values: Mapping[str, Any]) -> Options:
+    """Build an object of a dataclass from the values of all options of a command."""
+    names = [field.name for field in fields(group)]  # type: ignore[arg-type]
+    return group(**{name: values[name] for name in names})

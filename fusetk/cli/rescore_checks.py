@@ -1,0 +1,62 @@
+"""Checks of the combination of options of ``fusetk rescore``."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from fusetk.evaluation.rescore_rows import RescoreInputs
+
+# For each option that names an input: the number of arguments that it needs, and the error for
+# another number.
+NUM_ARGUMENTS = {
+    "": (2, "give SRC and TGT, or no file to read lines of SRC, tab, TGT from standard input"),
+    "--tsv": (0, "--tsv excludes other files: leave them out"),
+    "--n-best": (1, "--n-best needs exactly one other file, the source text: give SRC"),
+    "--json-lines": (
+        0,
+        "--json-lines has the source tokens, so it excludes other files: leave them out",
+    ),
+}
+
+
+def checked_inputs(inputs: "RescoreInputs") -> "RescoreInputs":
+    """Return the inputs, with standard input as the default.
+
+    Raises UsageError if the files and options are not exactly one input.
+    """
+    files = {"--tsv": inputs.tsv, "--n-best": inputs.n_best, "--json-lines": inputs.json_lines}
+    flags = [flag for flag, name in files.items() if name is not None]
+    if len(flags) > 1:
+        raise click.UsageError(f"{flags[0]} and {flags[1]} are two inputs: give one of them")
+    if not inputs.names:
+        return inputs._replace(tsv="-")
+    count, error = NUM_ARGUMENTS["".join(flags)]
+    if len(inputs.files) != count:
+        raise click.UsageError(error)
+    if inputs.names.count("-") > 1:
+        raise click.UsageError("standard input can be only one of the files")
+    return inputs
+
+
+def check_options(inputs: "RescoreInputs", values: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that have no effect with the others."""
+    is_list = bool(inputs.n_best or inputs.json_lines)
+    if is_list and (values["word_scores"] or (values["as_json"] and not values["summary"])):
+        raise click.UsageError(
+            "--word-scores and --json are for pairs of lines, not for --n-best or --json-lines"
+        )
+    source_of = click.get_current_context().get_parameter_source
+    names = ("normalize", "no_end_mark", "word_scores", "feature")
+    changed = [name for name in names if source_of(name) is not ParameterSource.DEFAULT]
+    if values["summary"] and changed:
+        flag = f"--{changed[0].replace('_', '-')}"
+        raise click.UsageError(f"{flag} does not change the summary: leave it or --summary out")
+    if values["penalty"] and not values["normalize"]:
+        raise click.UsageError("--penalty has no effect without -n: give it, too")
+    if "feature" in changed and not is_list:
+        raise click.UsageError(
+            "--feature has no effect without --n-best or --json-lines: give one of them, too"
+        )

@@ -1,0 +1,70 @@
+"""Options of ``fusetk score`` that record scores in a run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from fusetk import runs
+from fusetk.cli.parameters import Decorator
+from fusetk.errors import CheckpointError
+from fusetk.reporting import score_log
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """The options that record scores in a run folder."""
+
+    run: Path | None
+    set_name: str | None
+    checkpoint: str | None
+
+    def check_single(self, reason: str) -> None:
+        """Raise UsageError if one of the options is given, because ``reason`` excludes them."""
+        if any(value is not None for value in (self.run, self.set_name, self.checkpoint)):
+            raise click.UsageError(
+                "--run, --set-name and --checkpoint record the scores of HYP on a complete "
+                f"test set: record them without {reason}"
+            )
+
+    def destination(self) -> score_log.ScoreDestination | None:
+        """Return the place of the record; None without --run.
+
+        Raises UsageError, CheckpointError or DataError if the scores cannot be recorded there.
+        """
+        if self.run is None:
+            if self.set_name is not None or self.checkpoint is not None:
+                raise click.UsageError(
+                    "--set-name and --checkpoint label a recorded score: give --run, too"
+                )
+            return None
+        if not self.set_name:
+            raise click.UsageError(
+                "--run records the scores of a test set: give its name with --set-name"
+            )
+        folder, name = runs.find(self.run)
+        score_log.read(folder)
+        if not (self.checkpoint or name):
+            raise CheckpointError(
+                f"{self.run} has no checkpoints/best or checkpoints/last: "
+                "name the decoded checkpoint with --checkpoint"
+            )
+        return score_log.ScoreDestination(folder, self.set_name, self.checkpoint or name)
+
+
+record_options: tuple[Decorator, ...] = (
+    click.option(
+        "--run",
+        metavar="RUN",
+        type=click.Path(path_type=Path),
+        help="Record the scores in scores.json of this run folder, or of the run folder of this "
+        "checkpoint. `fusetk report` reads them.",
+    ),
+    click.option("--set-name", metavar="NAME", help="With --run: the name of the test set."),
+    click.option(
+        "--checkpoint",
+        metavar="LABEL",
+        help="With --run: the decoded checkpoint, such as average-5. "
+        "Default: RUN's name if RUN is a checkpoint, else best or last.",
+    ),
+)

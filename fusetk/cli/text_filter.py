@@ -1,0 +1,75 @@
+"""``fusetk text filter``."""
+
+from pathlib import Path
+
+import click
+
+from fusetk.data.text import Pair, readable
+from fusetk.errors import DataError
+
+
+@click.command("filter")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "prefix",
+    required=True,
+    metavar="PREFIX",
+    help="Write files named PREFIX and the suffixes of SOURCE and TARGET.",
+)
+@click.option(
+    "--min-length",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Smallest number of tokens on either side.",
+)
+@click.option(
+    "--max-length", type=click.IntRange(1), help="Largest number of tokens on either side."
+)
+@click.option(
+    "--max-ratio",
+    type=click.FloatRange(1),
+    help="Largest ratio of the longer side's length to the shorter side's.",
+)
+@click.option("--deduplicate", is_flag=True, help="Drop pairs that equal an earlier pair.")
+def filter_pairs(
+    source: Path, target: Path, prefix: str, deduplicate: bool, **limits: float | None
+) -> None:
+    """Drop pairs of lines of SOURCE and TARGET by length.
+
+    The command prints the number of dropped pairs for each reason.
+    """
+    from fusetk.data.filter import filter_files
+    from fusetk.data.steps.deduplicate import Deduplicate
+    from fusetk.data.steps.filter import Filter
+
+    step = Filter.model_validate({"step": "filter", **limits})
+    unique = [Deduplicate(step="deduplicate")] if deduplicate else []
+    outputs = _output_paths(prefix, source, target)
+    num_kept, dropped = filter_files(Pair(source, target), outputs, step, unique)
+    reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
+    click.echo(f"{num_kept + dropped.total()} pairs in, {num_kept} out{reasons}", err=True)
+
+
+def _output_paths(prefix: str, source: Path, target: Path) -> Pair:
+    """Return the prefix with the suffixes of the inputs, without .gz.
+
+    Raises DataError if an input cannot be read, or if a file would be both read and written.
+    """
+    first, second = (
+        Path(prefix + path.with_suffix("").suffix)
+        if path.suffix == ".gz"
+        else Path(prefix + path.suffix)
+        for path in (source, target)
+    )
+    if first == second or {first, second} & {source, target}:
+        raise DataError(
+            f"-o {prefix} and the suffixes of the inputs give {first} and {second}; "
+            "the outputs must differ from each other and from the inputs: give another prefix"
+        )
+    for path in (first, second):
+        readable((source, target), path)
+    return Pair(first, second)

@@ -1,0 +1,106 @@
+"""The commands of ``fusetk text`` that change each line.
+
+``LINE_COMMANDS`` lists a function for each of them. Its docstring is the help of the command, and
+its parameters are the options. It returns the function that changes a line.
+"""
+
+from pathlib import Path
+
+from fusetk.cli.text_options import (
+    Change,
+    LineCommand,
+    count_option,
+    flag,
+    language_option,
+    path_option,
+)
+from fusetk.cli.text_streams import warn, warn_without_spaces
+
+CHECK_LANGUAGE = "check -l, or use a tool for the language"
+
+
+def tokenize(language: str, no_escape: bool, aggressive_hyphens: bool) -> Change:
+    """Split punctuation from words as Moses' tokeniser does."""
+    from fusetk.data.languages import without_tokenizer_rules
+    from fusetk.data.tokenize import Tokenizer
+
+    warn(without_tokenizer_rules(language), CHECK_LANGUAGE)
+    return Tokenizer(language, not no_escape, aggressive_hyphens)
+
+
+def detokenize(language: str, no_unescape: bool) -> Change:
+    """Join punctuation to words as Moses' detokeniser does."""
+    from fusetk.data.tokenize import Detokenizer
+
+    return Detokenizer(language, not no_unescape)
+
+
+def normalize(language: str, nfc: bool) -> Change:
+    """Normalise punctuation as Moses' script normalize-punctuation does."""
+    from fusetk.data.languages import without_normalizer_rules
+    from fusetk.data.normalize import Normalizer
+    from fusetk.data.steps.nfc import to_nfc
+
+    warn(without_normalizer_rules(language), CHECK_LANGUAGE)
+    change = Normalizer(language)
+    return (lambda line: change(to_nfc(line))) if nfc else change
+
+
+def apply_bpe(codes: Path, vocabulary: Path | None, threshold: int) -> Change:
+    """Split words into subwords; every subword except the last of a word ends with `@@`."""
+    from fusetk.data.bpe import BPE, read_vocabulary
+
+    counts = read_vocabulary(vocabulary, threshold) if vocabulary else None
+    return BPE.load(codes, counts).line_with_margins
+
+
+def remove_bpe() -> Change:
+    """Join subwords to words."""
+    from fusetk.data.bpe import join
+
+    return join
+
+
+LINE_COMMANDS = {
+    "tokenize": LineCommand(
+        tokenize,
+        [
+            language_option,
+            flag("--no-escape", help="Do not write & | < > ' \" [ ] as Moses' entities."),
+            flag(
+                "-a",
+                "--aggressive-hyphens",
+                help="Split words at hyphens; write @-@ for the hyphen.",
+            ),
+        ],
+        watch=warn_without_spaces,
+    ),
+    "detokenize": LineCommand(
+        detokenize,
+        [
+            language_option,
+            flag("--no-unescape", help="Do not replace Moses' entities by their characters."),
+        ],
+    ),
+    "normalize": LineCommand(
+        normalize,
+        [language_option, flag("--nfc", help="Convert the text to Unicode normal form C first.")],
+    ),
+    "apply-bpe": LineCommand(
+        apply_bpe,
+        [
+            path_option("-c", "--codes", required=True, help="File of codes that learn-bpe wrote."),
+            path_option(
+                "--vocabulary",
+                help="File of subwords and counts. Subwords that are not in it are split again.",
+            ),
+            count_option(
+                "--threshold",
+                default=1,
+                help="Smallest count of a subword in the vocabulary; rarer subwords are split "
+                "again.",
+            ),
+        ],
+    ),
+    "remove-bpe": LineCommand(remove_bpe, []),
+}

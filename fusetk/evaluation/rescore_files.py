@@ -1,0 +1,50 @@
+"""Scores of a stream of given translations, as ``fusetk rescore`` prints them."""
+
+import json
+import time
+from collections.abc import Callable
+
+from fusetk.decoding.output_file import OutputFile
+from fusetk.decoding.stream import chunks
+from fusetk.evaluation.rescore import CorpusScore, Rescorer
+from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
+
+CHUNK = 4000  # lines that are sorted and scored together
+
+
+def rescore_input(
+    inputs: RescoreInputs,
+    rescorer: Rescorer,
+    score_format: ScoreFormat,
+    tokenized: bool,
+    summary_only: bool,
+    output: OutputFile,
+    report: Callable[[str], None],
+) -> None:
+    """Write the scores of all rows, or with ``summary_only`` the summary of the corpus.
+
+    ``report`` gets the summary, if it is not written, and the speed. Raises DataError for a row
+    that cannot be scored; the scores of the rows before it are written.
+    """
+    rows, ready = read_rows(inputs, rescorer, tokenized, score_format.feature)
+    corpus = CorpusScore()
+    seconds = 1e-9
+    count = 0
+    for chunk in chunks(rows, CHUNK, ready):
+        begin = time.perf_counter()
+        scored = rescorer([pair for row in chunk for pair in row.pairs])
+        seconds += time.perf_counter() - begin
+        corpus.add(scored)
+        if not summary_only:
+            output.write("".join(score_format.format(count, chunk, scored)))
+        count += len(chunk)
+    if summary_only:
+        numbers = json.dumps(corpus.numbers()) if score_format.as_json else str(corpus)
+        output.write(numbers + "\n")
+    else:
+        report(str(corpus))
+    speed = (
+        f"{corpus.sentences / seconds:,.1f} sentences/s, "
+        f"{corpus.tokens / seconds:,.0f} target tokens/s"
+    )
+    report(f"{corpus.sentences:,} sentences in {seconds:.2f} s: {speed}")

@@ -1,0 +1,386 @@
+"""Transformer layers in fused kernels on CPU: calls of ``transformer.cpp``, with their gradients.
+
+Each function computes the same as the modules of ``fusetk.nn`` that call it, in fewer passes over
+memory. The functions accept float32 tensors; in bf16 under autocast, products are in bf16.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fusetk.nn.dropout_mask import DropoutMask
+from fusetk.nn.fused.build import library
+from fusetk.nn.fused.structs import FLOAT, INT, POINTER, address, struct
+from fusetk.nn.precision import product_dtype
+from fusetk.nn.rows import PackedAttention, Rows
+
+# The structs have the same members in the same order as in transformer.cpp.
+_Dropout = struct("_Dropout", ("seed", ctypes.c_uint64), ("threshold", INT), ("scale", FLOAT))
+_Residual = struct(
+    "_Residual",
+    ("threads bf16 rows width", INT),
+    ("x y", POINTER),
+    ("drop", _Dropout),
+    ("gain shift", POINTER),
+    ("eps", FLOAT),
+    ("sum out means inverse_deviations grad by_x by_y partial", POINTER),
+)
+_Activation = struct(
+    "_Activation",
+    ("threads bf16 rows width", INT),
+    ("h bias", POINTER),
+    ("drop", _Dropout),
+    ("grad partial", POINTER),
+)
+_ColumnSum = struct("_ColumnSum", ("threads bf16 rows width", INT), ("x partial", POINTER))
+_Segment = struct("_Segment", ("keys_values", POINTER), ("stride", INT), ("offsets grad", POINTER))
+_Attention = struct(
+    "_Attention",
+    ("threads bf16 sentences heads size causal", INT),
+    ("queries", POINTER),
+    ("stride", INT),
+    ("offsets", POINTER),
+    ("segments", INT),
+    ("segment", _Segment * 2),
+    ("scale", FLOAT),
+    ("drop", _Dropout),
+    ("random_stride", INT),
+    ("contexts log_sums grad by_queries", POINTER),
+)
+_Loss = struct(
+    "_Loss",
+    ("threads bf16 rows vocabulary training", INT),
+    ("logits bias targets", POINTER),
+    ("gap other", FLOAT),
+    ("log_p log_p_all correct partial", POINTER),
+)
+
+
+def usable(x: Tensor) -> bool:
+    """Return whether the kernels compute on ``x``: on CPU, in float32, with a C++ compiler."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and product_dtype(x) in (torch.float32, torch.bfloat16)
+        and not torch.compiler.is_compiling()
+        and library("transformer") is not None
+    )
+
+
+def _call(name: str, arguments: Any, *mode: int) -> None:
+    kernels = library("transformer")
+    assert kernels is not None
+    getattr(kernels, name)(ctypes.byref(arguments), *mode)
+
+
+def _set(arguments: Any, x: Tensor, rows: int, width: int) -> None:
+    """Set the members that most structs have; ``x`` has the type of the products."""
+    arguments.threads = torch.get_num_threads()
+    arguments.bf16 = x.dtype == torch.bfloat16
+    arguments.rows = rows
+    arguments.width = width
+
+
+def _dropout(mask: DropoutMask | None) -> Any:
+    if mask is None:
+        return _Dropout(0, 0, 0.0)
+    return _Dropout(mask.seed % 2**64, mask.threshold, mask.scale)
+
+
+def _partial(*shape: int) -> Tensor:
+    """Return zeros for the partial sums of each thread."""
+    return torch.zeros(torch.get_num_threads(), *shape)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    """Return the sum of the rows of x (N, D) in float32."""
+    arguments = _ColumnSum()
+    _set(arguments, x, *x.shape)
+    partial = _partial(x.shape[1])
+    arguments.x = address(x)
+    arguments.partial = address(partial)
+    _call("column_sum", arguments)
+    return partial.sum(0)
+
+
+def residual(x: Tensor, y: Tensor, mask: DropoutMask | None, norm: nn.LayerNorm | None) -> Tensor:
+    """Return norm(x + dropout(y)), or x + dropout(y) without ``norm``: (..., D) -> (..., D)."""
+    if norm is None:
+        result: Tensor = _ResidualSum.apply(x, y, mask, None, None, 0.0)
+    else:
+        result = _ResidualSum.apply(x, y, mask, norm.weight, norm.bias, norm.eps)
+    return result
+
+
+class _ResidualSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        mask: DropoutMask | None,
+        gain: Tensor | None,
+        shift: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        x = x.contiguous()
+        y = y.contiguous()
+        total = torch.empty_like(x)
+        arguments = _Residual()
+        rows = x.numel() // x.shape[-1]
+        _set(arguments, y, rows, x.shape[-1])
+        arguments.x = address(x)
+        arguments.y = address(y)
+        arguments.drop = _dropout(mask)
+        arguments.sum = address(total)
+        ctx.mask = mask
+        ctx.y_dtype = y.dtype
+        if gain is None:
+            _call("residual", arguments, 0)
+            return total
+        out = torch.empty_like(x)
+        means, inverse_deviations = torch.empty(2, rows)
+        arguments.gain = address(gain)
+        arguments.shift = address(shift)
+        arguments.eps = eps
+        arguments.out = address(out)
+        arguments.means = address(means)
+        arguments.inverse_deviations = address(inverse_deviations)
+        _call("residual", arguments, 0)
+        ctx.save_for_backward(total, gain, means, inverse_deviations)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grads[0].contiguous()
+        width = grad.shape[-1]
+        arguments = _Residual()
+        by_x, by_gain, by_shift = grad, None, None
+        partial = _partial(2, width)
+        arguments.partial = address(partial)
+        if ctx.saved_tensors:
+            total, gain, means, inverse_deviations = ctx.saved_tensors
+            by_x = torch.empty_like(grad)
+            arguments.sum = address(total)
+            arguments.gain = address(gain)
+            arguments.means = address(means)
+            arguments.inverse_deviations = address(inverse_deviations)
+        if ctx.mask is None and ctx.y_dtype == grad.dtype:
+            by_y = by_x
+            if not ctx.saved_tensors:
+                return grad, grad, None, None, None, None
+        else:
+            by_y = torch.empty_like(grad, dtype=ctx.y_dtype)
+            arguments.by_y = address(by_y)
+        _set(arguments, by_y, grad.numel() // width, width)
+        arguments.drop = _dropout(ctx.mask)
+        arguments.grad = address(grad)
+        arguments.by_x = address(by_x)
+        _call("residual", arguments, 1)
+        if ctx.saved_tensors:
+            by_gain, by_shift = partial.sum(0)
+        return by_x, by_y, None, by_gain, by_shift, None
+
+
+def feed_forward(x: Tensor, hidden: nn.Linear, out: nn.Linear, mask: DropoutMask | None) -> Tensor:
+    """Return out(dropout(relu(hidden(x)))): (..., D) -> (..., D')."""
+    result: Tensor = _FeedForward.apply(x, hidden.weight, hidden.bias, out.weight, out.bias, mask)
+    return result
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        b2: Tensor,
+        mask: DropoutMask | None,
+    ) -> Tensor:
+        dtype = product_dtype(x)
+        with torch.autocast("cpu", enabled=False):
+            inputs = x.flatten(0, -2).to(dtype)
+            w1 = w1.to(dtype)
+            w2 = w2.to(dtype)
+            h = inputs @ w1.T
+            _activation(h, b1, mask)
+            y = torch.addmm(b2.to(dtype), h, w2.T)
+        ctx.save_for_backward(inputs, w1, h, w2)
+        ctx.mask = mask
+        ctx.x_dtype = x.dtype
+        return y.view(*x.shape[:-1], len(w2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, w1, h, w2 = ctx.saved_tensors
+        grad = grads[0].flatten(0, -2).to(h.dtype).contiguous()
+        by_a = grad @ w2
+        by_b1 = _activation_backward(h, by_a, ctx.mask)
+        by_x = (by_a @ w1).to(ctx.x_dtype).view(*grads[0].shape[:-1], w1.shape[1])
+        by_w1 = (by_a.T @ inputs).float()
+        by_w2 = (grad.T @ h).float()
+        return by_x, by_w1, by_b1, by_w2, column_sum(grad), None
+
+
+def _activation(h: Tensor, bias: Tensor, mask: DropoutMask | None) -> None:
+    arguments = _Activation()
+    _set(arguments, h, *h.shape)
+    arguments.h = address(h)
+    arguments.bias = address(bias)
+    arguments.drop = _dropout(mask)
+    _call("activation", arguments, 0)
+
+
+def _activation_backward(h: Tensor, grad: Tensor, mask: DropoutMask | None) -> Tensor:
+    """Replace the gradient of h by that of the activation's input; return that of the bias."""
+    arguments = _Activation()
+    _set(arguments, h, *h.shape)
+    partial = _partial(h.shape[1])
+    arguments.h = address(h)
+    arguments.drop = _dropout(mask)
+    arguments.grad = address(grad)
+    arguments.partial = address(partial)
+    _call("activation", arguments, 1)
+    return partial.sum(0)
+
+
+def attend(
+    plan: PackedAttention,
+    projected: Tensor,
+    keys_values: Tensor | None,
+    mask: DropoutMask | None,
+) -> Tensor:
+    """Return the contexts (1, N, D) of packed queries; see ``nn.packed_attention``."""
+    result: Tensor = _Attend.apply(projected, keys_values, plan, mask)
+    return result
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projected: Tensor,
+        keys_values: Tensor | None,
+        plan: PackedAttention,
+        mask: DropoutMask | None,
+    ) -> Tensor:
+        projected = projected.contiguous()
+        if keys_values is not None:
+            keys_values = keys_values.to(projected.dtype).contiguous()
+        contexts = projected.new_empty(*projected.shape[:-1], plan.width)
+        log_sums = torch.empty(projected.shape[1], plan.heads)
+        arguments = _attention_arguments(plan, projected, keys_values, mask)
+        arguments.contexts = address(contexts)
+        arguments.log_sums = address(log_sums)
+        _call("packed_attention", arguments, 0)
+        ctx.save_for_backward(projected, keys_values, log_sums)
+        ctx.plan = plan
+        ctx.mask = mask
+        return contexts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        projected, keys_values, log_sums = ctx.saved_tensors
+        grad = grads[0].to(projected.dtype).contiguous()
+        by_projected = torch.empty_like(projected)
+        by_keys_values = None if keys_values is None else torch.empty_like(keys_values)
+        arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.mask)
+        arguments.log_sums = address(log_sums)
+        arguments.grad = address(grad)
+        arguments.by_queries = address(by_projected)
+        segments = _segments(ctx.plan, by_projected, by_keys_values)
+        for i, (start, _, _) in enumerate(segments):
+            arguments.segment[i].grad = start
+        _call("packed_attention", arguments, 1)
+        return by_projected, by_keys_values, None, None
+
+
+def _attention_arguments(
+    plan: PackedAttention,
+    projected: Tensor,
+    keys_values: Tensor | None,
+    mask: DropoutMask | None,
+) -> Any:
+    """Return the arguments that both passes have."""
+    arguments = _Attention()
+    arguments.threads = torch.get_num_threads()
+    arguments.bf16 = projected.dtype == torch.bfloat16
+    arguments.sentences = plan.rows.sentences
+    arguments.heads = plan.heads
+    arguments.size = plan.width // plan.heads
+    arguments.causal = plan.causal
+    arguments.queries = address(projected)
+    arguments.stride = projected.shape[-1]
+    arguments.offsets = address(plan.rows.offsets)
+    segments = _segments(plan, projected, keys_values)
+    arguments.segments = len(segments)
+    for i, (start, stride, rows) in enumerate(segments):
+        arguments.segment[i].keys_values = start
+        arguments.segment[i].stride = stride
+        arguments.segment[i].offsets = address(rows.offsets)
+    arguments.scale = arguments.size**-0.5
+    arguments.drop = _dropout(mask)
+    arguments.random_stride = plan.random_stride
+    return arguments
+
+
+def _segments(
+    plan: PackedAttention, projected: Tensor, keys_values: Tensor | None
+) -> list[tuple[int, int, Rows]]:
+    """Return the address, the columns and the layout of each tensor of keys and values."""
+    segments = []
+    if keys_values is not None and plan.source is not None:
+        segments.append((keys_values.data_ptr(), keys_values.shape[-1], plan.source))
+    if plan.own:
+        start = projected.data_ptr() + plan.width * projected.element_size()
+        segments.append((start, projected.shape[-1], plan.rows))
+    return segments
+
+
+def cross_entropy(
+    logits: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    gap: float,
+    other: float,
+    bias_grad: Tensor | None,
+    training: bool,
+) -> Tensor:
+    """Return for n rows the log-probabilities of the targets and of all tokens, and the hits: (3,).
+
+    They are sums over the rows of ``logits`` (n, V) + ``bias``. In training, the gradients of the
+    loss replace the logits, those of the bias are added to ``bias_grad`` (V,), and hits are not
+    counted. The target distribution is ``other`` for each token, and ``gap`` more for the target.
+    """
+    rows, vocabulary = logits.shape
+    arguments = _Loss()
+    arguments.threads = torch.get_num_threads()
+    arguments.bf16 = logits.dtype == torch.bfloat16
+    arguments.rows = rows
+    arguments.vocabulary = vocabulary
+    arguments.training = training
+    sums = torch.zeros(3, rows)
+    partial = None
+    if training and bias is not None:
+        partial = _partial(vocabulary)
+    arguments.logits = address(logits)
+    arguments.bias = address(bias)
+    arguments.targets = address(targets)
+    arguments.gap = gap
+    arguments.other = other
+    arguments.log_p = address(sums)
+    arguments.log_p_all = address(sums, 1)
+    arguments.correct = address(sums, 2)
+    arguments.partial = address(partial)
+    _call("loss", arguments)
+    if partial is not None and bias_grad is not None:
+        bias_grad += partial.sum(0)
+    return sums.sum(1)

@@ -1,0 +1,115 @@
+"""The choices of ``fusetk plot-attention``, and checks of their combination."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fusetk.errors import DataError
+from fusetk.plotting.figure import check_output
+from fusetk.plotting.save import check_one
+from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
+
+# The values of --what, and their names in titles.
+ATTENTION = {
+    "cross": "cross-attention",
+    "self": "self-attention",
+    "encoder-self": "self-attention",
+    "decoder-self": "self-attention",
+    "mixed": "mixed attention",
+}
+FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
+WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
+
+
+class PlotOptions(NamedTuple):
+    """The values of the options that select the text and the panels."""
+
+    what: str
+    layer: int | None
+    head: str | int | None
+    step: str | int | None
+    tokenized: bool
+    corpus: bool
+    output: Path
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    source_file: str | None
+    target_file: str | None
+    lines: range | None
+
+
+def parse_head(text: str) -> str | int:
+    """Parse a number from 1, ``mean`` or ``all``. Raises ValueError."""
+    if text in ("mean", "all"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise ValueError(f"{text!r} is not a number from 1, mean or all")
+
+
+def parse_step(text: str) -> str | int:
+    """Parse a number from 1, or a word."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def check_options(choices: PlotOptions) -> None:
+    """Raise DataError for options that exclude each other, before anything is loaded."""
+    check_output(choices.output, pages=True)
+    if choices.what == "connect":
+        if choices.head is not None or choices.step is not None:
+            raise DataError(
+                "--head and --step select attention between tokens: omit them with --what connect"
+            )
+        if choices.corpus and choices.layer is not None:
+            raise DataError("--layer draws the tokens of one sentence: omit it with --corpus")
+        return
+    _check_text(choices)
+    if choices.what in FUSION and choices.layer is not None:
+        raise DataError("a fusion combines all layers: omit --layer")
+    if choices.what in ATTENTION and choices.corpus:
+        raise DataError(
+            "--corpus averages over sentences, but attention belongs to the tokens of one "
+            f"sentence: use --corpus with --what {', '.join(FUSION)}"
+        )
+    if choices.step is not None and (choices.what in FUSION or choices.what == "encoder-self"):
+        raise DataError(
+            "--step selects a step of the decoder's attention: use it with --what cross, self, "
+            "decoder-self, mixed"
+        )
+    if not choices.corpus:
+        check_one(len(choices.sources), choices.output)
+
+
+def check_connections(choices: PlotOptions, need_text: bool) -> None:
+    """Raise DataError for options that do not suit the connections of the model.
+
+    ``need_text``: whether their weights depend on the text.
+    """
+    if need_text:
+        _check_text(choices)
+        if not choices.corpus:
+            check_one(len(choices.sources), choices.output)
+    elif choices.corpus or choices.layer is not None:
+        raise DataError(
+            "the connections of this model have learned weights, which are the same for every "
+            "sentence: omit --corpus and --layer"
+        )
+
+
+def _check_text(choices: PlotOptions) -> None:
+    if bool(choices.sources) == (choices.source_file is not None):
+        raise DataError("give sentences either on the command line (-s) or in a file (-i)")
+    if choices.sources and (choices.target_file is not None or choices.lines is not None):
+        raise DataError(
+            "-r and --lines need a file of sentences (-i); give the translation of a sentence "
+            "with -t"
+        )
+    if choices.source_file is not None and choices.targets:
+        raise DataError("-t needs -s; give the translations of a file with -r")
+
+
+def input_pairs(choices: PlotOptions) -> Iterator[InputPair] | Sequence[InputPair]:
+    """Return the sentences of the command line or of the file."""
+    if choices.source_file is None:
+        return command_line_pairs(choices.sources, choices.targets)
+    return file_pairs(choices.source_file, choices.target_file, choices.lines)

@@ -1,0 +1,147 @@
+"""Rules for resuming a training run: its last checkpoint, and the changes that are allowed."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fusetk import recipe as recipes
+from fusetk.data import integrity, manifest
+from fusetk.errors import ConfigError, DataError
+from fusetk.machine import Choices, read_choices
+from fusetk.recipe import NEUTRAL_KEYS, Recipe
+from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, is_intact
+from fusetk.training import checkpoint, schedule
+from fusetk.weights import read_state
+
+# Patterns of keys that may change when a run is resumed. They do not affect the trained model.
+CHANGEABLE_KEYS = (
+    r"data\..*",  # paths; the prepared data are compared by fingerprint
+    r"paper(\..*)?",
+    *NEUTRAL_KEYS,
+    r"training\.stages\.\d+\.end\..*",
+)
+SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
+# Changeable unless validation affects a learning rate, or the start or end of a stage.
+VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """Return the checkpoint to resume from: ``last``, or the newest complete one without ``last``.
+
+    Returns None if the run has no checkpoint.
+    """
+    checkpoint.recover(run)
+    last = run / CHECKPOINTS / "last"
+    if last.is_dir():
+        return last.resolve()
+    folders = sorted((run / CHECKPOINTS).glob("update-*"), reverse=True)
+    complete = (path for path in folders if is_intact(path))
+    return next(complete, folders[0] if folders else None)
+
+
+def find_changes(
+    recipe: Recipe,
+    run: Path,
+    last: Path | None,
+    prepared: Mapping[str, Any],
+    kernel_choices: Choices | None,
+) -> list[str]:
+    """Describe what changed since the run started; ``last`` is its last checkpoint, None if new.
+
+    ``prepared`` is the manifest of the prepared folder. Raises ConfigError or DataError for a
+    change with which the run cannot be started or resumed.
+    """
+    return [
+        *(_config_changes(recipe, run, last, prepared) if last else []),
+        *_text_changes(recipe, prepared, resuming=bool(last)),
+        *_processor_changes(run, kernel_choices),
+    ]
+
+
+def _changeable_keys(recipe: Recipe) -> list[str]:
+    stages = recipe.training.stages
+    validation_decides = (
+        any(schedule.uses_validation(stage.schedule) for stage in stages)
+        or any(stage.start == "best" for stage in stages[1:])
+        or any(stage.end.patience for stage in stages[:-1])
+    )
+    patterns = list(CHANGEABLE_KEYS)
+    if recipe.training.validation.metric != "bleu":
+        patterns.append(SEARCH_KEYS)
+    if not validation_decides:
+        patterns.append(VALIDATION_KEYS)
+    return patterns
+
+
+def _config_changes(
+    recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, Any]
+) -> list[str]:
+    """Describe the differences of config and data from those of the run so far.
+
+    Raises ConfigError or DataError for a change with which the run cannot be resumed.
+    """
+    before = recipes.load(run / CONFIG).model_dump(mode="json")
+    now = recipe.model_dump(mode="json")
+    old_stages = before["training"]["stages"]
+    new_stages = now["training"]["stages"]
+    common = min(len(old_stages), len(new_stages))
+    added = [
+        f"training.stages.{i}: added, {_describe_stage(stage)}"
+        for i, stage in enumerate(new_stages[common:], common)
+    ]
+    removed = [
+        f"training.stages.{i}: removed, {_describe_stage(stage)}"
+        for i, stage in enumerate(old_stages[common:], common)
+    ]
+    before["training"]["stages"] = old_stages[:common]
+    now["training"]["stages"] = new_stages[:common]
+    changes = list(manifest.differences(before, now))
+    changeable = re.compile("|".join(_changeable_keys(recipe)))
+    fixed = [change for change in changes if not changeable.fullmatch(change.partition(":")[0])]
+    if fixed or removed:
+        raise ConfigError(
+            f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
+            "choose another --run, or undo the change"
+        )
+    fingerprint = manifest.training_fingerprint(prepared)
+    if read_state(last).get("data") not in (None, fingerprint):
+        raise DataError(
+            f"the data in {recipe.data.folder} are not those that {run} was trained on: "
+            "prepare them with the settings of that run, or choose another --run"
+        )
+    return [*changes, *added]
+
+
+def _describe_stage(stage: dict[str, Any]) -> str:
+    """Return a short description of a stage, such as `adam, inverse-sqrt, updates 8`."""
+    end = (f"{key} {value}" for key, value in stage["end"].items() if value is not None)
+    return ", ".join([stage["optimizer"]["kind"], stage["schedule"]["kind"], *end])
+
+
+def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -> list[str]:
+    """Describe each raw text that changed after its preparation.
+
+    Raises DataError for such a text if the run is new.
+    """
+    paths = [str(path) for path in integrity.changed_text(recipe.data, prepared)]
+    if paths and not resuming:
+        raise DataError(
+            f"{', '.join(paths)} changed since {recipe.data.folder} was prepared: "
+            f"{integrity.PREPARE}"
+        )
+    return [
+        f"{path} changed since {recipe.data.folder} was prepared; the run keeps the prepared text"
+        for path in paths
+    ]
+
+
+def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
+    """Describe a change of the processor since the run started."""
+    recorded = read_choices(run / MACHINE)
+    if not recorded or not kernel_choices or recorded.processor == kernel_choices.processor:
+        return []
+    return [
+        f"processor: {recorded.processor} -> {kernel_choices.processor}; "
+        "the results of an update may differ by rounding"
+    ]

@@ -1,0 +1,83 @@
+"""Validation in all processes of a training at once."""
+
+from contextlib import nullcontext, suppress
+
+import torch
+
+from fusetk.errors import FusetkError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.processes import World
+from fusetk.training.checkpoints import Checkpoints
+from fusetk.training.ema import Ema
+from fusetk.training.progress import Progress
+from fusetk.training.sharding import sharded, unsharded
+from fusetk.training.signals import Stop, StopNow
+from fusetk.training.validation import PartialResults, Validator
+
+
+class AllValidation:
+    """Validation in all processes; each validates a part of the corpus.
+
+    If it does not finish in a process, a checkpoint is saved first.
+    """
+
+    def __init__(
+        self,
+        validator: Validator,
+        model: Seq2Seq,
+        ema: Ema | None,
+        precision: str,
+        checkpoints: Checkpoints,
+        world: World,
+    ):
+        """With ``ema``, the average is validated instead of the weights."""
+        self.validator = validator
+        self.model = model
+        self.ema = ema
+        self.precision = precision
+        self.checkpoints = checkpoints
+        self.world = world
+        self.device = next(model.parameters()).device
+        self.sharded = any(map(sharded, model.parameters()))
+
+    def __call__(
+        self, progress: Progress, optimizer: torch.optim.Optimizer | None, stop: Stop
+    ) -> dict[str, float]:
+        """Return the metrics.
+
+        Raises Interrupted after a signal in a process. Raises the error if one occurs in this
+        process, and FusetkError if one occurs in another process.
+        """
+        part, error = self._validate_part(stop)
+        try:
+            parts = self.world.all_gather(part)
+            failed = self.world.any(error is not None)
+        except Exception:  # another process has ended
+            if self.world.first and not self.sharded:
+                self.checkpoints.save_alone(progress, optimizer)
+            raise
+        if failed:
+            self.checkpoints.save(progress, optimizer, interrupted=True)
+            raise error or FusetkError(
+                f"validation failed in another process; saved after update {progress.update}"
+            )
+        if None in parts:
+            self.checkpoints.interrupt(progress, optimizer, stop.signal)
+        return self.validator.combine([part for part in parts if part is not None])
+
+    def _validate_part(self, stop: Stop) -> tuple[PartialResults | None, Exception | None]:
+        """Return the results of this process, None after a signal or an error, and the error."""
+        part: PartialResults | None = None
+        try:
+            with (
+                suppress(StopNow),
+                self.ema.in_place() if self.ema else nullcontext(),
+                unsharded(self.model),
+                stop.at_once(),
+            ):
+                part = self.validator.validate_part(
+                    self.model, self.device, self.precision, self.world
+                )
+        except Exception as error:
+            return None, error
+        return part, None

@@ -1,0 +1,106 @@
+"""The stages of a training: their optimisers, schedules, batches and ends."""
+
+import math
+
+import torch
+
+from fusetk.data.corpus import Corpus
+from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
+from fusetk.data.sampler import Groups, batches, fits, groups
+from fusetk.errors import ConfigError
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn.dropout import Dropout
+from fusetk.training import optim, schedule
+from fusetk.training.config import StageConfig, TrainingConfig
+from fusetk.training.progress import Progress, stage_ended
+from fusetk.training.schedule import Schedule
+from fusetk.training.sharding import optimizer_groups
+
+
+class Stages:
+    """The stages of a training, applied to a model and its training pairs.
+
+    Each method works on the stage in which ``progress`` is.
+    """
+
+    def __init__(self, config: TrainingConfig, model: Seq2Seq, width: int, corpus: Corpus):
+        """``width`` is the width of the model; some schedules depend on it.
+
+        Raises DataError if a sentence is longer than a batch of a stage. Raises ConfigError for
+        sampling weights of an unknown corpus, or for a dropout rate of a stage without effect.
+        """
+        self.configs = config.stages
+        self.seed = config.seed
+        self.model = model
+        self.width = width
+        self.corpus = corpus
+        # For each stage, the parts of the corpus to sample; empty for all pairs in equal shares.
+        self.spans = [sampling_spans(corpus.parts, stage.weights) for stage in self.configs]
+        self._check_dropout()
+        self._check_lengths()
+
+    def _dropouts(self) -> list[Dropout]:
+        return [module for module in self.model.modules() if isinstance(module, Dropout)]
+
+    def _check_dropout(self) -> None:
+        if any(module.base_rate for module in self._dropouts()):
+            return
+        for i, stage in enumerate(self.configs):
+            if stage.dropout:
+                raise ConfigError(
+                    f"training.stages.{i}.dropout is {stage.dropout}, but every dropout rate of "
+                    "the model is 0, and a stage does not change such rates: "
+                    "set model.dropout, or remove dropout from the stage"
+                )
+
+    def _check_lengths(self) -> None:
+        lengths = self.corpus.target.lengths
+        all_pairs = [WeightedSpan(0, len(self.corpus), 1.0)]
+        for stage, spans in zip(self.configs, self.spans, strict=True):
+            longest = (
+                int(lengths[start:end].max(initial=0)) for start, end, _ in spans or all_pairs
+            )
+            fits(max(longest), stage.batch)
+
+    def config(self, progress: Progress) -> StageConfig:
+        return self.configs[progress.stage]
+
+    def is_last(self, progress: Progress) -> bool:
+        return progress.stage + 1 == len(self.configs)
+
+    def optimizer(self, progress: Progress) -> torch.optim.Optimizer:
+        """Build the optimiser, without the state of earlier updates."""
+        return optim.build(
+            self.config(progress).optimizer, optimizer_groups(self.model.parameters())
+        )
+
+    def schedule(self, progress: Progress) -> Schedule:
+        return schedule.build(self.config(progress).schedule, self.width)
+
+    def set_dropout(self, progress: Progress) -> None:
+        """Set the dropout rates of the model to those of the stage."""
+        for module in self._dropouts():
+            module.set_rate(self.config(progress).dropout)
+
+    def updates(self, progress: Progress) -> Groups:
+        """Return the updates of the current epoch; an update has one batch or several."""
+        stage = self.config(progress)
+        epoch_batches = batches(
+            self.corpus.source.lengths,
+            self.corpus.target.lengths,
+            stage.batch,
+            self.seed,
+            progress.epoch,
+            self.spans[progress.stage],
+        )
+        return groups(epoch_batches, stage.batch.accumulate)
+
+    def updates_left(self, progress: Progress, updates_in_epoch: int) -> float:
+        """Return the number of remaining updates of the stage; infinite if it is unknown."""
+        end = self.config(progress).end
+        epochs = end.epochs or math.inf
+        return min(epochs * updates_in_epoch, end.updates or math.inf) - progress.stage_update
+
+    def ended(self, progress: Progress) -> bool:
+        """Whether one of the limits of the stage is reached."""
+        return stage_ended(self.config(progress).end, progress, self.schedule(progress))

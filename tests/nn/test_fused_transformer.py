@@ -1,0 +1,107 @@
+"""The fused kernels of Transformer layers against PyTorch's operations."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fusetk.nn.dropout import Dropout
+from fusetk.nn.dropout_mask import DropoutMask, plain_random_words, random_words
+from fusetk.nn.fused import transformer as kernels
+from fusetk.training.loss import plain_cross_entropy
+
+fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
+MASKS = [None, DropoutMask(12345, 13_107)]
+
+
+def dropped(x: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
+    if mask is None:
+        return x
+    return x * (mask.random_bits(x.shape) >= mask.threshold) * mask.scale
+
+
+def compare(results, tensors, tolerance=1e-5) -> None:
+    """Compare two results and their gradients."""
+    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+    grad = torch.randn_like(results[0])
+    gradients = [torch.autograd.grad(result, tensors, grad) for result in results]
+    for pair in zip(*gradients, strict=True):
+        torch.testing.assert_close(*pair, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@fused
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_residual_sum(mask, normalised) -> None:
+    x, y = (torch.randn(2, 5, 22, requires_grad=True) for _ in range(2))
+    norm = nn.LayerNorm(22) if normalised else None
+    expected = x + dropped(y, mask)
+    tensors = [x, y]
+    if norm is not None:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        expected = norm(expected)
+        tensors += list(norm.parameters())
+    compare((kernels.residual(x, y, mask, norm), expected), tensors)
+
+
+@fused
+@pytest.mark.parametrize("mask", MASKS)
+def test_feed_forward(mask) -> None:
+    x = torch.randn(3, 7, 10, requires_grad=True)
+    hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
+    expected = out(dropped(F.relu(hidden(x)), mask))
+    tensors = [x, *hidden.parameters(), *out.parameters()]
+    compare((kernels.feed_forward(x, hidden, out, mask), expected), tensors)
+
+
+@fused
+def test_feed_forward_in_bf16_differs_by_rounding_only() -> None:
+    x = torch.randn(3, 7, 10, requires_grad=True)
+    hidden, out = nn.Linear(10, 18), nn.Linear(18, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = kernels.feed_forward(x, hidden, out, None)
+    assert result.dtype == torch.bfloat16
+    compare((result.float(), out(F.relu(hidden(x)))), [x, *hidden.parameters()], tolerance=0.02)
+
+
+@fused
+def test_a_nan_is_not_hidden() -> None:
+    x = torch.full((1, 4), torch.nan)
+    assert kernels.feed_forward(x, nn.Linear(4, 8), nn.Linear(8, 4), MASKS[1]).isnan().all()
+
+
+@fused
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_cross_entropy(with_bias, training) -> None:
+    logits = torch.randn(6, 33) * 3
+    logits[0, 3] = logits[0, 7] = 20.0  # two largest logits: the first counts as the prediction
+    targets = torch.tensor([7, 0, 32, 5, int(logits[4].argmax()), 9])
+    bias = torch.randn(33) if with_bias else None
+    if bias is not None:
+        bias[3] = bias[7]
+    results = []
+    for function in (kernels.cross_entropy, plain_cross_entropy):
+        gradients = logits.clone()
+        bias_grad = None if bias is None else torch.ones(33)
+        sums = function(gradients, bias, targets, 0.87, 0.004, bias_grad, training)
+        results.append((sums, gradients, bias_grad))
+    for pair in zip(*results, strict=True):
+        if pair[0] is not None:
+            torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-5)
+
+
+def test_random_words_are_those_of_splitmix64() -> None:
+    """The first numbers at seed 1234567 are those of the generator's reference implementation."""
+    first = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [word % 2**64 for word in plain_random_words(1234567, 3).tolist()] == first
+    for seed in (0, -1, 2**63 - 1, -(2**63)):
+        assert torch.equal(random_words(seed, 1001), plain_random_words(seed, 1001))
+
+
+def test_dropout_keeps_the_share_of_its_rate() -> None:
+    dropout = Dropout(0.3).train()
+    result = dropout(torch.ones(1000, 400))
+    assert abs(float((result == 0).float().mean()) - 0.3) < 0.003
+    assert abs(float(result.mean()) - 1) < 0.005

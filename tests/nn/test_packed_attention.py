@@ -1,0 +1,89 @@
+"""Attention of packed sentences: fused kernels against padded tensors and against PyTorch."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fusetk.nn.dropout_mask import DropoutMask
+from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.packed_attention import plain_packed_attention
+from fusetk.nn.rows import PackedAttention, Rows
+
+fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
+HEADS = 3
+
+
+def layout(lengths: list[int], padding: int = 2) -> Rows:
+    """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
+    length = max(lengths) + padding
+    mask = torch.arange(length) < torch.tensor(lengths)[:, None]
+    return Rows.of(mask.flatten().nonzero()[:, 0], len(lengths), length)
+
+
+def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):
+    rows = layout(lengths)
+    source = layout([n % 5 + 1 for n in lengths]) if with_source else None
+    width = HEADS * size
+    plan = PackedAttention(width, HEADS, rows, own, causal, source)
+    torch.manual_seed(size)
+    projected = torch.randn(1, sum(lengths), 3 * width if own else width, requires_grad=True)
+    if source is None:
+        return plan, projected, None
+    return plan, projected, torch.randn(1, len(source.places), 2 * width, requires_grad=True)
+
+
+CASES = [
+    (True, False, True, 12),
+    (True, False, False, 64),
+    (False, True, False, 32),
+    (True, True, True, 20),
+]
+
+
+@fused
+@pytest.mark.parametrize("dropout", [None, DropoutMask(-(2**62) - 5, 20_000)])
+@pytest.mark.parametrize("lengths", [[3, 1, 9], [70, 1, 131]])
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_equal_padded_tensors(case, lengths, dropout) -> None:
+    plan, projected, keys_values = inputs(*case, lengths)
+    tensors = [projected] if keys_values is None else [projected, keys_values]
+    plain = plain_packed_attention(plan, projected, keys_values, dropout)
+    result = kernels.attend(plan, projected, keys_values, dropout)
+    torch.testing.assert_close(result, plain, rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(plain)
+    expected = torch.autograd.grad(plain, tensors, grad)
+    gradients = torch.autograd.grad(result, tensors, grad)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=2e-5)
+
+
+@fused
+def test_bf16_differs_by_rounding_only() -> None:
+    plan, projected, keys_values = inputs(True, True, True, 20, [5, 17])
+    exact = kernels.attend(plan, projected, keys_values, None)
+    rounded = kernels.attend(plan, projected.bfloat16(), keys_values.bfloat16(), None)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.02, atol=0.02)
+
+
+def test_each_sentence_is_attended_alone() -> None:
+    plan, projected, _ = inputs(True, False, True, 8, [4, 6])
+    result = plain_packed_attention(plan, projected, None, None)
+    start = 0
+    for length in (4, 6):
+        sentence = projected[:, start : start + length]
+        q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in sentence.chunk(3, -1))
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.testing.assert_close(
+            result[:, start : start + length], expected.transpose(1, 2).flatten(2)
+        )
+        start += length
+
+
+def test_layout_packs_and_unpacks() -> None:
+    rows = layout([2, 3, 1])
+    x = torch.randn(3, 5, 4)
+    packed = rows.pack(x)
+    assert packed.shape == (1, 6, 4)
+    assert rows.offsets.tolist() == [0, 2, 5, 6]
+    assert rows.positions.tolist() == [0, 1, 0, 1, 2, 0]
+    assert torch.equal(rows.unpack(packed), x * rows.mask[..., None])
