@@ -1,15 +1,14 @@
 """The complete config of a run. Only this module knows all sections."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document, component
-from fusetk.data.config import DataConfig
+from fusetk.config import Config, component
+from fusetk.data.config import DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
@@ -79,37 +78,4 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     them, or from the current folder in an override. Raises ConfigError that lists every error at
     once. Paths that cannot be expanded are reported before all other errors.
     """
-    document = config.load(path, overrides)
-    _resolve_paths(document)
-    return config.parse(document, Recipe)
-
-
-def _resolve_paths(document: Document) -> None:
-    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
-    data = document.values.get("data")
-    if not isinstance(data, dict):
-        return
-    errors: list[str] = []
-    for key in ("folder", "train", "valid", "test"):
-        if key in data:
-            data[key] = _absolute(data[key], document, ("data", key), errors)
-    if errors:
-        raise config.config_error(errors)
-
-
-def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
-    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    if isinstance(value, str):
-        origin = document.where(place)
-        try:
-            return os.path.abspath(origin.folder / config.expand_path(value))
-        except ValueError as error:
-            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
-            return value
-    if isinstance(value, list):
-        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {
-            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
-        }
-    return value
+    return config.parse(load_document(path, overrides), Recipe)

@@ -17,6 +17,9 @@ TEXT = "text"
 MACHINE = "machine.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
+# Quantities in METRICS that have a better direction.
+LOWER_IS_BETTER = {"loss", "smoothed", "ppl"}
+HIGHER_IS_BETTER = {"accuracy", "bleu"}
 LOG = "log.txt"
 
 FORMAT = 1

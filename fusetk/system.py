@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fusetk import DEVICE
 from fusetk import recipe as recipes
@@ -131,6 +132,17 @@ def build(recipe: Recipe, source_size: int, target_size: int) -> Seq2Seq:
     return build_model(recipe.model, source_size, target_size)
 
 
+class _NoRandomWeights(TorchFunctionMode):
+    """Context in which a model does not draw initial weights, because loading replaces them."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (torch.Tensor.uniform_, torch.Tensor.normal_):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
 def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:
     """Load the model of a checkpoint folder, or of the best checkpoint of a run folder.
 
@@ -146,7 +158,8 @@ def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool 
             f"{run / CONFIG} was changed after training wrote it: {error}"
         ) from None
     pipeline = Pipeline.load(run / TEXT)
-    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    with _NoRandomWeights():
+        model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = read_state(folder)
     has_average = EMA in state.get("sha256", {}) or bool(
         recipe.training.ema and "progress" in state

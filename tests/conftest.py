@@ -1,7 +1,9 @@
 """Fixtures of several test modules: a small prepared corpus and a config that trains on it in
 seconds."""
 
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 
 from fusetk.data.prepare import prepare
 from fusetk.recipe import load
+from tests.helpers.fast_commands import fast_commands
 
 torch.set_num_threads(1)
 
@@ -72,3 +75,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     prepare(load(path).data)
     return path
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Scripts find ``fusetk`` and ``python3`` in ``PATH``, and these start fast."""
+    with fast_commands(tmp_path_factory.mktemp("bin")) as folder, pytest.MonkeyPatch.context() as m:
+        m.setenv("PATH", str(folder), prepend=os.pathsep)
+        yield

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 from tools.layout import ENTRY_POINTS, ROOT, imported, modules
 
@@ -23,7 +24,7 @@ ALLOWED = {
     "models": {"fusion", "nn"},
     "decoding": {"models", "nn", "data", "processes"},
     "evaluation": {"decoding", "data"},
-    "plotting": {"decoding", "models", "fusion", "nn", "data"},
+    "plotting": {"decoding", "models", "fusion", "nn", "data", "runs"},
     "training": {
         "evaluation",
         "decoding",
@@ -99,3 +100,20 @@ def test_help_and_pipes_do_not_import_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_prep_of_nothing_new_imports_neither_torch_nor_sacremoses(toy: Path) -> None:
+    for overrides, status, imported_torch in (
+        ([], 0, False),
+        (["--set", "data.sorce=de"], 2, False),
+        (["--set", "data.folder=other", "--set", "model.kind=nothing"], 2, True),
+    ):
+        code = (
+            "import sys; from click.testing import CliRunner; from fusetk.cli.main import main\n"
+            f"result = CliRunner().invoke(main, ['prep', {str(toy)!r}, *{overrides}])\n"
+            f"assert result.exit_code == {status}, result.output\n"
+            f"assert ('torch' in sys.modules) == {imported_torch}\n"
+            "assert 'sacremoses' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=toy.parent)
+        assert not (toy.parent / "other" / "manifest.json").exists()

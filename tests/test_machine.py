@@ -125,12 +125,12 @@ def test_a_run_keeps_its_choices_when_it_resumes(
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(0))
     train_module.train(load(toy), tmp_path / "two", "cpu", quiet=True)
     train_module.train(load(toy), tmp_path / "three", "cpu", quiet=True)
-    one, two, three = (
+    first, second, third = (
         weights_module.read_tensors(tmp_path / name / "checkpoints" / "update-0000008", runs.MODEL)
         for name in ("one", "two", "three")
     )
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], three[name]) for name in one), (
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first), (
         "other choices should change the rounding"
     )
 

@@ -1,4 +1,4 @@
-"""The demo's grammar: distinct, held out, repeatable, and German where it differs from English."""
+"""The grammar of the demo: sentences are distinct and held out, and the German is correct."""
 
 import importlib.util
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 DEMO = Path(__file__).parent.parent / "recipes" / "demo"
 PREFIXES = ("auf", "zu", "an", "ab", "ein", "kennen", "weg", "aus", "mit", "vor", "zurück", "nach")
@@ -44,13 +46,12 @@ def test_sizes_and_distinct_sentences(corpus):
 @pytest.mark.parametrize(
     ("held_out", "seen"), [("test", "train"), ("valid", "train"), ("test", "valid")]
 )
-def test_held_out_sentences_stand_in_no_other_split(corpus, side, held_out, seen):
+def test_held_out_sentences_are_in_no_other_split(corpus, side, held_out, seen):
     assert not {pair[side] for pair in corpus[held_out]} & {pair[side] for pair in corpus[seen]}
 
 
 def test_held_out_words_are_all_seen_in_training(grammar):
-    """What is asked of the model is order and agreement, not words that it never met: compounds
-    may be new, little else."""
+    """The test sentences need new word orders and agreements. Only compounds may be new words."""
     pairs = grammar.corpus(1, {"test": 500, "train": 20_000})
 
     def words(split):
@@ -82,7 +83,7 @@ def test_two_translations_of_a_sentence_are_noticed(grammar, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finite(grammar) -> set[str]:
-    """Every form that can close a subordinate clause."""
+    """Return every verb form that can end a subordinate clause."""
     clauses = sys.modules["clauses"]
     tables = [
         clauses.HABEN,
@@ -134,12 +135,12 @@ def test_subordinate_clauses_end_in_their_finite_verb(corpus, finite):
 
 def test_after_a_subordinate_clause_the_main_clause_begins_with_its_verb(corpus, finite):
     german = [pair[0] for pair in corpus["train"]]
-    found = [
+    verbs = [
         match[1]
         for line in german
         if (match := re.match(r"(?:Weil|Wenn|Obwohl|Bevor) [^,]*, (\w+) ", line))
     ]
-    assert found and set(found) <= finite | {
+    assert verbs and set(verbs) <= finite | {
         form.removeprefix(prefix) for form in finite for prefix in PREFIXES
     }
 
@@ -158,7 +159,7 @@ def test_prefixes_come_off_in_main_clauses_and_stay_in_subordinate_ones(corpus):
 
 
 def test_verbs_stand_at_the_end_in_german(corpus):
-    """A third of the German sentences or more end in what looks like a verb."""
+    """At least a third of the German sentences end in a word with the form of a verb."""
     ends = sum(
         bool(re.search(r"(?: hat| haben| ist| wird| werden| \w+en|ge\w+t)[.?]$", german))
         for german, _ in corpus["train"]
@@ -273,7 +274,7 @@ def test_command_line_writes_six_files(tmp_path):
 
 @pytest.mark.slow
 def test_the_script_runs_from_text_to_picture_and_then_has_nothing_to_do(tmp_path):
-    """Hardly trained; that the whole demo reaches its BLEU is seen by running it."""
+    """The model is trained for three updates only, so its BLEU is not tested."""
     settings = [
         "training.stages.0.end={updates: 3}",
         "decoding.beam=1",

@@ -1,5 +1,5 @@
-"""Rows of DenseNMT's tables as configs: complete, alike in training, with the parameters that
-their description has."""
+"""Configs of the rows of DenseNMT's tables: the tables are complete, all systems are trained in the
+same way, and the numbers of parameters follow from the descriptions of the systems."""
 
 import random
 import subprocess
@@ -12,6 +12,8 @@ import torch
 from fusetk import system
 from fusetk.data.prepare import prepare
 from tests.helpers.rows import RECIPES, check_tables, load, rows
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 DENSE, MULTI30K = RECIPES / "densenmt", RECIPES / "multi30k" / "dense"
 GROUNDS = {DENSE / "base.yaml", *(DENSE / "systems").glob("*.yaml")}  # without data
@@ -46,45 +48,47 @@ def count(path: Path, source: int, target: int) -> int:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_config_is_valid_and_a_row_or_what_rows_extend_and_can_be_built(path):
+def test_every_config_is_valid_and_can_be_built(path):
     paper = load(path).paper
     assert paper and (path.stem == "base") == (paper.row is None)
     assert paper.parameters is None, "the paper prints no counts"
     assert count(path, 600, 500) > 100_000
 
 
-def test_no_folder_is_left_out():
+def test_all_folders_are_tested():
     assert {path.parent for path in PATHS} == {RECIPES / folder for folder in TABLES}
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_names_say_what_is_in_the_files():
+def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
-        for name, one in rows(folder).items():
-            row = str(one.paper and one.paper.row)
+        for name, recipe in rows(folder).items():
+            row = str(recipe.paper and recipe.paper.row)
             system, _, size = name.removeprefix("table2_").removeprefix("table3_").partition("_e")
             if system.startswith("convs2s") or "_de_15" in name:
                 continue
             assert system == row.partition(",")[0].lower().replace("-", "_")
-            assert one.model.embedding == int(size or 256) and (
+            assert recipe.model.embedding == int(size or 256) and (
                 not size or row.endswith(f"embedding {size}")
             )
             assert (
-                one.model.encoder.layers == one.model.decoder.layers == (4 if "4l" in system else 8)
+                recipe.model.encoder.layers
+                == recipe.model.decoder.layers
+                == (4 if "4l" in system else 8)
             )
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
     for folder in TABLES:
-        found = rows(folder)
-        for name, one in found.items():
-            first = found.get(f"{name.partition('_')[2]}_e256")
+        recipes = rows(folder)
+        for name, recipe in recipes.items():
+            first = recipes.get(f"{name.partition('_')[2]}_e256")
             if first and name.startswith("table"):
-                assert (one.model, one.training, one.decoding, one.data) == (
+                assert (recipe.model, recipe.training, recipe.decoding, recipe.data) == (
                     first.model,
                     first.training,
                     first.decoding,
@@ -96,12 +100,12 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+def test_training_is_that_of_the_paper(folder):
     wmt = folder.endswith("wmt14_ende")
-    found = list(rows(folder).values())
-    for one in found:
-        assert (one.decoding, one.data) == (found[0].decoding, found[0].data)
-        (stage,) = one.training.stages
+    recipes = list(rows(folder).values())
+    for recipe in recipes:
+        assert (recipe.decoding, recipe.data) == (recipes[0].decoding, recipes[0].data)
+        (stage,) = recipe.training.stages
         assert (stage.optimizer.kind, stage.optimizer.momentum, stage.clip, stage.end.rate) == (
             "nag",
             0.99,
@@ -115,15 +119,15 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             0.1,
             "after-first-rise" if wmt else "each-rise",
         )
-        assert (one.model.dropout, one.training.label_smoothing, one.decoding.beam) == (
+        assert (recipe.model.dropout, recipe.training.label_smoothing, recipe.decoding.beam) == (
             0.1 if wmt else 0.2,
             0.0,
             5,
         )
-        assert wmt or one.training == found[0].training
+        assert wmt or recipe.training == recipes[0].training
 
 
-def test_text_is_the_papers():
+def test_data_are_those_of_the_paper():
     deen = load(DENSE / "iwslt14_deen" / "base.yaml").data
     assert [Path(p).name for p in deen.test["test"]] == ["dev2010", "tst2010", "tst2011", "tst2012"]
     assert deen.bpe and (deen.bpe.merges, deen.bpe.joint) == (25_000, True)
@@ -180,18 +184,18 @@ E = 256
 
 
 def linear(width: int, out: int) -> int:
-    """Weight-normalised, so each output has a length beside its direction, and a bias."""
+    """A weight-normalised map: each output has a direction, a length and a bias."""
     return width * out + 2 * out
 
 
 def convolution(width: int, out: int) -> int:
-    """Of three positions, gated."""
+    """A gated convolution over three positions."""
     return linear(3 * width, 2 * out)
 
 
 def ends(size: int, first: int, top: int) -> int:
-    """Words and positions of both sides, their ways into the stacks, and from the top to the
-    words."""
+    """Embeddings of words and positions of both sides, the maps into and out of the stacks, and the
+    output projection."""
     mapped = 2 * linear(size, E) if size != E else 0
     words = V[0] * size + V[1] * size + mapped + 2 * 1024 * size
     return words + 2 * linear(E, first) + linear(top, size) + linear(size, V[1])
@@ -206,7 +210,7 @@ def residual_side(width: int, layers: int) -> int:
 
 
 def dense_side(first: int, growths: list[int], pieces: int) -> int:
-    """Layers of which each adds so many pieces of its growth."""
+    """Dense layers. The input grows by ``pieces`` times its growth with each layer."""
     return sum(
         convolution(first + pieces * sum(growths[:i]), growth) for i, growth in enumerate(growths)
     )
@@ -232,7 +236,7 @@ def dense_4l(kind: str, size: int) -> int:
 
 
 def dense_8l(kind: str, size: int) -> int:
-    """Five layers, a sixth that sums them up, two layers."""
+    """Five layers, a summary layer and two layers."""
     stacks = (
         sum(dense_side(192, [96] * 5, n) + dense_side(192, [96] * 2, n) for n in (1, 2))
         + 7 * attention(96)
@@ -275,28 +279,28 @@ EXPECTED = {
 }
 
 
-def test_parameters_are_what_the_systems_have_by_their_description():
-    found = {
+def test_parameters_follow_from_the_description():
+    counts = {
         name: count(DENSE / "iwslt14_deen" / f"{name}.yaml", *V)
         for name in rows("densenmt/iwslt14_deen")
     }
-    assert found == EXPECTED
+    assert counts == EXPECTED
 
 
 def test_systems_of_four_layers_have_about_as_many_parameters():
-    """As the paper says, within 3 %; with eight layers, its dense systems are an eighth larger
-    than BASE-8L here."""
+    """The paper says so; here they differ by less than 3 %. Dense systems of eight layers have an
+    eighth more than BASE-8L."""
     sizes = [number for name, number in EXPECTED.items() if name.startswith("table2_")]
     assert max(sizes) / min(sizes) < 1.03
     assert 1.1 < EXPECTED["densenmt_8l_2_e256"] / EXPECTED["base_8l_e256"] < 1.13
 
 
-def test_densenmt_en_de_has_about_a_fifth_less_than_convs2s():
-    ours, theirs = (
+def test_densenmt_en_de_is_a_fifth_smaller_than_convs2s():
+    dense, convs2s = (
         count(DENSE / "wmt14_ende" / f"{name}.yaml", 42_000, 42_000)
         for name in ("densenmt_en_de_15", "convs2s_en_de_15")
     )
-    assert 0.79 < ours / theirs < 0.81
+    assert 0.79 < dense / convs2s < 0.81
 
 
 # Text to a score ----------------------------------------------------------------------------------
@@ -318,7 +322,7 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
 
 @pytest.mark.parametrize("folder", ["iwslt14_tren", "iwslt14_tren_morph"])
 def test_turkish_is_prepared(tmp_path, folder):
-    found = load(DENSE / folder / "base.yaml").data
+    config = load(DENSE / folder / "base.yaml").data
     for name in (
         "train",
         "setimes",
@@ -332,14 +336,14 @@ def test_turkish_is_prepared(tmp_path, folder):
         write(tmp_path, name, 40, ("tr", "en"))
     changes = {
         "folder": str(tmp_path / "prepared"),
-        "train": [str(tmp_path / Path(p).name) for p in found.train],
-        "valid": [str(tmp_path / Path(p).name) for p in found.valid],  # type: ignore[union-attr]
+        "train": [str(tmp_path / Path(p).name) for p in config.train],
+        "valid": [str(tmp_path / Path(p).name) for p in config.valid],  # type: ignore[union-attr]
         "test": {
             name: [str(tmp_path / Path(p).name) for p in paths]
-            for name, paths in found.test.items()
+            for name, paths in config.test.items()
         },
     }
-    prepare(found.model_copy(update=changes))
+    prepare(config.model_copy(update=changes))
     text = (tmp_path / "prepared" / "test.test.tr.txt").read_text(encoding="utf-8").splitlines()
     raw = (tmp_path / "tst2011.tr").read_text(encoding="utf-8").splitlines()
     assert len(text) == 160 and text[:40] == raw
@@ -360,10 +364,10 @@ def test_a_row_from_raw_text_to_bleu(tmp_path):
         for key in ("connect.growth=4", "widths=8")
     ]
     settings += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
-    given = [word for setting in settings for word in ("--set", setting)]
+    options = [word for setting in settings for word in ("--set", setting)]
     config, out = DENSE / "iwslt14_deen" / "densenmt_8l_2_e64.yaml", tmp_path / "out"
     ran = subprocess.run(
-        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *given],
+        [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *options],
         capture_output=True,
         text=True,
     )

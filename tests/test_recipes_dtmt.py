@@ -1,5 +1,5 @@
-"""Rows of DTMT's tables as configs: complete, trained as the paper says, with the parameters that
-it prints; and its Figure 3."""
+"""Configs of the rows of DTMT's tables, and Figure 3: the tables are complete, and training and
+numbers of parameters are those of the paper."""
 
 import json
 import random
@@ -13,6 +13,8 @@ from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
 from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
@@ -32,9 +34,9 @@ S, T = 41_970, 30_500
 SIDES = ("encoder", "query", "decoder")
 
 
-def count(found: Recipe, source: int = S, target: int = T) -> int:
+def count(recipe: Recipe, source: int = S, target: int = T) -> int:
     with torch.device("meta"):
-        model = system_module.build(found, source, target)
+        model = system_module.build(recipe, source, target)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -44,11 +46,11 @@ def printed(folder: str, name: str) -> float:
     return paper.bleu["average"] if isinstance(paper.bleu, dict) else paper.bleu
 
 
-def transitions(found: Recipe) -> list[tuple[str, int]]:
-    """Cell and depth of encoder, query and decoder."""
+def transitions(recipe: Recipe) -> list[tuple[str, int]]:
+    """Return the cell and the depth of encoder, query and decoder."""
     return [
         (side.cell, side.depth)
-        for side in (found.model.encoder, found.model.query, found.model.decoder)
+        for side in (recipe.model.encoder, recipe.model.query, recipe.model.decoder)
     ]
 
 
@@ -57,16 +59,16 @@ def transitions(found: Recipe) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_is_a_row_that_can_be_built(path):
-    found = load(path)
+    recipe = load(path)
     assert (
-        found.paper
-        and found.paper.row
-        and (found.paper.bleu is None) == (path.parent.parent.name == "multi30k")
+        recipe.paper
+        and recipe.paper.row
+        and (recipe.paper.bleu is None) == (path.parent.parent.name == "multi30k")
     )
-    assert count(found, 600, 500) > 1_000_000
+    assert count(recipe, 600, 500) > 1_000_000
 
 
-def test_no_folder_is_left_out():
+def test_all_folders_are_tested():
     assert {path.parent for path in DTMT.glob("*/*.yaml")} == {
         DTMT / "systems",
         *(RECIPES / folder for folder in TABLES),
@@ -74,26 +76,27 @@ def test_no_folder_is_left_out():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_names_say_what_is_in_the_files():
+def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
-        for name, one in rows(folder).items():
+        for name, recipe in rows(folder).items():
             row, depth = (
-                str(one.paper and one.paper.row),
-                max(depth for _, depth in transitions(one)),
+                str(recipe.paper and recipe.paper.row),
+                max(depth for _, depth in transitions(recipe)),
             )
             assert row.startswith(
                 "- " if "_wo_" in name else f"DTMT#{depth}" if depth else "ShallowRNMT"
             )
-            assert ("Non-PE" in row or "Techniques" in row) == (one.model.positions == "none")
+            assert ("Non-PE" in row or "Techniques" in row) == (recipe.model.positions == "none")
 
 
-def test_transitions_are_the_papers():
-    found = {
-        folder: {name: transitions(one) for name, one in rows(folder).items()} for folder in TABLES
+def test_transitions_are_those_of_the_paper():
+    transitions_of = {
+        folder: {name: transitions(recipe) for name, recipe in rows(folder).items()}
+        for folder in TABLES
     }
     systems = {
         "shallow": ("gru", 0),
@@ -102,9 +105,9 @@ def test_transitions_are_the_papers():
     }
     three = ("shallow", "dtmt1", "dtmt4")
     expected = {name: [systems[name]] * 3 for name in three}
-    assert found[ENFR] == expected
+    assert transitions_of[ENFR] == expected
     gru = [("gru", 4)] * 3
-    assert found[ENDE] == {
+    assert transitions_of[ENDE] == {
         **expected,
         "table5_dtmt4": [("l-gru", 4)] * 3,
         "table5_wo_lgru": gru,
@@ -120,7 +123,7 @@ def test_transitions_are_the_papers():
         ]
     for name, system in systems.items():
         expected |= {f"table6_{name}": [system] * 3, f"table6_{name}_no_positions": [system] * 3}
-    assert found[NIST] == expected
+    assert transitions_of[NIST] == expected
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
@@ -134,8 +137,8 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
         (NIST, "table6_shallow_lgru", "table3_shallow_lgru"),
         (ENDE, "table5_dtmt4", "dtmt4"),
     ):
-        found = rows(folder)
-        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(
+        recipes = rows(folder)
+        assert recipes[again].model_dump(exclude={"paper"}) == recipes[first].model_dump(
             exclude={"paper"}
         )
         assert printed(folder, again) == printed(folder, first)
@@ -143,19 +146,19 @@ def test_rows_of_a_second_table_repeat_those_of_the_first():
 
 def test_averages_are_those_of_the_five_test_sets():
     for name in ("shallow", "dtmt1", "dtmt4"):
-        one = rows(NIST)[name]
-        assert one.paper and isinstance(one.paper.bleu, dict)
+        recipe = rows(NIST)[name]
+        assert recipe.paper and isinstance(recipe.paper.bleu, dict)
         assert (
-            list(one.data.test)
-            == list(one.paper.bleu)[:-1]
+            list(recipe.data.test)
+            == list(recipe.paper.bleu)[:-1]
             == ["MT06", "MT02", "MT03", "MT04", "MT05", "MT08"]
         )
-        mean = sum(one.paper.bleu[f"MT0{n}"] for n in (2, 3, 4, 5, 8)) / 5
-        assert mean == pytest.approx(one.paper.bleu["average"], abs=0.005)
+        mean = sum(recipe.paper.bleu[f"MT0{n}"] for n in (2, 3, 4, 5, 8)) / 5
+        assert mean == pytest.approx(recipe.paper.bleu["average"], abs=0.005)
 
 
 def test_printed_differences_are_those_of_the_printed_scores():
-    for folder, one, other, difference in (
+    for folder, system, baseline, difference in (
         (NIST, "dtmt1", "shallow", 2.84),
         (NIST, "dtmt4", "shallow", 3.47),
         (NIST, "table3_shallow_lgru", "table3_shallow_gru", 2.26),
@@ -170,7 +173,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
         (ENFR, "dtmt1", "shallow", 1.47),
         (ENFR, "dtmt4", "shallow", 2.74),
     ):
-        assert printed(folder, one) - printed(folder, other) == pytest.approx(difference)
+        assert printed(folder, system) - printed(folder, baseline) == pytest.approx(difference)
     gains = [
         printed(NIST, name) - printed(NIST, f"{name}_no_positions")
         for name in rows(NIST)
@@ -182,16 +185,16 @@ def test_printed_differences_are_those_of_the_printed_scores():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_ablations_take_one_thing_away():
+def test_an_ablation_changes_a_single_setting():
     ours = rows(NIST)["dtmt4"].model.model_dump()
-    found = rows(NIST)
+    recipes = rows(NIST)
     for side in SIDES:
         changed = {**ours, side: {**ours[side], "cell": "gru", "depth": 0}}
-        assert found[f"table4_shallow_{side}"].model.model_dump() == changed
-    for name, one in found.items():
+        assert recipes[f"table4_shallow_{side}"].model.model_dump() == changed
+    for name, recipe in recipes.items():
         if name.endswith("_no_positions"):
-            with_positions = found[name.removesuffix("_no_positions")].model.model_dump()
-            assert with_positions["positions"] == "sinusoidal" and one.model.model_dump() == {
+            with_positions = recipes[name.removesuffix("_no_positions")].model.model_dump()
+            assert with_positions["positions"] == "sinusoidal" and recipe.model.model_dump() == {
                 **with_positions,
                 "positions": "none",
             }
@@ -221,13 +224,13 @@ PAPER = {
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+def test_training_is_that_of_the_paper(folder):
     dropout, (rate, n, p, s, e), longest = PAPER[folder]
-    found = rows(folder)
-    first = found["shallow"]
+    recipes = rows(folder)
+    first = recipes["shallow"]
     assert not first.data.bpe or first.data.bpe.max_subwords == longest
-    for name, one in found.items():
-        model, (stage,), bare = one.model, one.training.stages, "techniques" in name
+    for name, recipe in recipes.items():
+        model, (stage,), bare = recipe.model, recipe.training.stages, "techniques" in name
         assert (model.kind, model.width, model.embedding, model.tie, model.project_context) == (
             "recurrent",
             1024,
@@ -239,7 +242,7 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
         assert (model.embedding_dropout, model.output_dropout, model.candidate_dropout) == (
             (0, 0, 0) if bare else dropout
         )
-        assert model.init == 0.08 and one.training.label_smoothing == (0 if bare else 0.1)
+        assert model.init == 0.08 and recipe.training.label_smoothing == (0 if bare else 0.1)
         adam, schedule = stage.optimizer, stage.schedule
         assert (adam.kind, tuple(adam.betas), adam.eps, adam.weight_decay) == (
             "adam",
@@ -256,11 +259,15 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             5,
         )
         assert stage.end.patience == 10 and (
-            one.training.validation.every_updates,
-            one.training.validation.metric,
+            recipe.training.validation.every_updates,
+            recipe.training.validation.metric,
         ) == (2000, "bleu")
-        assert (one.decoding.beam, one.decoding.normalize, one.decoding.penalty) == (4, 0.6, "gnmt")
-        assert one.data == first.data and (bare or one.training == first.training)
+        assert (recipe.decoding.beam, recipe.decoding.normalize, recipe.decoding.penalty) == (
+            4,
+            0.6,
+            "gnmt",
+        )
+        assert recipe.data == first.data and (bare or recipe.training == first.training)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +292,7 @@ def names(prefixes: object) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def test_text_is_the_papers():
+def test_data_are_those_of_the_paper():
     nist, ende, enfr = (rows(folder)["shallow"].data for folder in TABLES)
     assert nist.bpe and (nist.bpe.merges, nist.bpe.joint, nist.vocabulary.joint) == (
         30_000,
@@ -293,20 +300,24 @@ def test_text_is_the_papers():
         False,
     )
     assert "lowercase" in [step.step for step in nist.steps] and names(nist.valid) == ["MT06"]
-    for one in (ende, enfr):
-        assert one.bpe and (one.bpe.merges, one.bpe.joint, one.vocabulary.joint) == (
+    for config in (ende, enfr):
+        assert config.bpe and (config.bpe.merges, config.bpe.joint, config.vocabulary.joint) == (
             32_000,
             True,
             True,
         )
-        assert [step.step for step in one.steps] == ["normalize-punctuation", "tokenize", "filter"]
-        assert names(one.valid) == ["newstest2013"] and list(one.test) == ["newstest2014"]
-    assert [(one.source, one.target, len(one.train)) for one in (nist, ende, enfr)] == [
+        assert [step.step for step in config.steps] == [
+            "normalize-punctuation",
+            "tokenize",
+            "filter",
+        ]
+        assert names(config.valid) == ["newstest2013"] and list(config.test) == ["newstest2014"]
+    assert [(config.source, config.target, len(config.train)) for config in (nist, ende, enfr)] == [
         ("zh", "en", 1),
         ("en", "de", 3),
         ("en", "fr", 5),
     ]
-    assert len({one.folder for one in (nist, ende, enfr)}) == 3
+    assert len({config.folder for config in (nist, ende, enfr)}) == 3
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -316,14 +327,14 @@ C = 2 * D  # what attention finds, of both directions
 
 
 def gru(read: int) -> int:
-    """Three maps of the input and three of the state; a bias in the candidate's; two gates with
-    gain and shift of their norms."""
+    """A GRU has three maps of the input and three of the state. The map of the candidate has a
+    bias, and the norms of the two gates have gain and shift."""
     return 3 * read * D + 3 * D * D + D + 2 * 2 * D
 
 
 def l_gru(read: int) -> int:
-    """As GRU, with a gate more, and the linear map H of the input, which has a bias; LAU is as
-    large."""
+    """An L-GRU has the parameters of a GRU, one more gate, and the linear map H of the input with a
+    bias. A LAU has the same number of parameters."""
     return gru(read) + (read + D) * D + 2 * D + read * D + D
 
 
@@ -336,8 +347,8 @@ def transition(cell: str, depth: int, read: int) -> int:
 
 
 def around(source: int, target: int, heads: int = 16) -> int:
-    """All but the cells: words with a bias, keys, queries and the vector of a head, the first
-    state, the readout, the output."""
+    """All parameters except those of the cells: embeddings with a bias, keys, queries and the
+    vector of a head, the first state, the readout and the output projection."""
     words = source * D + D + target * D + D
     attention = C * D + D * D + D // heads
     return words + attention + C * D + D + (D + D + C) * D + D + target * D + target
@@ -354,31 +365,35 @@ def system(cells: list[tuple[str, int]], heads: int = 16) -> int:
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
-    for name, one in rows(folder).items():
-        total = system(transitions(one), one.model.heads)
-        if not one.model.layer_norm:
+def test_parameters_follow_from_the_description(folder):
+    for name, recipe in rows(folder).items():
+        total = system(transitions(recipe), recipe.model.heads)
+        if not recipe.model.layer_norm:
             total -= (
                 4 * (1 + 4) * 2 * 2 * D
             )  # two gates in five cells of four transitions, two of which are the encoder's
-        assert count(one) == total, name
+        assert count(recipe) == total, name
 
 
-def test_parameters_are_what_the_paper_prints_to_the_digit():
-    found = {name: one for name, one in rows(NIST).items() if one.paper and one.paper.parameters}
-    assert set(found) == {
+def test_parameters_have_the_digits_that_the_paper_prints():
+    recipes = {
+        name: recipe
+        for name, recipe in rows(NIST).items()
+        if recipe.paper and recipe.paper.parameters
+    }
+    assert set(recipes) == {
         "shallow",
         "dtmt1",
         "dtmt4",
         *(name for name in rows(NIST) if name.startswith("table3")),
     }
-    for name, one in found.items():
-        assert one.paper and one.paper.vocabulary == (S, T) and one.paper.counted is None
-        assert f"{count(one) / 1e6:.1f}M" == one.paper.parameters, name
+    for name, recipe in recipes.items():
+        assert recipe.paper and recipe.paper.vocabulary == (S, T) and recipe.paper.counted is None
+        assert f"{count(recipe) / 1e6:.1f}M" == recipe.paper.parameters, name
     table = {
-        line.removeprefix("table3_"): one.paper.parameters
-        for line, one in found.items()
-        if line.startswith("table3") and one.paper
+        line.removeprefix("table3_"): recipe.paper.parameters
+        for line, recipe in recipes.items()
+        if line.startswith("table3") and recipe.paper
     }
     assert table == {
         "shallow_gru": "143.2M",
@@ -398,8 +413,8 @@ TO_L_GRU = 3 * (l_gru(D) - gru(D)) + l_gru(C) - gru(C)
 
 
 def fits(linear_bias: bool = True) -> tuple[int, int]:
-    """From where to where ShallowRNMT's parameters with GRUs may lie for all counts of Table 3 to
-    round to what is printed."""
+    """Return the lowest and the highest number of parameters of ShallowRNMT with GRUs for which all
+    counts of Table 3 round to the printed counts."""
     change, lower, upper = TO_L_GRU - (0 if linear_bias else 4 * D), 0, 10**9
     for added, tenths in (
         (0, 1432),
@@ -414,7 +429,7 @@ def fits(linear_bias: bool = True) -> tuple[int, int]:
     return lower, upper
 
 
-def test_the_printed_counts_leave_room_for_these_cells_alone():
+def test_the_printed_counts_fit_these_cells_only():
     assert (ONE_T, TO_L_GRU) == (12 * D * D + 20 * D, 14 * D * D + 12 * D)
     lower, upper = fits()
     rest = system([("gru", 0)] * 3) - 1024 * S - 2049 * T
@@ -436,17 +451,20 @@ def test_the_printed_counts_leave_room_for_these_cells_alone():
 # Multi30k -----------------------------------------------------------------------------------------
 
 
-def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
+def test_systems_on_multi30k_differ_only_in_the_setting_that_names_them():
     check_tables(MULTI30K, {"Multi30k De-En, recurrent, states of 256": 6})
-    found = rows(MULTI30K)
-    first = found["transformer"]
+    recipes = rows(MULTI30K)
+    first = recipes["transformer"]
     assert first.model == load(RECIPES / "multi30k" / "transformer_de_en.yaml").model
     assert all(
-        (one.training, one.data, one.decoding) == (first.training, first.data, first.decoding)
-        for one in found.values()
+        (recipe.training, recipe.data, recipe.decoding)
+        == (first.training, first.data, first.decoding)
+        for recipe in recipes.values()
     )
-    recurrent = {name: one for name, one in found.items() if one.model.kind == "recurrent"}
-    assert set(found) - set(recurrent) == {"transformer"}
+    recurrent = {
+        name: recipe for name, recipe in recipes.items() if recipe.model.kind == "recurrent"
+    }
+    assert set(recipes) - set(recurrent) == {"transformer"}
     for name, (cell, depth) in {
         "shallow": ("gru", 0),
         "shallow_lgru": ("l-gru", 0),
@@ -468,8 +486,8 @@ def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
     )
     alike = set(type(shallow).model_fields) - set(SIDES)
     assert all(
-        one.model.model_dump(include=alike) == shallow.model_dump(include=alike)
-        for one in recurrent.values()
+        recipe.model.model_dump(include=alike) == shallow.model_dump(include=alike)
+        for recipe in recurrent.values()
     )
     fused, dtmt2 = recurrent["unpublished_dtmt2_multihop"], recurrent["dtmt2"]
     assert (
@@ -495,7 +513,7 @@ WORDS = {
 def write(
     folder: Path, name: str, lines: int, languages: tuple[str, str], further: int = 0
 ) -> None:
-    """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
+    """Write random pairs, and further references that end in `really` once, twice, and so on."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
@@ -516,14 +534,14 @@ def write(
     ("folder", "pairs", "first"), [(NIST, 40, "well"), (ENDE, 120, "Well"), (ENFR, 200, "Well")]
 )
 def test_text_is_prepared(tmp_path, folder, pairs, first):
-    found = prepared(tmp_path, rows(folder)["shallow"].data, write)
-    assert found.splits["train"]["pairs_out"] == pairs
-    target = found.data["languages"]["target"]
-    tests = sorted(found.folder.glob(f"test.*.{target}.txt"))
+    manifest = prepared(tmp_path, rows(folder)["shallow"].data, write)
+    assert manifest.splits["train"]["pairs_out"] == pairs
+    target = manifest.data["languages"]["target"]
+    tests = sorted(manifest.folder.glob(f"test.*.{target}.txt"))
     assert len(tests) == len(rows(folder)["shallow"].data.test)
     lines = tests[0].read_text(encoding="utf-8").splitlines()
     assert len(lines) == 40 and all(line.split()[0] == first for line in lines)
-    assert (found.folder / "text" / "vocab").exists() == (folder != NIST)
+    assert (manifest.folder / "text" / "vocab").exists() == (folder != NIST)
 
 
 # Text to a score, and Figure 3 --------------------------------------------------------------------
@@ -599,8 +617,10 @@ LINES = [
 
 
 def translated(out: Path, runs: dict[str, int]) -> None:
-    """What `run_recipe.sh` leaves of the Chinese-English sets, with perfect translations of so
-    many first sets by each run."""
+    """Write the files that `run_recipe.sh` makes of the Chinese-English sets.
+
+    The translations of a run are perfect for the first sets; their number differs by run.
+    """
     for n, name in enumerate(MERGED):
         text = "".join(f"{line} {name}\n" for line in LINES)
         for path in (
@@ -660,7 +680,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         ),
     ],
 )
-def test_wrong_calls_for_figure_3_are_one_sentence(tmp_path, arguments, said):
+def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     if said.endswith("first"):
         translated(tmp_path, {})
         arguments = [tmp_path, *arguments]
@@ -679,7 +699,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
         "data.bpe.merges=30",
         "training.stages.0.end.updates=2",
     ]
-    given = [word for setting in settings for word in ("--set", setting)]
+    options = [word for setting in settings for word in ("--set", setting)]
     arguments = [
         tmp_path / "raw",
         "--any-data",
@@ -690,7 +710,7 @@ def test_systems_of_multi30k_from_raw_text_to_the_table(tmp_path):
         "--systems",
         "unpublished_dtmt2_multihop",
     ]
-    ran = call("run_multi30k_fusion.sh", *arguments, *given)
+    ran = call("run_multi30k_fusion.sh", *arguments, *options)
     assert ran.returncode == 0, ran.stderr
     table = ran.stdout[ran.stdout.index("Multi30k De-En") :]
     assert all(

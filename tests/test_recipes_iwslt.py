@@ -1,5 +1,5 @@
-"""IWSLT14 German-English from an archive of the same structure as the real one, with made-up
-talks."""
+"""IWSLT14 German-English, prepared from an archive that has the structure of the real one and
+random talks."""
 
 import gzip
 import importlib.util
@@ -17,6 +17,8 @@ from fusetk import recipe
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError
 from tests.helpers.rows import load
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_iwslt_deen.sh"
@@ -38,7 +40,7 @@ def sentence(language: str, i: int) -> str:
 
 
 def tags(language: str, talks: int) -> str:
-    """A train.tags file: for each talk five lines of tags and ten sentences."""
+    """Return a train.tags file: five lines of tags and ten sentences for each talk."""
     lines = []
     for talk in range(talks):
         lines += [
@@ -65,14 +67,14 @@ def xml(language: str, segments: int, name: str) -> str:
 
 
 def files(talks: int = 20, segments: int = 7) -> dict[str, str]:
-    found = {f"de-en/train.tags.de-en.{language}": tags(language, talks) for language in WORDS}
+    texts = {f"de-en/train.tags.de-en.{language}": tags(language, talks) for language in WORDS}
     for name in SETS:
         member = f"IWSLT14.{name}" if name.startswith("TEDX") else f"IWSLT14.TED.{name}"
-        found |= {
+        texts |= {
             f"de-en/{member}.de-en.{language}.xml": xml(language, segments, name)
             for language in WORDS
         }
-    return found | {"de-en/README": "about this archive\n"}
+    return texts | {"de-en/README": "about this archive\n"}
 
 
 def pack(path: Path, members: dict[str, str]) -> Path:
@@ -158,13 +160,13 @@ def test_a_wrong_archive_is_one_sentence_that_says_what_to_do(tmp_path, capsys, 
     assert not (tmp_path / "raw").exists()
 
 
-def test_sets_of_another_size_are_refused_without_leave(tmp_path):
+def test_sets_of_another_size_are_refused_without_the_option(tmp_path):
     with pytest.raises(DataError, match="dev2010 has 7 segments, the published set 887"):
         iwslt14.extract(pack(tmp_path / "de-en.tgz", files()), tmp_path / "raw")
 
 
 def serve(monkeypatch, data: bytes, length: int | None = None) -> None:
-    """Stands for the network."""
+    """Replaces the download."""
 
     class Response(io.BytesIO):
         headers = {"Content-Length": str(len(data) if length is None else length)}
@@ -172,7 +174,7 @@ def serve(monkeypatch, data: bytes, length: int | None = None) -> None:
     monkeypatch.setattr(iwslt14.urllib.request, "urlopen", lambda url, timeout: Response(data))
 
 
-def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_download_is_complete_or_missing(tmp_path, monkeypatch):
     serve(monkeypatch, b"x" * 1000, length=1001)
     with pytest.raises(
         DataError, match=r"is incomplete: .*de-en.tgz.part has 1,000 of 1,001 bytes"
@@ -198,8 +200,8 @@ def test_no_network_is_one_sentence(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """What the script leaves with --prepare-only, of 20 talks: 240 pairs of which three are too
-    long, too uneven or empty."""
+    """The output of the script with --prepare-only for 20 talks: 240 pairs. Three of them are too
+    long, empty, or have lengths that differ too much."""
     folder = tmp_path_factory.mktemp("iwslt")
     members = files()
     for language, words in (("de", 200), ("en", 180)):
@@ -240,7 +242,7 @@ def test_the_script_prepares_and_compares(prepared):
     ) == (230, 10, 35)
 
 
-def test_test_sets_stand_in_their_order_and_are_lowercased_and_tokenised(prepared):
+def test_test_sets_are_in_order_lowercased_and_tokenised(prepared):
     lines = (
         (prepared[0] / "data.iwslt14_deen" / "test.test.en.txt")
         .read_text(encoding="utf-8")
@@ -261,7 +263,7 @@ def test_every_23rd_clean_pair_is_for_validation(prepared):
     assert valid == raw[22::23]
 
 
-def test_again_it_does_nothing(prepared):
+def test_a_repeated_call_changes_nothing(prepared):
     out = prepared[0]
     before = {
         path: path.stat().st_mtime_ns
@@ -324,7 +326,7 @@ def test_a_row_has_the_test_sets_of_its_own_paper(prepared, tmp_path, config, fo
     ],
 )
 def test_from_archive_to_bleu(prepared, tmp_path, config):
-    """Both stages of a baseline at a size of nothing, averaged, translated and scored."""
+    """A tiny baseline is trained in both stages, averaged, and its translations are scored."""
     shutil.copytree(prepared[0], tmp_path / "out")
     stages = range(len(recipe.load(ROOT / config).training.stages))
     settings = [
@@ -360,7 +362,7 @@ def manifest(
     tokens: dict[str, tuple[int, int]] | None = None,
     subwords: int = 0,
 ) -> None:
-    """Write the part of a manifest that the check reads, of data that this config prepares."""
+    """Write the part of a manifest that the check reads, for the data of this config."""
     counted = tokens or {}
     splits = {
         part: {
@@ -432,7 +434,7 @@ def test_each_row_is_checked_against_the_split_of_its_own_paper(
         assert f"{part}: pairs" in capsys.readouterr().err
 
 
-def test_a_length_of_no_published_split_is_an_error(tmp_path, capsys):
+def test_a_length_limit_without_a_published_split_is_an_error(tmp_path, capsys):
     manifest(tmp_path, MLRF, VARIANT, TOKENS)
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace('"max_length": 175', '"max_length": 80'))
@@ -442,7 +444,7 @@ def test_a_length_of_no_published_split_is_an_error(tmp_path, capsys):
 
 
 def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
-    """Of the pairs with at most 175 words, 160,295 of 167,522 have at most 50, as in a sample."""
+    """Of 167,522 pairs, 160,295 have at most 50 words. The share is the same in a sample."""
     folder = Path(os.environ.get("FUSETK_TEST_DATA", "")) / "iwslt14_sample"
     if not folder.is_dir():
         pytest.skip("FUSETK_TEST_DATA names no folder with iwslt14_sample")
@@ -462,18 +464,18 @@ def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
         )
         for config in ("lwc/iwslt14_deen/coordinated.yaml", MLRF)
     ]
-    kept = [
+    counts = [
         sum(max(len(line.split()) for line in pair) <= limit for pair in zip(*texts, strict=True))
         for limit in limits
     ]
     fifty, all_pairs = (sum(iwslt14.SPLITS[limit].pairs.values()) for limit in limits)
-    assert kept[0] / kept[1] == pytest.approx(fifty / all_pairs, abs=0.002)
+    assert counts[0] / counts[1] == pytest.approx(fifty / all_pairs, abs=0.002)
 
 
 # Configs ------------------------------------------------------------------------------------------
 
 
-# What other recipes extend, not always whole by itself.
+# Configs that other recipes extend. Some of them are not complete.
 GROUNDS, GROUND_FOLDERS = {"base.yaml", "big.yaml"}, {"data", "systems"}
 FOUND = sorted((ROOT / "recipes").rglob("*.yaml"))
 CONFIGS = [
@@ -496,13 +498,15 @@ def test_every_recipe_validates_by_updates_or_by_epochs_and_not_by_both():
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(3, 10_974_748), (4, 12.82e6), (6, 16.50e6)])
-def test_parameters_are_the_papers(layers, expected):
+def test_parameters_are_those_of_the_paper(layers, expected):
     from fusetk import system
 
-    found = recipe.load(ROOT / "recipes" / "mlrf" / "iwslt14_deen" / f"baseline_{layers}layer.yaml")
-    count = sum(p.numel() for p in system.build(found, 8_389, 6_428).parameters())
+    config = recipe.load(
+        ROOT / "recipes" / "mlrf" / "iwslt14_deen" / f"baseline_{layers}layer.yaml"
+    )
+    count = sum(p.numel() for p in system.build(config, 8_389, 6_428).parameters())
     assert count == expected or (layers > 3 and abs(count - expected) < 5_000)
-    assert found.paper and found.paper.parameters == f"{count / 1e6:.2f}M"
+    assert config.paper and config.paper.parameters == f"{count / 1e6:.2f}M"
 
 
 def test_the_restart_is_two_stages():

@@ -1,5 +1,5 @@
-"""Rows of the tables of layer-wise coordination as configs: complete, alike in training, with the
-parameters that the paper prints."""
+"""Configs of the rows of layer-wise coordination: the tables are complete, all systems are trained
+in the same way, and the numbers of parameters are those of the paper."""
 
 import importlib.util
 import json
@@ -14,6 +14,8 @@ from fusetk import system
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
 from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 LWC = RECIPES / "lwc"
 TABLES = {
@@ -65,7 +67,7 @@ def test_every_config_is_a_row_that_can_be_built(path):
     assert count(found, 500) > 7_000_000
 
 
-def test_no_folder_is_left_out():
+def test_all_folders_are_tested():
     assert {path.parent for path in LWC.glob("*/*.yaml")} == {
         LWC / "systems",
         *(RECIPES / folder for folder in TABLES),
@@ -73,26 +75,27 @@ def test_no_folder_is_left_out():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_systems_on_multi30k_are_alike_but_for_what_they_are_called_after():
+def test_systems_on_multi30k_differ_only_in_the_setting_that_names_them():
     check_tables("multi30k/coordinated", {"Multi30k De-En, one vocabulary, layers of 256": 7})
-    found = rows("multi30k/coordinated")
-    sizes = {name: count(one, 9_000) for name, one in found.items()}
+    recipes = rows("multi30k/coordinated")
+    sizes = {name: count(recipe, 9_000) for name, recipe in recipes.items()}
     assert (
         abs(sizes["coordinated"] - sizes["transformer"]) < 3000
         and sizes["layerwise"] == sizes["transformer"]
     )
-    first = found["transformer"]
+    first = recipes["transformer"]
     assert all(
-        (one.training, one.data, one.decoding) == (first.training, first.data, first.decoding)
-        for one in found.values()
+        (recipe.training, recipe.data, recipe.decoding)
+        == (first.training, first.data, first.decoding)
+        for recipe in recipes.values()
     )
 
 
-def test_names_say_what_is_in_the_files():
+def test_names_of_files_agree_with_their_settings():
     for folder in TABLES:
         for name, one in rows(folder).items():
             row = str(one.paper and one.paper.row)
@@ -102,27 +105,27 @@ def test_names_say_what_is_in_the_files():
                 assert transformer == ("transformer" in name or name == "context_gate")
 
 
-def test_depths_are_the_papers():
-    found = rows(DEEN)
-    for name, one in found.items():
+def test_depths_are_those_of_the_paper():
+    recipes = rows(DEEN)
+    for name, recipe in recipes.items():
         system, _, depth = name.removeprefix("table4_").partition("_")
         if name.startswith("table4"):
             layers = int(depth.removesuffix("l"))
             sides = (
-                [one.model.stack]
+                [recipe.model.stack]
                 if system == "coordinated"
-                else [one.model.encoder, one.model.decoder]
+                else [recipe.model.encoder, recipe.model.decoder]
             )
             assert all(side.layers == layers for side in sides) and str(
-                one.paper and one.paper.row
+                recipe.paper and recipe.paper.row
             ).endswith(f", {layers} layers")
-    assert [found[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [
+    assert [recipes[f"table4_coordinated_{n}l"].paper.bleu for n in (10, 14, 18, 22)] == [
         34.32,
         35.07,
         35.31,
         35.05,
     ]  # type: ignore[union-attr]
-    assert [found[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [
+    assert [recipes[f"table4_transformer_{n}l"].paper.bleu for n in (4, 6, 8, 10)] == [
         32.78,
         32.86,
         32.72,
@@ -131,13 +134,13 @@ def test_depths_are_the_papers():
 
 
 def test_rows_of_a_second_table_repeat_those_of_the_first():
-    found = rows(DEEN)
+    recipes = rows(DEEN)
     for again, first in (
         ("table3_our_model", "coordinated"),
         ("table4_coordinated_14l", "coordinated"),
         ("table4_transformer_6l", "transformer"),
     ):
-        assert found[again].model_dump(exclude={"paper"}) == found[first].model_dump(
+        assert recipes[again].model_dump(exclude={"paper"}) == recipes[first].model_dump(
             exclude={"paper"}
         )
         assert printed(DEEN, again) == printed(DEEN, first)
@@ -172,7 +175,7 @@ def test_printed_differences_are_those_of_the_printed_scores():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_ablations_take_one_thing_away():
+def test_an_ablation_changes_a_single_setting():
     ours = rows(DEEN)["coordinated"].model.model_dump()
     assert (ours["share_weights"], ours["mixed_attention"], ours["language_embedding"]) == (
         True,
@@ -195,11 +198,11 @@ def test_ablations_take_one_thing_away():
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_systems_are_trained_alike_and_as_the_paper_says(folder):
+def test_training_is_that_of_the_paper(folder):
     small, ende = "iwslt14" in folder, folder.endswith("ende")
-    found = list(rows(folder).values())
-    for one in found:
-        model, (stage,) = one.model, one.training.stages
+    recipes = list(rows(folder).values())
+    for recipe in recipes:
+        model, (stage,) = recipe.model, recipe.training.stages
         sizes = {256: (1024, 4, 0.1), 512: (2048, 8, 0.1), 1024: (4096, 16, 0.3)}
         assert (model.ffn, model.heads, model.dropout) == sizes[model.width]
         assert model.width == 256 if small else model.width == 1024 or ende
@@ -221,13 +224,13 @@ def test_systems_are_trained_alike_and_as_the_paper_says(folder):
             "tokens",
             1 if small else 8,
         )
-        assert stage.end.patience and one.training.label_smoothing == 0.1
-        search = one.decoding
+        assert stage.end.patience and recipe.training.label_smoothing == 0.1
+        search = recipe.decoding
         assert (search.beam, search.normalize, search.penalty) == (
             (4, 0.6) if ende else (6, 1.1)
         ) + ("gnmt",)
-        alike = next(first for first in found if first.model.width == model.width)
-        assert (one.training, one.data) == (alike.training, alike.data)
+        alike = next(first for first in recipes if first.model.width == model.width)
+        assert (recipe.training, recipe.data) == (alike.training, alike.data)
 
 
 def names(prefixes: object) -> list[str]:
@@ -235,7 +238,7 @@ def names(prefixes: object) -> list[str]:
     return [Path(prefix).name for prefix in prefixes]
 
 
-def test_text_is_the_papers():
+def test_data_are_those_of_the_paper():
     data = {
         folder.removeprefix("lwc/"): next(iter(rows(folder).values())).data for folder in TABLES
     }
@@ -282,7 +285,7 @@ def norm(d: int) -> int:
 
 
 def attention(d: int) -> int:
-    """Queries, keys, values, output; no biases."""
+    """Maps of queries, keys, values and output, without biases."""
     return 4 * d * d
 
 
@@ -295,7 +298,7 @@ def layer(d: int, hidden: int) -> int:
 
 
 def coordinated(d: int, hidden: int, layers: int = 14) -> int:
-    """One matrix for all words, a vector for each language, a norm at the end."""
+    """One matrix for all words, a vector for each language, and a norm after the last layer."""
     return layers * layer(d, hidden) + norm(d) + 2 * d + V * d
 
 
@@ -323,7 +326,7 @@ EXPECTED = {
         **{f"table4_transformer_{layers}l": transformer(D, H, layers) for layers in (4, 6, 8, 10)},
         "context_gate": transformer(D, H) + 6 * (2 * D + 1),
     },
-    # The papers do not print the exact vocabulary of these tasks; counts are with German-English's.
+    # The paper does not print the vocabulary of these tasks; the counts use that of German-English.
     "lwc/iwslt14_roen": SMALL,
     "lwc/iwslt14_esen": SMALL,
     "lwc/wmt16_enro": {
@@ -339,11 +342,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
+def test_parameters_follow_from_the_description(folder):
     assert {name: count(one) for name, one in rows(folder).items()} == EXPECTED[folder]
 
 
-def test_parameters_are_what_the_paper_prints():
+def test_parameters_are_those_that_the_paper_prints():
     papers = {
         name: one.paper for name, one in rows(DEEN).items() if one.paper and one.paper.parameters
     }
@@ -413,8 +416,8 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
     if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
         monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
         monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
-    found = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
-    splits = found.splits
+    prepared_data = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)
+    splits = prepared_data.splits
     assert (
         tuple(
             splits[name]["pairs_out"]
@@ -422,8 +425,8 @@ def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
         )
         == pairs
     )
-    target = found.data["languages"]["target"]
-    (path,) = found.folder.glob(f"test.*.{target}.txt")
+    target = prepared_data.data["languages"]["target"]
+    (path,) = prepared_data.folder.glob(f"test.*.{target}.txt")
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 40 and all(line.split()[0] == first for line in lines)
     if folder == "wmt16_enro":
@@ -465,7 +468,7 @@ def test_text_of_one_file_of_an_archive(tmp_path, capsys):
 def scores(
     tmp_path: Path, config: str, *options: str, layers: list[str]
 ) -> dict[tuple[str, str], dict[str, object]]:
-    """A row at a size of nothing, from made-up text to its scores: by checkpoint and metric."""
+    """Run a tiny row from random text to its scores by checkpoint and metric."""
     path = LWC / config
     data = load(path).data
     valid = data.valid if isinstance(data.valid, list) else []
@@ -485,7 +488,7 @@ def scores(
         "training.stages.0.end={updates: 2}",
         "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
     ]
-    given = [word for setting in settings for word in ("--set", setting)]
+    further = [word for setting in settings for word in ("--set", setting)]
     command = [
         RECIPES / "run_recipe.sh",
         path,
@@ -494,7 +497,7 @@ def scores(
         "--out",
         tmp_path / "out",
         *options,
-        *given,
+        *further,
     ]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

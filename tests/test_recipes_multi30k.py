@@ -1,5 +1,5 @@
-"""recipes/run_multi30k.sh: what it refuses, and that it runs; the groups of systems that
-recipes/run_multi30k_fusion.sh knows."""
+"""recipes/run_multi30k.sh: its errors and a run. The groups of systems of
+recipes/run_multi30k_fusion.sh."""
 
 import gzip
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusetk import recipe, system
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "recipes" / "run_multi30k.sh"
@@ -24,7 +26,7 @@ def call(
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Files with the right numbers of lines; German plain, English packed."""
+    """Files with the right numbers of lines; the English files are compressed."""
     folder = tmp_path / "task1"
     folder.mkdir()
     for name, lines in LINES.items():
@@ -57,11 +59,11 @@ def test_help_is_on_standard_output():
         (["data", "--pair", "en-fr"], "--pair is en-de or de-en, not en-fr"),
     ],
 )
-def test_wrong_calls_are_one_sentence(arguments, said):
+def test_errors_are_one_sentence(arguments, said):
     refused(call(*arguments), said)
 
 
-def test_a_missing_file_is_named_with_where_to_get_it(text):
+def test_the_error_names_a_missing_file_and_its_source(text):
     (text / "val.en.gz").unlink()
     refused(
         call(text.name, cwd=text.parent),
@@ -89,15 +91,15 @@ def test_a_packed_file_that_is_cut_short_is_named(text):
     ],
 )
 def test_configs_are_those_of_the_dataset_notes(name, sizes, layers, tied):
-    found = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
-    assert (found.model.encoder.layers, found.model.decoder.layers) == layers
-    assert found.model.tie == tied and [step.step for step in found.data.steps] == [
+    config = recipe.load(ROOT / "recipes" / "multi30k" / f"{name}.yaml")
+    assert (config.model.encoder.layers, config.model.decoder.layers) == layers
+    assert config.model.tie == tied and [step.step for step in config.data.steps] == [
         "lowercase",
         "normalize-punctuation",
         "tokenize",
     ]
-    assert found.data.bpe and found.data.bpe.merges == 10_000 and found.data.bpe.joint
-    model = system.build(found, *sizes)
+    assert config.data.bpe and config.data.bpe.merges == 10_000 and config.data.bpe.joint
+    model = system.build(config, *sizes)
     assert model.output.weight is model.target.tokens.weight and (
         model.source.tokens is model.target.tokens
     ) == (tied == "all")
@@ -136,13 +138,13 @@ def test_from_raw_text_to_bleu(tmp_path, pair):
         "decoding.beam=1",
         "decoding.max_length_factor=0",
     ]
-    given = [argument for setting in settings for argument in ("--set", setting)]
+    options = [argument for setting in settings for argument in ("--set", setting)]
     data = Path(os.environ["FUSETK_TEST_DATA"]) / "multi30k"
-    ran = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    ran = call(data, "--pair", pair, "--out", "out", *options, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     scores = [line for line in ran.stdout.splitlines() if line.startswith("multi-bleu:")]
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
-    again = call(data, "--pair", pair, "--out", "out", *given, cwd=tmp_path)
+    again = call(data, "--pair", pair, "--out", "out", *options, cwd=tmp_path)
     assert (
         again.returncode == 0
         and "nothing changed" in again.stderr

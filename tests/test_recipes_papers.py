@@ -1,5 +1,7 @@
-"""Rows of the papers' tables as configs: complete, and with the parameters that the papers print;
-and the scripts that run them."""
+"""Configs of the rows of MLRF's and RTAL's tables, and the scripts that run them.
+
+The tables are complete, and the numbers of parameters are those that the papers print.
+"""
 
 import importlib.util
 import json
@@ -18,6 +20,8 @@ from fusetk.data.stages import lock
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
 from tests.helpers.rows import RECIPES, check_tables, load, rows
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [RECIPES / "mlrf", RECIPES / "rtal", RECIPES / "multi30k" / "fusion"]
@@ -45,17 +49,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_config_is_valid_and_a_row_or_what_rows_extend(path):
+def test_every_config_is_valid(path):
     paper = load(path).paper
     assert paper and (path.stem in ("base", "big")) == (paper.row is None)
 
 
 @pytest.mark.parametrize("folder", TABLES)
-def test_tables_are_complete_and_rows_stand_in_order_and_once(folder):
+def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
-def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():
+def test_bleu_is_printed_for_all_rows_except_points_of_a_curve():
     without = {
         name
         for folder in EXPECTED
@@ -66,13 +70,13 @@ def test_bleu_is_printed_for_all_rows_but_points_of_a_curve():
 
 
 def test_averages_of_nist_are_those_of_the_three_test_sets_unless_a_note_says_so():
-    for name, one in rows("mlrf/nist_zhen").items():
-        assert one.paper and isinstance(one.paper.bleu, dict)
-        bleu = one.paper.bleu
-        assert list(one.data.test) == list(bleu)[:-1] == ["MT06", "MT04", "MT05", "MT08"]
+    for name, recipe in rows("mlrf/nist_zhen").items():
+        assert recipe.paper and isinstance(recipe.paper.bleu, dict)
+        bleu = recipe.paper.bleu
+        assert list(recipe.data.test) == list(bleu)[:-1] == ["MT06", "MT04", "MT05", "MT08"]
         mean = (bleu["MT04"] + bleu["MT05"] + bleu["MT08"]) / 3
-        assert (abs(mean - bleu["average"]) < 0.01) == (one.paper.note is None), name
-        assert one.paper.note is None or f"{mean:.2f}" in one.paper.note
+        assert (abs(mean - bleu["average"]) < 0.01) == (recipe.paper.note is None), name
+        assert recipe.paper.note is None or f"{mean:.2f}" in recipe.paper.note
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -89,8 +93,8 @@ def ffn(width: int, hidden: int, out: int) -> int:
 
 
 def backbone(d: int, hidden: int, layers: int, bias: bool = True) -> int:
-    """Layers of both sides: attention of four matrices, one of them in the encoder and two in the
-    decoder."""
+    """Layers of both sides. An attention has four matrices. An encoder layer has one attention, and
+    a decoder layer has two."""
     attention = 4 * (d * d + bias * d)
     return layers * (3 * attention + 2 * ffn(d, hidden, d) + 5 * norm(d))
 
@@ -104,7 +108,7 @@ def zhen() -> int:
 
 
 def fnn(d: int, layers: int) -> int:
-    """Enc-FNN or Dec-FNN over so many layers, the word embedding counted; layer embedding not."""
+    """Enc-FNN or Dec-FNN over some layers, which include the word embedding."""
     return ffn(layers * d, D_F, d) + norm(d)
 
 
@@ -113,8 +117,8 @@ def sa(d: int, hops: int, w1: int = 1) -> int:
 
 
 def ende(d: int, layers: int = 6) -> int:
-    """Pre-norm with a norm at the end of each side; no biases in attention; one matrix for all
-    words, no output bias."""
+    """Pre-norm with a norm after each stack, attention without biases, one matrix for all words,
+    and no output bias."""
     return backbone(d, 4 * d, layers, bias=False) + 2 * norm(d) + 33_708 * d
 
 
@@ -194,16 +198,16 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
-def test_parameters_are_what_the_systems_have_by_their_description(folder):
-    found = {
-        name: count(one, *((one.paper and one.paper.vocabulary) or (33_708, 33_708)))
-        for name, one in rows(folder).items()
+def test_parameters_follow_from_the_description(folder):
+    counts = {
+        name: count(recipe, *((recipe.paper and recipe.paper.vocabulary) or (33_708, 33_708)))
+        for name, recipe in rows(folder).items()
     }
-    assert found == EXPECTED[folder]
+    assert counts == EXPECTED[folder]
 
 
 @pytest.mark.parametrize("folder", EXPECTED)
-def test_parameters_are_what_the_papers_print(folder):
+def test_parameters_are_those_that_the_papers_print(folder):
     printed = {
         name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters
     }
@@ -215,7 +219,7 @@ def test_parameters_are_what_the_papers_print(folder):
         assert paper.counted is None or paper.note
 
 
-def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
+def test_rtal_truncates_its_counts_and_mlrf_rounds_all_except_three():
     assert [
         EXPECTED["rtal/wmt14_ende"][f"{size}_rtal_{layers}layers"] // 10**6
         for layers in (4, 6)
@@ -226,21 +230,21 @@ def test_rtal_cuts_its_counts_and_mlrf_rounds_all_but_three():
         73,  # of 73.97M; with biases in attention, or with one at the output, it would be 74
         261,
     ]
-    found = rows("mlrf/iwslt14_deen").items()
+    recipes = rows("mlrf/iwslt14_deen").items()
     cut = {
         name
-        for name, one in found
-        if one.paper and one.paper.parameters and not one.paper.counted
-        if f"{EXPECTED['mlrf/iwslt14_deen'][name] / 1e6:.2f}M" != one.paper.parameters
+        for name, recipe in recipes
+        if recipe.paper and recipe.paper.parameters and not recipe.paper.counted
+        if f"{EXPECTED['mlrf/iwslt14_deen'][name] / 1e6:.2f}M" != recipe.paper.parameters
     }
     assert cut == {"enc_avg", "dec_avg", "both_ffn_sa"}
-    assert all(one.paper and one.paper.note for name, one in found if name in cut)
+    assert all(recipe.paper and recipe.paper.note for name, recipe in recipes if name in cut)
 
 
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers():
+def test_trees_have_the_dropout_of_their_model_and_combine_the_last_four_layers():
     for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
         for one in rows(folder).values():
             for side in (one.model.encoder, one.model.decoder):
@@ -255,19 +259,19 @@ def test_trees_have_the_dropout_of_their_model_and_stand_on_the_last_four_layers
     assert rows("rtal/wmt14_ende")["table5_cnn_like_tree"].model.encoder.fuse.residual == "none"
 
 
-def test_baselines_and_systems_of_a_table_are_trained_alike():
+def test_training_of_all_systems_of_a_table_is_the_same():
     for folder in TABLES:
         for table in TABLES[folder]:
-            found = {
-                name: one
-                for name, one in rows(folder).items()
-                if one.paper and one.paper.table == table
+            recipes = {
+                name: recipe
+                for name, recipe in rows(folder).items()
+                if recipe.paper and recipe.paper.table == table
             }
-            alike = [one for name, one in found.items() if not name.endswith("_mle")]
-            by_width = {one.model.width: one for one in alike}
-            for one in alike:
-                first = by_width[one.model.width]
-                assert (one.training, one.decoding, one.data) == (
+            alike = [recipe for name, recipe in recipes.items() if not name.endswith("_mle")]
+            by_width = {recipe.model.width: recipe for recipe in alike}
+            for recipe in alike:
+                first = by_width[recipe.model.width]
+                assert (recipe.training, recipe.decoding, recipe.data) == (
                     first.training,
                     first.decoding,
                     first.data,
@@ -275,15 +279,15 @@ def test_baselines_and_systems_of_a_table_are_trained_alike():
 
 
 def test_big_models_train_longer_and_average_more():
-    found = rows("rtal/wmt14_ende")
+    recipes = rows("rtal/wmt14_ende")
     sizes = {
         name: (
-            one.training.stages[0].end.updates,
-            one.training.keep_last,
-            one.model.heads,
-            one.model.dropout,
+            recipe.training.stages[0].end.updates,
+            recipe.training.keep_last,
+            recipe.model.heads,
+            recipe.model.dropout,
         )
-        for name, one in found.items()
+        for name, recipe in recipes.items()
     }
     assert sizes["base_rtal_6layers"] == (100_000, 5, 8, 0.1) and sizes["big_rtal_6layers"] == (
         300_000,
@@ -319,14 +323,14 @@ def call(
 
 
 def start(script: str, *arguments: object, settings: list[str]) -> subprocess.Popen[str]:
-    """The script at work, its messages in a pipe."""
+    """Start a script, with its messages in a pipe."""
     given = [word for setting in settings for word in ("--set", setting)]
     command = [RECIPES / script, *map(str, arguments), *given]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def until(ran: subprocess.Popen[str], message: str) -> None:
-    """Read messages up to one that begins so."""
+    """Read messages until one begins with ``message``."""
     assert ran.stderr
     seen = []
     for line in ran.stderr:
@@ -339,7 +343,7 @@ def until(ran: subprocess.Popen[str], message: str) -> None:
 def write(
     folder: Path, name: str, lines: int, languages: tuple[str, str] = ("de", "en"), further: int = 0
 ) -> None:
-    """A set of made-up pairs, and references that say `really` once, twice, ... at the end."""
+    """Write random pairs, and further references that end in `really` once, twice, and so on."""
     folder.mkdir(exist_ok=True)
     choose = random.Random(name)
     chosen = [choose.choices(range(9), k=3 + i % 4) for i in range(lines)]
@@ -380,12 +384,12 @@ def write(
         ("run_multi30k_fusion.sh", ["data", "--seeds"], "--seeds needs a value"),
     ],
 )
-def test_wrong_calls_are_one_sentence(script, arguments, said):
+def test_errors_are_one_sentence(script, arguments, said):
     ran = call(script, *arguments)
     assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
 
 
-def test_text_of_another_size_is_refused_without_leave(tmp_path):
+def test_text_of_another_size_is_refused_without_the_option(tmp_path):
     write(tmp_path, "train", 3)
     ran = call("run_multi30k_fusion.sh", tmp_path)
     assert (
@@ -427,11 +431,11 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         and twin.stderr.count("\n") == 1
     ), twin.stderr
     assert ran.returncode == 0, rest
-    found = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
-    assert set(found) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
+    scored = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
+    assert set(scored) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
     assert all(
         note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|")
-        for note in found.values()
+        for note in scored.values()
     )
     lines = (
         (out / "references.iwslt14_deen" / "test" / "1.txt")
@@ -485,16 +489,14 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
     assert (out / "data.iwslt14_deen" / "manifest.json").exists()
 
 
-def test_references_are_there_at_any_time_while_another_row_writes_them_again(
-    tmp_path, monkeypatch
-):
+def test_references_exist_while_another_row_writes_them_again(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("row", RECIPES / "row.py")
     assert spec and spec.loader
     row = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(row)
     raw, folder = tmp_path / "raw", tmp_path / "references"
-    found = load(RECIPES / "mlrf/nist_zhen/both_avg_sa.yaml")
-    sets = list(found.data.test)
+    recipe = load(RECIPES / "mlrf/nist_zhen/both_avg_sa.yaml")
+    sets = list(recipe.data.test)
     for name in sets:
         write(raw, name, 3, ("zh", "en"), further=2)
     expected = sorted(
@@ -517,12 +519,12 @@ def test_references_are_there_at_any_time_while_another_row_writes_them_again(
 
     words = Words()
     monkeypatch.setattr(row.Pipeline, "load", lambda path: words)
-    row.references(found, raw, tmp_path, folder)
+    row.references(recipe, raw, tmp_path, folder)
     words.complete = True
-    row.references(found, raw, tmp_path, folder)
+    row.references(recipe, raw, tmp_path, folder)
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == expected
     (raw / f"{sets[0]}.en2").unlink()
-    row.references(found, raw, tmp_path, folder)
+    row.references(recipe, raw, tmp_path, folder)
     assert not (folder / sets[0] / "2.txt").exists() and (folder / sets[1] / "2.txt").exists(), (
         "references that are gone are deleted"
     )
@@ -534,24 +536,24 @@ def test_references_are_there_at_any_time_while_another_row_writes_them_again(
 )
 def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     raw, out = tmp_path / "raw", tmp_path / "out"
-    found = load(RECIPES / config)
-    assert isinstance(found.data.valid, list)
+    recipe = load(RECIPES / config)
+    assert isinstance(recipe.data.valid, list)
     for prefix in {
-        *found.data.train,
-        *found.data.valid,
-        *(p for prefixes in found.data.test.values() for p in prefixes),
+        *recipe.data.train,
+        *recipe.data.valid,
+        *(p for prefixes in recipe.data.test.values() for p in prefixes),
     }:
-        write(raw, Path(prefix).name, 60, (found.data.source, found.data.target), further=3)
+        write(raw, Path(prefix).name, 60, (recipe.data.source, recipe.data.target), further=3)
     settings = [
         *TINY,
-        *(["data.bpe.merges=30"] if found.data.bpe else ["training.stages.1.end={updates: 1}"]),
+        *(["data.bpe.merges=30"] if recipe.data.bpe else ["training.stages.1.end={updates: 1}"]),
     ]
     arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2]
     ran = call("run_recipe.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     path = RECIPES / config
     scored = notes(out / f"run.{path.parent.name}.{path.stem}.seed1")
-    assert {name for name, _, _ in scored} == set(found.data.test) and all(
+    assert {name for name, _, _ in scored} == set(recipe.data.test) and all(
         "nrefs:4" in str(note["signature"]) for note in scored.values()
     )
     again = call("run_recipe.sh", *arguments, settings=settings)

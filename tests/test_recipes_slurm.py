@@ -1,5 +1,5 @@
-"""recipes/slurm/train.sbatch: each process knows its place, a signal reaches all, and what was
-saved is queued again. Slurm is faked."""
+"""recipes/slurm/train.sbatch: each process gets its rank, a signal reaches all processes, and a job
+that was saved is queued again. Fake programs replace Slurm."""
 
 import os
 import shutil
@@ -21,8 +21,8 @@ case "$1 $2" in
     requeue*) echo "$2" >> "$FAKE/requeued" ;;
 esac
 """
-# Starts the command in $SLURM_NTASKS processes, hands signals on, ends with the highest exit code
-# of them.
+# This program starts the command in $SLURM_NTASKS processes, passes signals on, and ends with the
+# highest of their exit codes.
 SRUN = """#!/usr/bin/env python3
 import os, signal, subprocess, sys
 command = sys.argv[1:]
@@ -37,7 +37,7 @@ for number in (signal.SIGUSR1, signal.SIGTERM):
 codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
-# Notes what it is given; ends with $CODE at once, or with 75 at USR1.
+# This program writes its arguments to a file. It ends with $CODE at once, or with 75 after USR1.
 FUSETK = """#!/bin/bash
 echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $*" > "$FAKE/process.$RANK"
 [ -z "$CODE" ] || exit "$CODE"
@@ -48,7 +48,7 @@ while :; do sleep 0.05; done
 
 @pytest.fixture
 def fake(tmp_path: Path) -> dict[str, str]:
-    """The variables of a job whose cluster is a folder of scripts."""
+    """The environment of a job. The programs of the cluster are scripts in a folder."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {
@@ -59,7 +59,7 @@ def fake(tmp_path: Path) -> dict[str, str]:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (tmp_path / "state").write_text("RUNNING")
-    given = {
+    job = {
         "SLURM_JOB_ID": "4100042",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_NTASKS": "3",
@@ -67,7 +67,7 @@ def fake(tmp_path: Path) -> dict[str, str]:
     }
     return {
         **os.environ,
-        **given,
+        **job,
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE": str(tmp_path),
         "CODE": "",
@@ -76,7 +76,7 @@ def fake(tmp_path: Path) -> dict[str, str]:
 
 
 def submit(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """As sbatch: a copy of the script, somewhere else."""
+    """Start a copy of the script in another folder, as sbatch does."""
     copy = Path(environment["FAKE"]) / "slurm_script"
     shutil.copy(SCRIPT, copy)
     return subprocess.Popen(
@@ -89,7 +89,7 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str
 
 
 def until(path: Path, process: subprocess.Popen[str], text: str = "", seconds: float = 60) -> None:
-    """Wait for a file that holds a text."""
+    """Wait until a file contains a text."""
     end = time.monotonic() + seconds
     while not path.exists() or text not in path.read_text(encoding="utf-8"):
         assert process.poll() is None and time.monotonic() < end, (
@@ -103,7 +103,7 @@ def requeued(environment: dict[str, str]) -> int:
     return path.read_text().split().count("4100042") if path.exists() else 0
 
 
-def test_every_process_knows_its_place(fake: dict[str, str]) -> None:
+def test_every_process_gets_its_rank(fake: dict[str, str]) -> None:
     ran = submit({**fake, "CODE": "0"}, "my config.yaml", "--run", "runs/my")
     assert (ran.communicate(timeout=30)[0], ran.returncode) == ("", 0)
     said = [(Path(fake["FAKE"]) / f"process.{i}").read_text() for i in range(3)]
@@ -117,7 +117,7 @@ def test_every_process_knows_its_place(fake: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("code", "again"), [(0, 0), (1, 0), (2, 0), (74, 0), (75, 1), (137, 0)])
-def test_only_what_was_saved_is_queued_again(fake: dict[str, str], code: int, again: int) -> None:
+def test_only_a_saved_job_is_queued_again(fake: dict[str, str], code: int, again: int) -> None:
     ran = submit({**fake, "CODE": str(code)}, "my.yaml")
     said = ran.communicate(timeout=30)[0]
     assert (ran.returncode, requeued(fake)) == (code, again) and ("queued again" in said) == bool(
@@ -139,7 +139,7 @@ def test_a_signal_reaches_every_process(fake: dict[str, str], number: signal.Sig
     )
 
 
-def test_what_a_signal_killed_while_it_started_is_queued_again(fake: dict[str, str]) -> None:
+def test_a_job_that_a_signal_killed_at_its_start_is_queued_again(fake: dict[str, str]) -> None:
     (Path(fake["FAKE"]) / "bin" / "fusetk").write_text(
         '#!/bin/bash\ntouch "$FAKE/started"\nexec sleep 60\n'
     )
@@ -160,7 +160,7 @@ def test_a_cancelled_job_is_not_queued_again(fake: dict[str, str]) -> None:
     assert (ran.communicate(timeout=30)[0], ran.returncode, requeued(fake)) == ("", 75, 0)
 
 
-def test_what_is_missing_is_said(fake: dict[str, str]) -> None:
+def test_the_error_names_a_missing_part(fake: dict[str, str]) -> None:
     alone = {name: value for name, value in fake.items() if name != "SLURM_JOB_ID"}
     for environment, arguments, said in (
         (fake, [], "give the arguments of fusetk train"),
@@ -170,7 +170,7 @@ def test_what_is_missing_is_said(fake: dict[str, str]) -> None:
         assert said in ran.communicate(timeout=30)[0] and ran.returncode == 2
 
 
-def test_time_is_left_to_save() -> None:
+def test_there_is_time_to_save() -> None:
     options = [
         line.removeprefix("#SBATCH ")
         for line in SCRIPT.read_text().splitlines()
@@ -188,11 +188,13 @@ def test_it_passes_shellcheck() -> None:
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_path: Path) -> None:
-    """The real command in two processes, stopped twice: the model of training in one go."""
+def test_training_continues_in_the_next_job(
+    fake: dict[str, str], toy: Path, tmp_path: Path
+) -> None:
+    """Two real processes are stopped twice. The model is that of an uninterrupted training."""
     program = Path(fake["FAKE"]) / "bin" / "fusetk"
     program.write_text(f'#!/bin/bash\nexec {sys.executable} -m fusetk "$@"\n')
-    given = [
+    options = [
         str(toy),
         "--device",
         "cpu",
@@ -204,15 +206,15 @@ def test_training_goes_on_from_job_to_job(fake: dict[str, str], toy: Path, tmp_p
     ]
     environment = {**fake, "SLURM_NTASKS": "2"}
     for text in ("update 3 ", "resumed after"):
-        ran = submit(environment, *given, str(tmp_path / "parts"))
+        ran = submit(environment, *options, str(tmp_path / "parts"))
         until(tmp_path / "parts" / "log.txt", ran, text)
         ran.send_signal(signal.SIGUSR1)
         said = ran.communicate(timeout=120)[0]
         assert ran.returncode == 75 and "saved; queued again" in said, said
-    ran = submit(environment, *given, str(tmp_path / "parts"))
+    ran = submit(environment, *options, str(tmp_path / "parts"))
     said = ran.communicate(timeout=120)[0]
     assert ran.returncode == 0 and requeued(fake) == 2, said
-    ran = submit(environment, *given, str(tmp_path / "whole"))
+    ran = submit(environment, *options, str(tmp_path / "whole"))
     assert ran.wait(timeout=120) == 0, ran.communicate()[0]
     for file in ("model.safetensors", "training.safetensors"):
         one, other = (

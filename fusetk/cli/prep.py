@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import click
 
 from fusetk.cli.options import config_argument, set_option
-from fusetk.data.config import DataConfig
+from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
 
 
@@ -28,17 +29,31 @@ from fusetk.data.prepare import Manifest, prepare
 def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_json: bool) -> None:
     """Prepare the text that CONFIG names: tokenise, filter, learn BPE and vocabularies, write ids.
 
-    A second run makes only the files whose inputs or settings changed, and prints what changed.
+    A second run makes only the files whose inputs or settings changed, and prints what changed. If
+    nothing changed, only the section `data` of CONFIG is checked.
     """
-    from fusetk import recipe
 
-    run(recipe.load(config, overrides).data, jobs, force, as_json)
+    def validate() -> None:
+        from fusetk import recipe  # imports torch
+
+        recipe.load(config, overrides)
+
+    run(load_data(config, overrides), jobs, force, as_json, validate)
 
 
-def run(data: DataConfig, jobs: int, force: bool, as_json: bool = False) -> None:
-    """Prepare the data; print changes and a table to standard error, JSON to standard output."""
+def run(
+    data: DataConfig,
+    jobs: int,
+    force: bool,
+    as_json: bool = False,
+    validate: Callable[[], None] = lambda: None,
+) -> None:
+    """Prepare the data; print changes and a table to standard error, JSON to standard output.
+
+    ``validate`` is called before the first file is made.
+    """
     start = time.perf_counter()
-    manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True))
+    manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True), validate)
     seconds = time.perf_counter() - start
     if not manifest.made:
         click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)

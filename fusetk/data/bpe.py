@@ -1,14 +1,13 @@
 """Byte pair encoding (Sennrich et al. 2016).
 
-subword-nmt learns the merges. This module applies them with the same result, and caches words.
+The merges and the subwords are those of subword-nmt. Subwords of words are cached.
 """
 
-import io
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
@@ -35,23 +34,17 @@ def count_words(lines: Iterable[str]) -> Counter[str]:
 
 
 def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> list[str]:
-    """Learn merges from words and their counts with subword-nmt.
+    """Learn the merges that subword-nmt learns from words and their counts.
 
     Return the lines of a file of codes. It has fewer than ``merges`` merges if no remaining pair
     occurs ``min_frequency`` times.
     """
-    from subword_nmt.learn_bpe import learn_bpe  # only learning needs the package
+    from fusetk.data.bpe_learning import learn_merges  # only learning needs numpy
 
     # The file format of subword-nmt cannot hold a carriage return.
-    entries = [f"{word} {count}" for word, count in counts.items() if word and "\r" not in word]
-
-    codes = io.StringIO()
-    if any(len(word) > 1 for word in counts if "\r" not in word):
-        with redirect_stderr(io.StringIO()):  # hides a progress bar
-            learn_bpe(entries, codes, merges, min_frequency, is_dict=True)
-    else:
-        codes.write("#version: 0.2\n")
-    return codes.getvalue().removesuffix("\n").split("\n")
+    words = {word: count for word, count in counts.items() if word and "\r" not in word}
+    pairs = learn_merges(words, merges, min_frequency)
+    return ["#version: 0.2", *(f"{first} {second}" for first, second in pairs)]
 
 
 class Subwords(dict[str, str]):
@@ -85,9 +78,13 @@ class BPE:
         self.merges: Merges = {}
         for rank, pair in enumerate(pairs):
             self.merges.setdefault(pair, rank)
-        self.parts = {left + right: (left, right) for left, right in reversed(self.merges)}
         self.vocabulary = dict(vocabulary) if vocabulary else None
         self.cache = Subwords(self._split)
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[str, str]]:
+        """The two symbols that make each merged symbol."""
+        return {left + right: (left, right) for left, right in reversed(self.merges)}
 
     @classmethod
     def load(cls, codes: Path, vocabulary: Mapping[str, int] | None = None) -> "BPE":

@@ -1,8 +1,14 @@
 """The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 from pydantic import Field
 
-from fusetk.config import Config
+from fusetk import config
+from fusetk.config import Config, Document
 from fusetk.data.steps import Step
 
 
@@ -71,3 +77,63 @@ class DataConfig(Config):
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""
+
+
+class DataSection(Config):
+    """A config of which only the section `data` is read."""
+
+    data: DataConfig
+    """The section `data`."""
+
+
+def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
+    """Read and validate the section `data` of a config; ignore the other sections.
+
+    Unlike ``fusetk.recipe.load``, this does not import torch. Raises ConfigError as that function.
+    """
+    document = load_document(path, overrides)
+    data = {key: value for key, value in document.values.items() if key == "data"}
+    return config.parse(Document(data, document.origins), DataSection).data
+
+
+def load_document(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+    """Read a config without validation.
+
+    Relative paths in ``data`` become absolute; they start from the folder of the file that names
+    them, or from the current folder in an override. Raises ConfigError for paths that cannot be
+    expanded.
+    """
+    document = config.load(path, overrides)
+    _resolve_paths(document)
+    return document
+
+
+def _resolve_paths(document: Document) -> None:
+    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
+    data = document.values.get("data")
+    if not isinstance(data, dict):
+        return
+    errors: list[str] = []
+    for key in ("folder", "train", "valid", "test"):
+        if key in data:
+            data[key] = _absolute(data[key], document, ("data", key), errors)
+    if errors:
+        raise config.config_error(errors)
+
+
+def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
+    """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
+    if isinstance(value, str):
+        origin = document.where(place)
+        try:
+            return os.path.abspath(origin.folder / config.expand_path(value))
+        except ValueError as error:
+            errors.append(f"{'.'.join(map(str, place))}: {error}  [{origin.text}]")
+            return value
+    if isinstance(value, list):
+        return [_absolute(item, document, (*place, i), errors) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {
+            key: _absolute(item, document, (*place, key), errors) for key, item in value.items()
+        }
+    return value

@@ -32,10 +32,12 @@ def prepare(
     jobs: int = 1,
     force: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    validate: Callable[[], object] = lambda: None,
 ) -> Manifest:
     """Make the stages of `config.folder` that are out of date; with `force` all stages.
 
-    Calls `report` with one line for each change, each stage that is made, and each warning about a
+    Calls `validate` before the first of them: it can reject the other sections of the config. Calls
+    `report` with one line for each change, each stage that is made, and each warning about a
     language or a text that the steps do not support. The folder is complete if and only if it has a
     manifest. Raises ConfigError or DataError for a config or input that cannot be used.
     """
@@ -52,20 +54,28 @@ def prepare(
     with opened(folder):
         old = _read_manifest(folder, report)
         inputs = _inspect(texts, old.get("inputs", {}))
-        for warning in language_warnings.warnings(
-            {"source": config.source, "target": config.target},
-            config.steps,
-            [pair for pairs in texts.values() for pair in pairs],
-        ):
-            report(f"warning: {warning}")
-        build = Build(folder, jobs, report)
+        warnings: list[str] | None = old.get("warnings")  # missing in older folders
+
+        def warn(lines: list[str]) -> list[str]:
+            for line in lines:
+                report(f"warning: {line}")
+            return lines
+
+        def before() -> None:
+            nonlocal warnings
+            validate()
+            warnings = warn(_warnings(config, texts))
+
+        build = Build(folder, jobs, report, before)
         old_stages = old.get("stages", {})
         for stage in plan(config, texts):
             build.run(stage, inputs, None if force else old_stages.get(stage.name))
         for name in old_stages:
             if name not in build.stages:
                 report(f"{name}: no longer needed, its files are deleted")
-        data = describe(config, inputs, build)
+        if not build.made:
+            warnings = warn(_warnings(config, texts) if warnings is None else warnings)
+        data = {**describe(config, inputs, build), "warnings": warnings}
         if data != old:
             build.finish(data, old_stages)
         return Manifest(folder, data, build.made)
@@ -91,6 +101,13 @@ def _inspect(
             inputs[str(path)] = manifest.inspect(path, known.get(str(path)))
         manifest.check_pairs(pairs, inputs)
     return inputs
+
+
+def _warnings(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[str]:
+    """Return a warning for each language and text that the steps do not support."""
+    languages = {"source": config.source, "target": config.target}
+    pairs = [pair for pairs in texts.values() for pair in pairs]
+    return list(language_warnings.warnings(languages, config.steps, pairs))
 
 
 def _prefixes(config: DataConfig) -> dict[str, list[str]]:

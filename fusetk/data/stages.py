@@ -34,11 +34,19 @@ class Stage(NamedTuple):
 class Build:
     """A build of a prepared folder: paths of the outputs, and a record of each stage."""
 
-    def __init__(self, folder: Path, jobs: int, report: Callable[[str], None]):
+    def __init__(
+        self,
+        folder: Path,
+        jobs: int,
+        report: Callable[[str], None],
+        before: Callable[[], None] = lambda: None,
+    ):
+        """``before`` is called once before the first stage is made."""
         self.folder = folder
         self.aside = folder / BUILDING
         self.jobs = jobs
         self.report = report
+        self.before = before
         # For each stage by name: its key, settings, inputs, needs, outputs and results.
         self.stages: dict[str, dict[str, Any]] = {}
         self.made: list[str] = []  # names of the stages that this build made
@@ -67,6 +75,8 @@ class Build:
         if old and not reasons:
             self.stages[stage.name] = {**old, "inputs": state["inputs"]}
             return
+        if not self.made:
+            self.before()
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())

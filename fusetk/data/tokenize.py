@@ -182,7 +182,6 @@ class Detokenizer:
 
     def __init__(self, language: str, unescape: bool = True):
         self.moses = MosesDetokenizer(lang=language)
-        self.english = MosesDetokenizer(lang="en")
         self.unescape = unescape
 
     def __call__(self, words: str) -> str:
@@ -190,7 +189,7 @@ class Detokenizer:
         try:
             return self.moses.detokenize(tokens, unescape=self.unescape)
         except TypeError:  # a defect in sacremoses' rule for Czech `-li`
-            return self.english.detokenize(tokens, unescape=self.unescape)
+            return MosesDetokenizer(lang="en").detokenize(tokens, unescape=self.unescape)
 
 
 def _sub(rule: tuple[re.Pattern[str], str], text: str) -> str:

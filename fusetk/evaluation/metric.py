@@ -55,6 +55,7 @@ class Metric(ABC):
     # True: tokenises raw text; False: expects tokenised text; None: accepts both kinds of text.
     tokenizes: bool | None = None
     needs_source: ClassVar[bool] = False
+    lower_is_better: ClassVar[bool] = False  # then a copy of a reference has the value 0
     options: ClassVar[Collection[str]] = ()  # its fields of MetricOptions, besides lowercase
 
     @abstractmethod

@@ -225,6 +225,7 @@ class Ter(SacreMetric):
 
     name = "ter"
     case_sensitive = False
+    lower_is_better = True
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from fusetk.plotting.figure import (
     save_picture,
     style_axes,
 )
+from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,8 +43,6 @@ TITLES = {
     "tokens_per_second": "target tokens/s",
     "grad_norm": "gradient norm",
 }
-LOWER_IS_BETTER = ("loss", "smoothed", "ppl")
-HIGHER_IS_BETTER = ("accuracy", "bleu")
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Curve:
         is_finite = np.isfinite(self.value)
         if self.kind != "valid" or not is_finite.any():
             return None
-        if self.what not in LOWER_IS_BETTER + HIGHER_IS_BETTER:
+        if self.what not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
             return None
         sign = 1 if self.what in HIGHER_IS_BETTER else -1
         return int(np.argmax(np.where(is_finite, sign * self.value, -np.inf)))

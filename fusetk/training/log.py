@@ -192,6 +192,13 @@ class Reporter:
         self.log_every = log_every
         self.restart()
 
+    def message(self, text: str) -> None:
+        """Write a message of this process into the log (rank 0) or to standard error."""
+        if self.world.first:
+            self.log.line(text)
+        else:
+            print(f"{self.world}: {text}", file=sys.stderr, flush=True)
+
     def restart(self) -> None:
         """Start a new average, and measure its time from now."""
         self._updates: list[UpdateStats] = []

@@ -1,7 +1,6 @@
 """The training loop: stages of updates, with validations and checkpoints between them."""
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,8 +63,6 @@ class Trainer:
         self.validation = AllValidation(
             validator, model, self.ema, config.precision, self.checkpoints, world
         )
-        splitter = BatchSplitter(corpus, self.sharded, self._notify)
-        self.gradients = GradientComputer(config, model, corpus, world, splitter)
         self.stages = Stages(config, model, width, corpus)
         self.clock = StageClock(world)
 
@@ -78,6 +75,10 @@ class Trainer:
         self.log = log
         self.stop = stop
         self.reporter = Reporter(log, self.world, self.device, self.config.log_every)
+        splitter = BatchSplitter(self.corpus, self.sharded, self.reporter.message)
+        self.gradients = GradientComputer(
+            self.config, self.model, self.corpus, self.world, splitter
+        )
         self.gradient_check = GradientCheck(
             self.config.precision, self.config.max_skipped, self.run, log
         )
@@ -179,10 +180,3 @@ class Trainer:
                 self.log.line(change)
         self.checkpoints.save(self.progress, self.optimizer, results)
         self.reporter.restart()
-
-    def _notify(self, message: str) -> None:
-        """Write a message of this process into the log (rank 0) or to standard error."""
-        if self.world.first:
-            self.log.line(message)
-        else:
-            print(f"{self.world}: {message}", file=sys.stderr, flush=True)

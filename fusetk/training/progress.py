@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fusetk.processes import World
+from fusetk.runs import LOWER_IS_BETTER
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
-from fusetk.training.validation import LOWER_IS_BETTER, ValidationConfig, rank
+from fusetk.training.validation import ValidationConfig, rank
 
 
 @dataclass

@@ -21,10 +21,10 @@ from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
+from fusetk.runs import LOWER_IS_BETTER
 from fusetk.training.step import autocast, batch_loss
 
 Metric = Literal["loss", "ppl", "accuracy", "bleu"]
-LOWER_IS_BETTER = {"loss", "ppl"}
 
 
 class ValidationConfig(Config):

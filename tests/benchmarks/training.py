@@ -1,10 +1,17 @@
 """Measure the training speed of configs.
 
-    python tests/benchmarks/training.py CONFIG [CONFIG ...] [--precision fp32 bf16]
+    python tests/benchmarks/training.py CONFIG [CONFIG ...] [--precision fp32 bf16] [--limit]
 
 The data of each config must be prepared. The configs take turns of a few updates each. The script
 prints the median speed over the turns, in target tokens (EOS counted) a second, and its ratio to
 that of the first config.
+
+With --limit, the script also prints the limit of the speed and the share of it that is reached. The
+limit is the rate of one large matrix product, which is measured in each turn in the same number
+type and with the same threads, over the multiply-adds of a target token. These are the multiply-
+adds of all matrix products of the model on real tokens, without padding: projections, convolutions,
+recurrences, attention scores and contexts, and the output projection. The backward pass counts
+twice the forward pass.
 """
 
 import argparse
@@ -12,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fusetk import system
@@ -20,25 +28,31 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
 from fusetk.machine import device_of
-from fusetk.recipe import load
+from fusetk.models.seq2seq import Seq2Seq
+from fusetk.recipe import Recipe, load
 from fusetk.runs import TEXT
 from fusetk.training import optim
 from fusetk.training.compiling import compile_layers
 from fusetk.training.step import accumulate_gradients, length_multiple, optimizer_step
 
+from products import multiply_adds, product_rates, terms  # isort: skip
 from turns import compare, options  # isort: skip
+
+
+def build(recipe: Recipe, vocabulary: list[int] | None) -> Seq2Seq:
+    """Return a model with random weights; ``vocabulary`` replaces the sizes of the data."""
+    pipeline = Pipeline.load(Path(recipe.data.folder) / TEXT)
+    sizes = vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    return system.build(recipe, *sizes)
 
 
 def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
     """Yield the speed of a few updates, in target tokens a second; the first value is warm-up."""
     recipe = load(path, arguments.overrides)
     device = device_of(arguments.device)
-    data = Path(recipe.data.folder)
     stage = recipe.training.stages[0]
-    corpus = Corpus.open(data, "train")
-    pipeline = Pipeline.load(data / TEXT)
-    sizes = arguments.vocabulary or (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    model = system.build(recipe, *sizes).to(device).train()
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    model = build(recipe, arguments.vocabulary).to(device).train()
     if recipe.training.compile:
         compile_layers(model)
     optimizer = optim.build(stage.optimizer, model.parameters())
@@ -63,10 +77,25 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         epoch += 1
 
 
+def limits(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[float]:
+    """Yield the limit of the speed, in target tokens a second; the first value is warm-up."""
+    recipe = load(path, arguments.overrides)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    source, target = (
+        np.asarray(side.lengths, dtype=np.float64) for side in (corpus.source, corpus.target)
+    )
+    coefficients = multiply_adds(build(recipe, arguments.vocabulary))
+    forward = float((terms(source, target) @ coefficients).sum() / target.sum())
+    for rate in product_rates(device_of(arguments.device), precision):
+        yield rate / (3 * forward)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
-    compare(parser.parse_args(), turns, "target tokens/s")
+    parser.add_argument("--limit", action="store_true", help="print the limit of the speed")
+    arguments = parser.parse_args()
+    compare(arguments, turns, "target tokens/s", limits if arguments.limit else None)
 
 
 if __name__ == "__main__":

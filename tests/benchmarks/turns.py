@@ -5,7 +5,7 @@ Systems take turns, so that changes in the machine's speed affect all of them.
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -32,26 +32,43 @@ def compare(
     arguments: argparse.Namespace,
     turns: Callable[[str, str, argparse.Namespace], Iterator[float]],
     unit: str,
+    limits: Callable[[str, str, argparse.Namespace], Iterator[float]] | None = None,
 ) -> None:
     """Run the turns of each config at each precision and print the medians.
 
-    Ratios are to the first config at the same precision.
+    Ratios are to the first config at the same precision. ``limits`` yields the greatest possible
+    speed of a config, measured in each turn beside the speed.
     """
     names = [
         (config, precision) for precision in arguments.precision for config in arguments.configs
     ]
     systems = {name: turns(*name, arguments) for name in names}
-    for system in systems.values():
-        next(system)
+    bounds = {name: limits(*name, arguments) for name in names} if limits else {}
+    for iterator in (*systems.values(), *bounds.values()):
+        next(iterator)
     speeds: dict[tuple[str, str], list[float]] = {name: [] for name in names}
+    greatest: dict[tuple[str, str], list[float]] = {name: [] for name in bounds}
     for _ in range(arguments.turns):
         for name, system in systems.items():
             speeds[name].append(next(system))
-    for (config, precision), values in speeds.items():
+            if name in bounds:
+                greatest[name].append(next(bounds[name]))
+    for name, values in speeds.items():
+        config, precision = name
         first = speeds[arguments.configs[0], precision]
-        ratio = statistics.median(a / b for a, b in zip(values, first, strict=True))
         span = f"{min(values):,.0f} to {max(values):,.0f}"
         print(
             f"{config} {precision}: median {statistics.median(values):,.0f} {unit} ({span}), "
-            f"{ratio:.3f} times the first"
+            f"{median_ratio(values, first):.3f} times the first"
         )
+        if name in greatest:
+            limit = greatest[name]
+            print(
+                f"    {median_ratio(values, limit):.3f} of the limit of its products, "
+                f"{statistics.median(limit):,.0f} {unit}"
+            )
+
+
+def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of the ratios of two lists of the same turns."""
+    return statistics.median(a / b for a, b in zip(values, others, strict=True))

@@ -149,25 +149,31 @@ def test_json() -> None:
 
 
 def test_runs_are_translated_as_decode_does(tmp_path: Path) -> None:
-    one, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    first_run, second_run = (
+        make_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2))
+    )
     lines = ["Ein Hund läuft.", "", "Hund"]
     write("src", lines)
     translated = {}
-    for name, folder in (("one", one), ("other", other)):
+    for name, folder in (("one", first_run), ("other", second_run)):
         result = CliRunner().invoke(main, ["decode", "-m", str(folder), "-i", "src", "-q"])
         translated[name] = result.stdout.split("\n")[:-1]
     assert translated["one"] != translated["other"]
-    assert run(one, other, "-i", "src", "--all", "-d", "cpu", "-o", "c.json").exit_code == 0
+    assert (
+        run(first_run, second_run, "-i", "src", "--all", "-d", "cpu", "-o", "c.json").exit_code == 0
+    )
     document = json.loads(Path("c.json").read_text(encoding="utf-8"))
     for side, name in (("first", "one"), ("second", "other")):
         assert document[side] == f"{name}, update-0000001"
         assert [case[side] for case in document["sentences"]] == translated[name]
     write("a", translated["one"])
-    assert blocks("a", one / "checkpoints" / "best", "-i", "src")[-1] == [
+    assert blocks("a", first_run / "checkpoints" / "best", "-i", "src")[-1] == [
         "sentences: 3, translations that differ: 0, the same: 3"
     ]
-    piped = run(one, other, "-i", "-", "--all", stdin="".join(line + "\n" for line in lines))
-    assert piped.stdout == run(one, other, "-i", "src", "--all").stdout
+    piped = run(
+        first_run, second_run, "-i", "-", "--all", stdin="".join(line + "\n" for line in lines)
+    )
+    assert piped.stdout == run(first_run, second_run, "-i", "src", "--all").stdout
 
 
 def test_on_a_terminal_words_are_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.decoding import translate
 from fusetk.runs import TEXT
 from tests.cli.test_decode import decode, make_run, output
+from tests.helpers.forks import Forks
 
 # Each is one line: only a line feed ends a line.
 ODD = [
@@ -124,11 +123,11 @@ def test_invalid_options(trained, options, reason):
 
 
 def test_a_full_disk(trained, tmp_path):
-    command = [sys.executable, "-m", "fusetk", "decode", "-m", str(trained), "--threads", "1", "-q"]
-    with open("/dev/full", "wb") as full:
-        ran = subprocess.run(command, input=b"hund\n", stdout=full, stderr=subprocess.PIPE)
-    assert ran.returncode == 2 and ran.stderr.count(b"\n") == 1
-    assert b"fusetk: standard output cannot be written: No space left on device" in ran.stderr
+    (tmp_path / "in").write_text("hund\n")
+    to_full_disk = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+    process = Forks(["decode", "-m", trained, "-i", tmp_path / "in", "-q"], code=to_full_disk)
+    assert process.wait() == [2] and process.output().count("\n") == 1
+    assert "fusetk: standard output cannot be written: No space left on device" in process.output()
     for name in ("full", "full.gz"):
         (tmp_path / name).symlink_to("/dev/full")
         assert (

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from fusetk.cli.sections import Sections
 from tests.cli.test_decode import WORDS, decode, make_run, output
+from tests.helpers.forks import Forks
 
 FORMS = {"text": [], "n-best": ["--n-best", "2"], "json": ["--json"]}
 
@@ -165,27 +164,12 @@ def test_a_kill_loses_nothing(trained, tmp_path):
     source.write_text("\n".join(lines), encoding="utf-8")
     options = ["-b", "1", "--chunk", "60", "--threads", "1", "--quiet"]
     whole = written(trained, source, tmp_path / "whole", *options)
-    command = [
-        sys.executable,
-        "-m",
-        "fusetk",
-        "decode",
-        "-m",
-        trained,
-        "-i",
-        source,
-        "-o",
-        out,
-        *options,
-    ]
-    with subprocess.Popen(
-        list(map(str, command)), env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
-        end = time.monotonic() + 60
-        while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+    process = Forks(["decode", "-m", trained, "-i", source, "-o", out, *options])
+    end = time.monotonic() + 60
+    while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == [-signal.SIGKILL]
     left = out.read_bytes()
     assert left and whole.encode().startswith(left) and len(left) < len(whole)
     assert written(trained, source, out, *options, "--resume") == whole

@@ -34,17 +34,17 @@ def test_usage_and_errors():
 
 @pytest.mark.slow
 def test_every_mode_has_a_line(tmp_path):
-    one, other = (tmp_path / name for name in ("one", "other"))
-    for folder, seed in ((one, 1), (other, 2)):
+    first_run, second_run = (tmp_path / name for name in ("one", "other"))
+    for folder, seed in ((first_run, 1), (second_run, 2)):
         folder.mkdir()
         make_run(folder, seed=seed)
     (tmp_path / "source").write_text(
         "ein hund läuft .\nhund\nein hund bellt und läuft , und bellt .\n" * 3
     )
     (tmp_path / "reference").write_text("ein hund .\nbellt\nhund bellt , und läuft .\n" * 3)
-    texts = [one, tmp_path / "source", tmp_path / "reference"]
+    texts = [first_run, tmp_path / "source", tmp_path / "reference"]
     process = call(
-        *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
+        *texts, "--other", second_run, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
     )
     assert process.returncode == 0, process.stderr
     head, *rows, parts = (tmp_path / "out" / "table.txt").read_text().splitlines()
@@ -53,7 +53,7 @@ def test_every_mode_has_a_line(tmp_path):
         row.split()[-1] == "sentences/s" and float(row.split()[-3]) >= 0 for row in rows
     )
     again = call(
-        *texts, "--other", other, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
+        *texts, "--other", second_run, "--tokenized", "--out", tmp_path / "out", "--device", "cpu"
     )
     assert again.returncode == 0 and "==" not in again.stdout, (
         "existing translations are not repeated"

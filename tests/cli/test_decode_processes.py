@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
+import fusetk
 from fusetk.cli.main import main
 from fusetk.decoding import translate
 from tests.cli.test_decode import WORDS, make_run
+from tests.helpers.forks import Forks
 
 TEXT = ["--chunk", "10"]  # twenty lines for two processes
 SAMPLES = ["--n-best", "2", "--sample", "--seed", "5", "--batch-tokens", "1"]
@@ -53,13 +55,11 @@ def ended(trained: Path, tmp_path_factory) -> dict[str, list[EndedProcess]]:
     (folder / "half").write_text(
         "".join(f"{line}\n" for line in alone(trained, *CALLS["text"]).split("\n")[:30]) + "ha"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, "-m", "tests.cli.test_decode_processes", trained, folder],
-        check=True,
-        timeout=200,
-        env=environment,
+    program = (
+        "from tests.cli.test_decode_processes import fork_calls\n"
+        f"fork_calls({str(trained)!r}, {str(folder)!r})"
     )
+    Forks([], code=program).succeed(seconds=200)
     return {
         name: [EndedProcess(*one) for one in json.loads((folder / f"{name}.json").read_text())]
         for name in CALLS
@@ -154,12 +154,12 @@ def _fork(trained: str, folder: Path, name: str) -> list[EndedProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options, given = CALLS[name]
+    options, stdin = CALLS[name]
     output = folder / f"{name}.out"
     if name == "resumed":
         (folder / "half").rename(output)
         options = [*options, str(output)]
-    (folder / "given").write_bytes(given)
+    (folder / "given").write_bytes(stdin)
     settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     pids = []
     for rank in (0, 1):
@@ -203,14 +203,9 @@ def _fail(*given: object) -> None:
     raise RuntimeError("this one is broken")
 
 
-if __name__ == "__main__":
-    import torch
-
-    import fusetk
-
-    torch.set_num_threads(1)
-    fusetk.load(sys.argv[1]).translate(["hund"])  # slow initialisation happens before the forks
+def fork_calls(trained: str, folder: str) -> None:
+    """Run all calls in forks of this process, and write their results as JSON files."""
+    fusetk.load(trained).translate(["hund"])  # slow initialisation happens before the forks
     for name in CALLS:
-        (Path(sys.argv[2]) / f"{name}.json").write_text(
-            json.dumps(_fork(sys.argv[1], Path(sys.argv[2]), name))
-        )
+        results = _fork(trained, Path(folder), name)
+        (Path(folder) / f"{name}.json").write_text(json.dumps(results))

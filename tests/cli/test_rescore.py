@@ -277,7 +277,7 @@ def test_tokens_of_the_search_have_its_scores(trained, other, tmp_path):
 
 
 def test_an_ensemble(trained, other, files):
-    one, two, both, mean = (
+    first, second, both, mean = (
         [float(line) for line in lines(*options, *files, "--no-end-mark") if line]
         for options in (
             ["-m", trained],
@@ -286,7 +286,9 @@ def test_an_ensemble(trained, other, files):
             ["-m", trained, "-m", other, "--ensemble", "log"],
         )
     )
-    assert mean == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)], abs=1e-5)
+    assert mean == pytest.approx(
+        [(a + b) / 2 for a, b in zip(first, second, strict=True)], abs=1e-5
+    )
     assert both != pytest.approx(mean, abs=1e-3)
 
 

@@ -96,17 +96,17 @@ def test_errors_name_where(tmp_path: Path) -> None:
 
 
 def test_no_output_is_begun_before_the_input_is_seen(tmp_path: Path) -> None:
-    text, kept = tmp_path / "text", tmp_path / "kept"
-    for path in (text, kept):
+    text, output = tmp_path / "text", tmp_path / "kept"
+    for path in (text, output):
         path.write_text("a b\n")
     for arguments in (
         ["tokenize", "-i", text, "-o", text],
-        ["tokenize", "-i", tmp_path / "typo", "-o", kept],
+        ["tokenize", "-i", tmp_path / "typo", "-o", output],
         ["learn-bpe", "-i", text, "-o", text],
         ["filter", text, tmp_path / "typo", "-o", tmp_path / "out"],
     ):
         assert call(*arguments).exit_code == 2, arguments
-    assert text.read_text() == kept.read_text() == "a b\n"
+    assert text.read_text() == output.read_text() == "a b\n"
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:

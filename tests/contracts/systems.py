@@ -5,7 +5,7 @@ A new registered class is tested without a change here, unless it has options wi
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,31 +15,52 @@ from fusetk.models.stack import ATTENDS, CONNECTIONS
 
 SOURCE_SIZE, TARGET_SIZE = 11, 9
 
-# Options that a backbone needs to be built.
-SIZES: dict[str, dict[str, Any]] = {
-    "transformer": {
-        "width": 16,
-        "heads": 2,
-        "ffn": 24,
-        "encoder": {"layers": 2},
-        "decoder": {"layers": 2},
-    },
-    "coordinated": {"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}},
-    "conv": {
-        "width": 10,
-        "encoder": {"layers": 2, "widths": [8, 12]},
-        "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]},
-    },
-    "recurrent": {
-        "width": 16,
-        "heads": 2,
-        "init": 0.3,
-        "embedding_dropout": 0.1,
-        "output_dropout": 0.1,
-        "encoder": {"depth": 1},
-        "query": {"depth": 1},
-        "decoder": {"depth": 1},
-    },
+
+class Backbone(NamedTuple):
+    """The properties of a backbone that determine its systems."""
+
+    sizes: dict[str, Any]  # options that it needs to be built
+    connects: bool = True  # its stacks have connections
+    attends_in_each_layer: bool = True  # otherwise its decoder has one attention
+    test_encoder_fuses: bool = False  # test each fusion in the encoder, too
+    test_variants: bool = False  # test the variants of connections and fusions, too
+
+
+BACKBONES = {
+    "transformer": Backbone(
+        {
+            "width": 16,
+            "heads": 2,
+            "ffn": 24,
+            "encoder": {"layers": 2},
+            "decoder": {"layers": 2},
+        },
+        test_encoder_fuses=True,
+        test_variants=True,
+    ),
+    "coordinated": Backbone({"width": 16, "heads": 2, "ffn": 24, "stack": {"layers": 2}}),
+    "conv": Backbone(
+        {
+            "width": 10,
+            "encoder": {"layers": 2, "widths": [8, 12]},
+            "decoder": {"layers": 2, "widths": 8, "kernels": [3, 2]},
+        }
+    ),
+    "recurrent": Backbone(
+        {
+            "width": 16,
+            "heads": 2,
+            "init": 0.3,
+            "embedding_dropout": 0.1,
+            "output_dropout": 0.1,
+            "encoder": {"depth": 1},
+            "query": {"depth": 1},
+            "decoder": {"depth": 1},
+        },
+        connects=False,
+        attends_in_each_layer=False,
+        test_encoder_fuses=True,
+    ),
 }
 
 # Options that a fusion needs to fit these sizes, and the variants that compute something else.
@@ -225,7 +246,7 @@ def variants(kind: str, table: dict[str, list[dict[str, Any]]]) -> list[dict[str
 
 def sides(kind: str) -> list[str]:
     """The keys of a backbone's stacks, the source's first."""
-    return [key for key in ("encoder", "decoder", "stack") if key in SIZES[kind]]
+    return [key for key in ("encoder", "decoder", "stack") if key in BACKBONES[kind].sizes]
 
 
 def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2Seq:
@@ -233,7 +254,7 @@ def build(kind: str, seed: int = 7, scale: float = 3.0, **options: Any) -> Seq2S
 
     Large weights make an error in a cache or in the order of rows visible in the output.
     """
-    sizes = SIZES[kind]
+    sizes = BACKBONES[kind].sizes
     merged = {**sizes, **options, "kind": kind}
     for side in sides(kind):
         merged[side] = {**sizes[side], **options.get(side, {})}
@@ -266,20 +287,21 @@ def _name(option: dict[str, Any]) -> str:
 def _sites(kind: str) -> dict[str, Builder]:
     """Each connection and fusion at each side of a backbone.
 
-    Variants of a kind are tested in the decoder of the Transformer only.
+    Variants of a kind are tested in the decoder only.
     """
+    backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     *source_sides, target_side = sides(kind)
     tables = {"connect": (CONNECTIONS, CONNECTS), "fuse": (FUSIONS, FUSES)}
-    if kind == "recurrent":  # it has no connections
+    if not backbone.connects:
         del tables["connect"]
     for site, (registered, options) in tables.items():
-        both_sides = site == "connect" or kind in ("transformer", "recurrent")
+        both_sides = site == "connect" or backbone.test_encoder_fuses
         for name in registered:
             if name == DEFAULTS[site] or name in tested_kinds(site) - set(options):
                 continue
             first, *others = variants(name, options)
-            tested = [first, *others] if kind == "transformer" else [first]
+            tested = [first, *others] if backbone.test_variants else [first]
             for option in tested:
                 label = f"{kind}, {target_side} {site} {_name(option)}"
                 systems[label] = partial(build, kind, **{target_side: {site: option}})
@@ -291,17 +313,18 @@ def _sites(kind: str) -> dict[str, Builder]:
 
 def _attentions(kind: str) -> dict[str, Builder]:
     """Each attention to encoder layers, between residual and between dense stacks."""
+    backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
         if attend in tested_kinds("attend") - {"dense-sum"}:
             continue
-        if kind == "recurrent" and attend == "layerwise":  # it has one attention only
+        if attend == "layerwise" and not backbone.attends_in_each_layer:
             continue
         if attend != DEFAULTS["attend"]:
             systems[f"{kind}, attend {attend}"] = partial(build, kind, decoder={"attend": attend})
-        if kind == "recurrent":
+        if not backbone.connects:
             continue
         connect = {
             "kind": "dense",

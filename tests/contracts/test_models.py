@@ -10,10 +10,10 @@ from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.residual import RESIDUALS
 from fusetk.training.step import UpdateStats, accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import (
+    BACKBONES,
     DEFAULTS,
     NO_GRADIENT,
     SEARCHED,
-    SIZES,
     SYSTEMS,
     sides,
     tested_kinds,
@@ -40,7 +40,7 @@ def update(
 
 
 def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
-    assert set(SIZES) == set(MODELS)
+    assert set(BACKBONES) == set(MODELS)
     assert sorted(name.partition(",")[0] for name in SEARCHED) == sorted([*MODELS, *MODELS])
 
 
@@ -52,7 +52,7 @@ def test_every_residual_connection_has_a_system() -> None:
 def test_defaults_are_the_wiring_without_options(kind: str) -> None:
     validate = MODELS[kind].Config.model_validate
     for side in sides(kind):
-        config = getattr(validate({**SIZES[kind], "kind": kind}), side)
+        config = getattr(validate({**BACKBONES[kind].sizes, "kind": kind}), side)
         for site, default in DEFAULTS.items():
             if hasattr(config, site):
                 assert getattr(config, site).kind == default

@@ -4,6 +4,7 @@ import io
 import os
 import random
 from collections import Counter
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def test_learned_as_subword_nmt_does(min_frequency: int, capfd: pytest.CaptureFi
     capfd.readouterr()
     assert bpe.learn(counts_of(lines), 150, min_frequency) == out.getvalue().splitlines()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("letters", ["a", "ab", "abc", "</w>a", "\\a.b", "ab\u00a0", "ä😀\u2028x"])
+@pytest.mark.parametrize("seed", range(6))
+def test_learned_with_runs_ties_and_spaces(seed: int, letters: str) -> None:
+    """Counts of subword-nmt differ from exact ones in such words, and after pruning."""
+    choose = random.Random(seed)
+    words = {
+        "".join(choose.choices(letters, k=choose.randrange(2, 20))): choose.choice([1, 2, 90])
+        for _ in range(choose.choice([5, 300]))
+    }
+    out = io.StringIO()
+    with redirect_stderr(io.StringIO()):
+        learn_bpe.learn_bpe([f"{word} {n}" for word, n in words.items()], out, 250, is_dict=True)
+    assert bpe.learn(words, 250) == out.getvalue().split("\n")[:-1]
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 30])

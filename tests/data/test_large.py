@@ -129,8 +129,8 @@ def test_memory_of_an_order_is_a_few_numbers_a_pair(monkeypatch: pytest.MonkeyPa
     tracemalloc.start()
     try:
         epoch = batches(source, target, BatchConfig(size=4096), 1, 0)
-        kept, most = tracemalloc.get_traced_memory()
+        held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(epoch) > 6000
-    assert kept < 5e6 and most < 20e6
+    assert held < 5e6 and peak < 20e6

@@ -303,7 +303,7 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "made"),
+    ("change", "said", "stages"),
     [
         (
             {"vocabulary": {"size": 40}},
@@ -338,12 +338,12 @@ def test_again_with_nothing_changed(folder: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_again_with_a_changed_setting(
-    folder: Path, change: dict[str, Any], said: str, made: list[str]
+    folder: Path, change: dict[str, Any], said: str, stages: list[str]
 ) -> None:
     prepare(config(folder))
     manifest, report = again(config(folder, **change))
     assert any(line.startswith(said) for line in report), report
-    assert manifest.made == made
+    assert manifest.made == stages
     fresh = prepare(config(folder, folder=str(folder / "fresh"), **change))
     assert contents(folder / "out") == contents(folder / "fresh")
     assert manifest.data["fingerprint"] == fresh.data["fingerprint"]

@@ -1,10 +1,8 @@
 """Several training corpora: numbers of pairs, and sampling weights."""
 
 import json
-import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from fusetk.data.prepare import prepare
 from fusetk.data.sampler import BatchConfig, batches
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
+from tests.helpers import forks
 
 PREFIXES = ["/texts/raw/news", "/texts/raw/web", "/texts/old/news", "/texts/raw/subtitles"]
 PARTS = [CorpusPart(prefix, pairs) for prefix, pairs in zip(PREFIXES, (10, 20, 30, 0), strict=True)]
@@ -266,11 +265,11 @@ def test_two_prefixes_are_one_text(toy: Path, two: list[str], tmp_path: Path) ->
         "cpu",
         quiet=True,
     )
-    one, other = (
+    first, second = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / runs.MODEL
         for name in ("one", "two")
     )
-    assert one.read_bytes() == other.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_later_stage_fine_tunes_on_one_corpus(toy: Path, two: list[str], tmp_path: Path) -> None:
@@ -296,12 +295,12 @@ def test_weighted_runs_resume_to_the_bit(toy: Path, two: list[str], tmp_path: Pa
     resumed = [
         pairs for part in parts for pairs in seen(load(toy, [*overrides, part]), tmp_path / "parts")
     ]
-    assert all(np.array_equal(one, other) for one, other in zip(whole, resumed, strict=True))
-    one, other = (
+    assert all(np.array_equal(first, second) for first, second in zip(whole, resumed, strict=True))
+    first, second = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(17) / runs.MODEL
         for name in ("whole", "parts")
     )
-    assert one.read_bytes() == other.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
     with pytest.raises(ConfigError, match=r"another config.*weights\.first: 0\.3 -> 0\.4"):
         train_module.train(
             load(toy, [*overrides, parts[-1], "training.stages.0.weights.first=0.4"]),
@@ -315,39 +314,15 @@ def test_weighted_runs_of_two_processes_are_one(toy: Path, two: list[str], tmp_p
     overrides = [*two, "training.stages.0.weights={first: 0.3, second: 1.7}", "model.dropout=0"]
     overrides += ["training.stages.0.optimizer={kind: nag, momentum: 0.9}"]
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        "-m",
-        "fusetk",
-        "train",
-        str(toy),
-    ]
-    command += [
-        "-r",
-        str(tmp_path / "many"),
-        "--device",
-        "cpu",
-        *(item for override in overrides for item in ("--set", override)),
-    ]
-    subprocess.run(
-        command,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=120,
-    )
-    one, other = (
+    forks.train(toy, tmp_path / "many", overrides, 2).succeed()
+    single, several = (
         weights_module.read_tensors(
             tmp_path / name / "checkpoints" / runs.checkpoint_name(8), runs.MODEL
         )
         for name in ("one", "many")
     )
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-6)
+    for name, tensor in single.items():
+        torch.testing.assert_close(several[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(

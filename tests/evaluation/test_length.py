@@ -79,12 +79,12 @@ def test_a_range_above_a_bound_joins_the_bins_above_it() -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_range_above_zero_is_the_complete_text(metric: str) -> None:
     hypotheses, streams, _ = corpus(3)
-    [made] = make_metrics(streams, [metric], MetricOptions())
+    [built] = make_metrics(streams, [metric], MetricOptions())
     [whole] = score_groups(
-        made, hypotheses, group_by_range(ranges_above([0]), count_words(streams[0]))
+        built, hypotheses, group_by_range(ranges_above([0]), count_words(streams[0]))
     )
     [same] = score_groups(
-        made, hypotheses, group_by_range(length_bins([0]), count_words(streams[0]))
+        built, hypotheses, group_by_range(length_bins([0]), count_words(streams[0]))
     )
     assert [whole] == [same] == score(hypotheses, streams, [metric])
 

@@ -151,14 +151,14 @@ def test_a_metric_without_sacrebleu(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_randomisation_counts_what_all_exchanges_would() -> None:
-    one, reference = corpus(5, sentences=9)
+    first_system, reference = corpus(5, sentences=9)
     draw = random.Random(6)
-    other = [
+    second_system = [
         " ".join(draw.choice(WORDS) if draw.random() < 0.25 else word for word in line.split())
         for line in reference
     ]
     [metric] = make_metrics([reference], ["chrf"], MetricOptions())
-    a, b = metric.statistics(one), metric.statistics(other)
+    a, b = metric.statistics(first_system), metric.statistics(second_system)
 
     def difference(swapped: tuple[bool, ...]) -> float:
         sides = (
@@ -170,7 +170,7 @@ def test_randomisation_counts_what_all_exchanges_would() -> None:
 
     real = difference((False,) * 9)
     greater = [difference(swapped) > real + 1e-9 for swapped in product((False, True), repeat=9)]
-    [_, result] = outcome(metric, "randomization", one, other, samples=4000)
+    [_, result] = outcome(metric, "randomization", first_system, second_system, samples=4000)
     assert 0.02 < sum(greater) / len(greater) < 0.98
     assert result.p == pytest.approx(sum(greater) / len(greater), abs=0.04)
 
@@ -185,8 +185,8 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_that_differ_are_counted_as_the_metric_sees_them() -> None:
-    one, reference = corpus(9)
-    other = [one[0].upper(), "x", *one[2:]]
+    first_system, reference = corpus(9)
+    second_system = [first_system[0].upper(), "x", *first_system[2:]]
     for name, lines in (("multi-bleu-lc", 1), ("multi-bleu", 2)):
         [metric] = make_metrics([reference], [name], MetricOptions())
-        assert outcome(metric, "bootstrap", one, other)[1].differ == lines
+        assert outcome(metric, "bootstrap", first_system, second_system)[1].differ == lines

@@ -39,17 +39,19 @@ def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
     torch.testing.assert_close(features[real].double(), expected[real], rtol=1e-4, atol=1e-5)
     (features * weight).sum().backward()
     (expected * weight).sum().backward()
-    for (parameter, ours), theirs in zip(
+    for (parameter, ours), reference in zip(
         model.named_parameters(), in_double.parameters(), strict=True
     ):
-        if theirs.grad is None or ours.grad is None:
-            assert parameter.startswith("output.") and theirs.grad is ours.grad is None, parameter
+        if reference.grad is None or ours.grad is None:
+            assert parameter.startswith("output.") and reference.grad is ours.grad is None, (
+                parameter
+            )
         else:
             torch.testing.assert_close(
                 ours.grad.double(),
-                theirs.grad,
+                reference.grad,
                 rtol=1e-3,
-                atol=1e-4 * float(theirs.grad.abs().max()),
+                atol=1e-4 * float(reference.grad.abs().max()),
                 msg=parameter,
             )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import finished, launch
 from test_sharding import close
 
 from fusetk import train as train_module
@@ -17,6 +16,7 @@ from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, TRAINING
 from fusetk.training.compiling import compile_layers
 from tests.contracts.systems import SYSTEMS
+from tests.helpers.forks import train
 
 PLAIN = [
     "model.dropout=0",
@@ -107,7 +107,7 @@ def test_training_compiled_is_training(toy: Path, tmp_path: Path) -> None:
     train_module.train(load(toy, [*overrides, *both]), tmp_path / "compiled", "cpu", quiet=True)
     assert ", layers compiled" in (tmp_path / "compiled" / "log.txt").read_text()
     close(tmp_path / "compiled", tmp_path / "plain", 8, MODEL, TRAINING, EMA)
-    finished(launch(2, toy, tmp_path / "split", [*overrides, begun, *both]), seconds=500)
+    train(toy, tmp_path / "split", [*overrides, begun, *both], 2).succeed(seconds=500)
     train_module.train(load(toy, overrides), tmp_path / "split", "cpu", quiet=True)
     for update in (3, 8):
         close(tmp_path / "split", tmp_path / "plain", update, MODEL, TRAINING, EMA)

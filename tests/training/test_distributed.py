@@ -8,11 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,10 +19,9 @@ from fusetk import processes as process_module
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
-from fusetk.processes import World
 from fusetk.recipe import load
-from fusetk.training.parallel import local_batches
 from fusetk.weights import read_state
+from tests.helpers.forks import train
 
 # Adam would enlarge the rounding error of zero gradients, such as those of the keys' biases.
 PLAIN = [
@@ -34,12 +31,12 @@ PLAIN = [
 ]
 
 
-def launch(
-    processes: int, config: Path, run: Path, overrides: list[str], *options: str, code: str = ""
+def torchrun(
+    config: Path, run: Path, overrides: list[str], *options: str, code: str = ""
 ) -> subprocess.Popen[str]:
-    """Start ``fusetk train`` in several processes. Each process first runs ``code``."""
-    given = [item for override in overrides for item in ("--set", override)]
-    command = ["train", str(config), "-r", str(run), "--device", "cpu", *given]
+    """Start ``fusetk train`` by torchrun. Each process first runs ``code``."""
+    words = [item for override in overrides for item in ("--set", override)]
+    command = ["train", str(config), "-r", str(run), "--device", "cpu", *words]
     program = ["-m", "fusetk", *command]
     if code:
         file = run.parent / "program.py"
@@ -48,23 +45,22 @@ def launch(
             encoding="utf-8",
         )
         program = [str(file)]
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={processes}",
-        *(options or ("--standalone",)),
-        *program,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [sys.executable, "-m", "torch.distributed.run", *options, *program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def finished(process: subprocess.Popen[str], code: int = 0, seconds: float = 120) -> str:
-    said, _ = process.communicate(timeout=seconds)
-    assert process.returncode == code, said
+def output(launcher: subprocess.Popen[str], seconds: float = 300) -> str:
+    """Wait for the end of a launcher, and return the output of its processes."""
+    try:
+        said, _ = launcher.communicate(timeout=seconds)
+    finally:
+        launcher.terminate()  # it ends its processes
+    assert launcher.returncode == 0, said
     return said
 
 
@@ -89,7 +85,7 @@ def test_several_processes_are_one(
 ) -> None:
     """Batches and results do not depend on the number of processes."""
     overrides = [*PLAIN, f"training.stages.0.batch.accumulate={accumulate}"]
-    said = finished(launch(processes, toy, tmp_path / "many", overrides))
+    said = train(toy, tmp_path / "many", overrides, processes).succeed()
     assert f"{processes} processes" in said and said.count("done: 8 updates") == 1
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     actual, expected = weights(tmp_path / "many", 8), weights(tmp_path / "one", 8)
@@ -106,10 +102,10 @@ def test_several_processes_are_one(
 
 def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
     """With dropout, in the middle of an epoch."""
-    finished(launch(2, toy, tmp_path / "whole", ["training.save_every=3"]))
+    train(toy, tmp_path / "whole", ["training.save_every=3"], 2).succeed()
     first = ["training.save_every=3", "training.stages.0.end.updates=3"]
-    finished(launch(2, toy, tmp_path / "parts", first))
-    said = finished(launch(2, toy, tmp_path / "parts", ["training.save_every=3"]))
+    train(toy, tmp_path / "parts", first, 2).succeed()
+    said = train(toy, tmp_path / "parts", ["training.save_every=3"], 2).succeed()
     assert "resumed after update 3" in said
     uninterrupted, resumed = (
         tmp_path / name / "checkpoints" / runs.checkpoint_name(8) for name in ("whole", "parts")
@@ -119,21 +115,16 @@ def test_two_processes_resume_to_the_bit(toy: Path, tmp_path: Path) -> None:
 
 
 def test_a_signal_to_one_process_saves_and_ends_all(toy: Path, tmp_path: Path) -> None:
-    run, pids = tmp_path / "run", tmp_path / "pids"
-    pids.mkdir()
-    note = f"open({str(pids)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
-    process = launch(2, toy, run, ["training.stages.0.end.updates=100000"], code=note)
-    try:
-        _until(lambda: (run / "checkpoints" / "last").exists())
-        os.kill(int((pids / "1").read_text()), signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert "received: saved after update" in said and "exitcode  : 75" in said
+    run = tmp_path / "run"
+    processes = train(toy, run, ["training.stages.0.end.updates=100000"], 2)
+    processes.wait_for("valid ")
+    processes.send_signal(signal.SIGTERM, rank=1)
+    assert processes.wait(60) == [75, 75]
+    assert "received: saved after update" in processes.output()
     last = (run / "checkpoints" / "last").resolve()
     assert read_state(last)["interrupted"]
     update = int(last.name.removeprefix("update-"))
-    finished(launch(2, toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"]))
+    train(toy, tmp_path / "whole", [f"training.stages.0.end.updates={update}"], 2).succeed()
     assert all(
         torch.equal(tensor, weights(tmp_path / "whole", update)[name])
         for name, tensor in weights(run, update).items()
@@ -149,12 +140,8 @@ def test_a_process_that_fails_is_named_and_ends_all(toy: Path, tmp_path: Path) -
         "        raise RuntimeError('the third is enough')\n"
         "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
-    begun = time.monotonic()
-    said = finished(
-        launch(2, toy, tmp_path / "run", ["training.stages.0.end.updates=100000"], code=fail),
-        code=1,
-    )
-    assert time.monotonic() - begun < 60
+    endless = ["training.stages.0.end.updates=100000"]
+    said = train(toy, tmp_path / "run", endless, 2, fail).fail(seconds=60)
     assert "process 1 of 2 on" in said and "the third is enough" in said
 
 
@@ -171,12 +158,12 @@ def test_a_failed_validation_loses_no_update(toy: Path, tmp_path: Path, failure:
         "    return plain(*arguments)\n"
         "Validator.validate_part = part\n"
     )
-    said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
+    said = train(toy, tmp_path / "run", [], 2, fail).fail()
     assert "the metric is broken" in said or "os._exit" in failure
     [saved] = runs.checkpoints(tmp_path / "run")
     assert saved.name == runs.checkpoint_name(4) and read_state(saved)["interrupted"]
-    finished(launch(2, toy, tmp_path / "run", []))
-    finished(launch(2, toy, tmp_path / "whole", []))
+    train(toy, tmp_path / "run", [], 2).succeed()
+    train(toy, tmp_path / "whole", [], 2).succeed()
     assert all(
         torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
         for name, tensor in weights(tmp_path / "run", 8).items()
@@ -188,7 +175,7 @@ def test_a_write_error_of_rank_0_ends_all_with_the_reason(toy: Path, tmp_path: P
         "from fusetk.errors import CheckpointError\nfrom fusetk.training import checkpoint\n"
         "def save(*arguments): raise CheckpointError('the disk is full')\ncheckpoint.save = save\n"
     )
-    said = finished(launch(2, toy, tmp_path / "run", [], code=fail), code=1)
+    said = train(toy, tmp_path / "run", [], 2, fail).fail()
     assert said.count("the disk is full") == 2 and all(
         f"fusetk: process {rank} of 2 on " in said for rank in (0, 1)
     )
@@ -215,10 +202,10 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meet = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=7"]
-    hosts = [launch(1, toy, tmp_path / "hosts", PLAIN, *meet) for _ in range(2)]
-    said = [finished(host) for host in hosts]
+    hosts = [torchrun(toy, tmp_path / "hosts", PLAIN, *meet) for _ in range(2)]
+    said = [output(host) for host in hosts]
     assert sum("done: 8 updates" in text for text in said) == 1
-    finished(launch(2, toy, tmp_path / "one", PLAIN))
+    train(toy, tmp_path / "one", PLAIN, 2).succeed()
     actual, expected = weights(tmp_path / "hosts", 8), weights(tmp_path / "one", 8)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
@@ -233,31 +220,11 @@ def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
         "        raise RuntimeError('once')\n"
         "    return plain(*arguments, **named)\nloop.optimizer_step = apply\n"
     )
-    said = finished(
-        launch(2, toy, tmp_path / "run", [], "--standalone", "--max-restarts=1", code=fail)
-    )
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    said = output(torchrun(toy, tmp_path / "run", [], *options, code=fail))
     assert "once" in said and "resumed after update 4" in said and "done: 8 updates" in said
-    finished(launch(2, toy, tmp_path / "whole", []))
+    train(toy, tmp_path / "whole", [], 2).succeed()
     assert all(
         torch.equal(tensor, weights(tmp_path / "whole", 8)[name])
         for name, tensor in weights(tmp_path / "run", 8).items()
     )
-
-
-def test_parts_of_a_batch() -> None:
-    """Each pair is in one part, and all processes have the same number of batches."""
-    batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
-    for size in (1, 2, 3, 4):
-        shares = [local_batches(World(rank, size), batches) for rank in range(size)]
-        assert len({len(share) for share in shares}) == 1
-        together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
-        assert together.tolist() == list(range(11))
-    assert [pairs.tolist() for pairs in local_batches(World(1, 3), batches)] == [[7, 8, 9]]
-
-
-def _until(condition, seconds: float = 60) -> None:
-    for _ in range(int(seconds * 10)):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"the condition is not true after {seconds} seconds")

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors import SafetensorError
-from test_distributed import launch
 
 from fusetk import resume, runs
 from fusetk import train as train_module
@@ -33,6 +31,7 @@ from fusetk.runs import EMA, MODEL, STATE, TRAINING
 from fusetk.training import checkpoint, log, loop
 from fusetk.training.validation import Validator
 from fusetk.weights import read_state
+from tests.helpers import forks
 
 GIVEN = [
     "training.ema=0.9",
@@ -429,41 +428,18 @@ def file_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def command(config: Path, run: Path, *overrides: str) -> list[str]:
-    options = [word for override in overrides for word in ("--set", override)]
-    return [
-        sys.executable,
-        "-m",
-        "fusetk",
-        "train",
-        str(config),
-        "--run",
-        str(run),
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--quiet",
-        *options,
-    ]
-
-
 def test_files_that_may_not_become_large(toy: Path, trained: Path, tmp_path: Path) -> None:
     run, fewer = tmp_path / "run", "training.stages.0.end.updates=4"
     assert train(toy, run, *GIVEN, fewer).exit_code == 0
     size = (folder_of(run, 4) / MODEL).stat().st_size
-    limited = [
-        "bash",
-        "-c",
-        f'ulimit -f {size // 1024 - 8}; exec "$@"',
-        "bash",
-        *command(toy, run, *GIVEN),
-    ]
-    ran = subprocess.run(limited, capture_output=True, text=True)
-    assert ran.returncode == DiskFull.exit_code == 74 and "Traceback" not in ran.stderr
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 8192},) * 2)"
+    limited = forks.train(toy, run, GIVEN, code=limit)
+    assert limited.wait() == [DiskFull.exit_code] == [74]
+    said = limited.output()
+    assert "Traceback" not in said
     assert (
-        "a file exceeds the size limit, the largest has " in ran.stderr
-        and " MB; update-0000004 is complete; raise the limit" in ran.stderr
+        "a file exceeds the size limit, the largest has " in said
+        and " MB; update-0000004 is complete; raise the limit" in said
     )
     assert names(run) == ["best", "last", "update-0000002", "update-0000004"]
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(run))
@@ -481,7 +457,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if not mounted or mounted.returncode:
         pytest.skip("only root may mount a small disk, and not everywhere")
     yield place
-    gc.collect()  # a trainer that is referenced only by itself maps files of the disk
+    gc.collect()  # the trainer of a training that failed maps files of the disk
     subprocess.run(["umount", place], check=True)
 
 
@@ -569,13 +545,11 @@ def test_a_link_that_cannot_be_set_is_a_sentence(
 
 def test_all_processes_end_when_the_first_has_no_space(toy: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))"
-    process = launch(2, toy, tmp_path / "run", [], code=limit)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1 and "exitcode  : 74" in said, said
-    assert (
-        said.count("update-0000004 cannot be written: a file exceeds the size limit") == 2
-        and names(tmp_path / "run") == []
-    )
+    processes = forks.train(toy, tmp_path / "run", [], 2, limit)
+    assert processes.wait() == [DiskFull.exit_code] * 2
+    said = processes.output()
+    assert said.count("update-0000004 cannot be written: a file exceeds the size limit") == 2
+    assert names(tmp_path / "run") == []
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(
@@ -758,12 +732,30 @@ def test_what_validation_decides_with_is_not_free(
 # Signals ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+SAVING = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert train(toy, run, *SAVING).exit_code == 0
+    return run
+
+
 @pytest.mark.parametrize(
-    ("where", "update"), [("update", 3), ("losses", 4), ("search", 4), ("save", 5)]
+    ("number", "where", "update"),
+    [
+        (signal.SIGTERM, "update", 3),
+        (signal.SIGUSR1, "losses", 4),
+        (signal.SIGINT, "search", 4),
+        (signal.SIGTERM, "save", 5),
+        (signal.SIGINT, "update", 3),
+        (signal.SIGUSR1, "save", 5),
+    ],
 )
 def test_a_signal_anywhere_saves_and_ends_with_75(
     toy: Path,
+    uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
@@ -774,7 +766,6 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     Then the same command ends with the same model.
     """
-    overrides = ["training.validation={every_updates: 4, bleu: true}", "training.save_every=2"]
     owner, name = {
         "update": (loop, "optimizer_step"),
         "losses": (Validator, "_loss_sums"),
@@ -793,7 +784,7 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, signalled)
-        said = refusal(train(toy, tmp_path / "run", *overrides), 75)
+        said = refusal(train(toy, tmp_path / "run", *SAVING), 75)
     assert (
         f"{number.name} received: saved after update {update}; run the same command again to resume"
         in said
@@ -801,11 +792,10 @@ def test_a_signal_anywhere_saves_and_ends_with_75(
     assert (tmp_path / "run" / "checkpoints" / "last").resolve() == folder_of(
         tmp_path / "run", update
     )
-    assert train(toy, tmp_path / "run", *overrides).exit_code == 0
-    assert train(toy, tmp_path / "whole", *overrides).exit_code == 0
+    assert train(toy, tmp_path / "run", *SAVING).exit_code == 0
     for file in (MODEL, TRAINING):
         assert (folder_of(tmp_path / "run", 8) / file).read_bytes() == (
-            folder_of(tmp_path / "whole", 8) / file
+            folder_of(uninterrupted, 8) / file
         ).read_bytes()
 
 
@@ -845,7 +835,7 @@ def test_a_second_signal_while_the_first_is_obeyed_changes_nothing(
 def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
     """This is also true in a long update. Earlier checkpoints remain."""
     slow = (
-        "import sys, time\nfrom fusetk.training import loop\n"
+        "import time\nfrom fusetk.training import loop\n"
         "plain = loop.optimizer_step\ncalls = []\n"
         "def apply(*arguments):\n"
         "    calls.append(0)\n"
@@ -853,25 +843,16 @@ def test_a_second_interrupt_ends_at_once(toy: Path, tmp_path: Path) -> None:
         "        print('slow', file=sys.stderr, flush=True)\n"
         "        time.sleep(300)\n"
         "    return plain(*arguments)\n"
-        "loop.optimizer_step = apply\nfrom fusetk.cli.main import main\nmain()\n"
+        "loop.optimizer_step = apply\n"
     )
-    arguments = command(toy, tmp_path / "run")[3:]
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow, *arguments], stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None and "slow" in process.stderr.readline()
+    process = forks.train(toy, tmp_path / "run", [], code=slow)
+    process.wait_for("slow")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None, "the first waits for the update"
-    begun = time.monotonic()
+    time.sleep(0.3)
+    assert process.is_alive(), "the first waits for the update"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert (
-        process.returncode == 1
-        and time.monotonic() - begun < 10
-        and "Traceback" not in said
-        and "Aborted" in said
-    )
+    assert process.wait(10) == [1]
+    assert "Traceback" not in process.output() and "Aborted" in process.output()
     assert names(tmp_path / "run") == ["best", "last", "update-0000004"] and runs.is_intact(
         folder_of(tmp_path / "run", 4)
     )

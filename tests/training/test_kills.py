@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ import pytest
 from fusetk import runs
 from fusetk.cli.main import main
 from fusetk.weights import read_state
+from tests.helpers.forks import Forks
 
 STAGES = (
     "training.stages=["
@@ -160,21 +160,16 @@ def kill_and_compare(
 
 def test_five_kills_lose_nothing(toy: Path, tmp_path: Path) -> None:
     """The test runs in a separate process, from which a fork is safe."""
-    subprocess.run(
-        [sys.executable, __file__, toy, tmp_path],
-        check=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    call = f"Path({str(toy)!r}), Path({str(tmp_path)!r}), 5, (30, 20), seed=4, fresh=False"
+    program = (
+        "from pathlib import Path\n"
+        "from tests.training.test_kills import kill_and_compare\n"
+        f"kill_and_compare({call})\n"
     )
+    assert "5 kills" in Forks([], code=program).succeed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_twenty_kills_lose_nothing(toy: Path, tmp_path: Path, seed: int) -> None:
     kill_and_compare(toy, tmp_path, kills=20, updates=(250, 150), seed=seed, fresh=True)
-
-
-if __name__ == "__main__":
-    kill_and_compare(
-        Path(sys.argv[1]), Path(sys.argv[2]), kills=5, updates=(30, 20), seed=4, fresh=False
-    )

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from fusetk import runs
+from fusetk import runs, system
 from fusetk.data.corpus import Corpus
 from fusetk.errors import FusetkError
-from fusetk.processes import ALONE
+from fusetk.processes import ALONE, World
 from fusetk.recipe import load
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import EndConfig
 from fusetk.training.loss_scale import GradientCheck
-from fusetk.training.oversize import BatchSplitter
+from fusetk.training.oversize import BatchSplitter, GradientComputer
+from fusetk.training.parallel import local_batches
 from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
 from fusetk.training.schedule import Plateau, PlateauConfig
 from fusetk.training.stages import Stages
-from fusetk.training.validation import ValidationConfig
+from fusetk.training.validation import ValidationConfig, rank
 from fusetk.weights import read_state
 
 
@@ -86,6 +87,43 @@ def test_an_fp16_overflow_lowers_the_scale_and_is_no_failure() -> None:
     assert "loss scale 8 -> 4" in log.lines[0]
 
 
+def test_parts_of_a_batch() -> None:
+    """Each pair is in one part, and all processes have the same number of batches."""
+    batches = [np.arange(7), np.arange(7, 10), np.arange(10, 11)]
+    for size in (1, 2, 3, 4):
+        shares = [local_batches(World(rank, size), batches) for rank in range(size)]
+        assert len({len(share) for share in shares}) == 1
+        together = np.sort(np.concatenate([pairs for share in shares for pairs in share]))
+        assert together.tolist() == list(range(11))
+    assert [pairs.tolist() for pairs in local_batches(World(1, 3), batches)] == [[7, 8, 9]]
+
+
+def test_dropout_draws_new_numbers_at_each_update(toy: Path) -> None:
+    """The seed and the number of the update determine them."""
+    recipe = load(toy)
+    corpus = Corpus.open(Path(recipe.data.folder), "train")
+    sizes = [int(side.max()) + 1 for side in (corpus.source.ids, corpus.target.ids)]
+    model = system.build(recipe, *sizes).train()
+    splitter = BatchSplitter(corpus, False, print)
+    gradients = GradientComputer(recipe.training, model, corpus, ALONE, splitter)
+    losses = [
+        float(gradients.compute([np.arange(8)], 1, update, 1.0)[0].smoothed) for update in (0, 1, 0)
+    ]
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "better", "worse"),
+    [("loss", 1.0, 2.0), ("ppl", 1.0, 2.0), ("accuracy", 0.2, 0.1), ("bleu", 20.0, 10.0)],
+)
+def test_a_better_validation_has_a_lower_rank(metric: str, better: float, worse: float) -> None:
+    best = rank(metric, {"loss": 6.0, metric: better})
+    assert best < rank(metric, {"loss": 5.0, metric: worse})
+    assert best < rank(metric, {"loss": 5.0, metric: math.nan})
+    if metric != "loss":
+        assert best > rank(metric, {"loss": 5.0, metric: better}), "the loss decides between equals"
+
+
 def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -> None:
     """A checkpoint of an interruption is kept only while it is the last."""
     config = load(toy, ["training.keep_last=2", "training.keep_best=1"]).training
@@ -97,6 +135,7 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
         if loss is not None:
             progress.add_validation("loss", {"loss": loss})
         saved.save(progress, None, {"loss": loss} if loss else None, interrupted=loss is None)
+        assert (tmp_path / "checkpoints" / "last").resolve() == saved.path(update)
         if loss is None:
             assert runs.checkpoints(tmp_path)[-1].name == runs.checkpoint_name(update)
     kept = [path.name for path in runs.checkpoints(tmp_path)]

@@ -1,19 +1,17 @@
 """A model that is sharded over processes has the same training and the same checkpoints."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from test_distributed import PLAIN, finished, launch, validations
+from test_distributed import PLAIN, validations
 
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.recipe import load
 from fusetk.runs import EMA, MODEL, TRAINING
+from tests.helpers.forks import Forks, train
 
 SHARD = "training.shard=true"
 
@@ -59,9 +57,8 @@ def test_sharded_and_unsharded_training_resume_each_other(toy: Path, tmp_path: P
         "cpu",
         quiet=True,
     )
-    said = finished(
-        launch(2, toy, tmp_path / "parts", [*overrides, "training.stages.0.end.updates=6", SHARD])
-    )
+    sharded = [*overrides, "training.stages.0.end.updates=6", SHARD]
+    said = train(toy, tmp_path / "parts", sharded, 2).succeed()
     assert (
         "2 processes, sharded" in said
         and "resumed after update 3" in said
@@ -91,7 +88,7 @@ from fusetk.processes import connect
 from fusetk.training.parallel import all_reduce_gradients
 from fusetk.training.sharding import gather, local, shard, sharded, unsharded
 from fusetk.training.step import accumulate_gradients
-from systems import SYSTEMS
+from tests.contracts.systems import SYSTEMS
 
 world = connect(device_of("cpu"))
 
@@ -149,28 +146,12 @@ world.close()
 """
 
 
-def backbones(tmp_path: Path, names: list[str], processes: int) -> None:
-    (tmp_path / "program.py").write_text(f"NAMES = {names!r}\n{BACKBONES}", encoding="utf-8")
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join(map(str, (root, root / "tests" / "contracts")))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={processes}",
-            "--standalone",
-            str(tmp_path / "program.py"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-    )
-    assert done.returncode == 0 and done.stdout.count("all") == processes, done.stderr
+def backbones(names: list[str], processes: int) -> None:
+    said = Forks([], processes, f"NAMES = {names!r}\n{BACKBONES}").succeed(seconds=500)
+    assert said.count("all") == processes, said
 
 
-def test_gradients_and_search_of_each_backbone(tmp_path: Path) -> None:
+def test_gradients_and_search_of_each_backbone() -> None:
     """Gradients are sums over the processes. One process has a batch without target tokens.
 
     Each process stores about half of the parameters.
@@ -183,12 +164,12 @@ def test_gradients_and_search_of_each_backbone(tmp_path: Path) -> None:
         "coordinated, post-norm, recomputed",
         "transformer, decoder fuse iterative",
     ]
-    backbones(tmp_path, names, 2)
+    backbones(names, 2)
 
 
 @pytest.mark.slow
-def test_gradients_and_search_of_every_system(tmp_path: Path) -> None:
-    backbones(tmp_path, [], 2)
+def test_gradients_and_search_of_every_system() -> None:
+    backbones([], 2)
 
 
 OPTIMIZERS = {
@@ -217,9 +198,8 @@ def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
         "training.stages.0.schedule={kind: constant, rate: 0.01}",
         "training.save_every=3",
     ]
-    finished(
-        launch(3, toy, tmp_path / "split", [*overrides, SHARD, "training.stages.0.end.updates=5"])
-    )
+    begun = [*overrides, SHARD, "training.stages.0.end.updates=5"]
+    train(toy, tmp_path / "split", begun, 3).succeed()
     train_module.train(load(toy, overrides), tmp_path / "split", "cpu", quiet=True)
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
@@ -229,7 +209,7 @@ def test_every_optimiser(toy: Path, tmp_path: Path, optimizer: str) -> None:
 def test_a_process_may_have_nothing_to_do(toy: Path, tmp_path: Path) -> None:
     """Three processes and two pairs an update."""
     overrides = [*PLAIN, "training.stages.0.batch={size: 2, unit: sentences}"]
-    finished(launch(3, toy, tmp_path / "split", [*overrides, SHARD]))
+    train(toy, tmp_path / "split", [*overrides, SHARD], 3).succeed()
     train_module.train(load(toy, overrides), tmp_path / "one", "cpu", quiet=True)
     close(tmp_path / "split", tmp_path / "one", 8, MODEL, TRAINING)
 
@@ -240,7 +220,7 @@ def test_gradients_that_are_not_finite_are_skipped_by_all(toy: Path, tmp_path: P
         "training.stages=[{optimizer: nag, schedule: {kind: constant, rate: 1e30}, "
         "end: {updates: 90}}]"
     )
-    said = finished(launch(2, toy, tmp_path / "run", [diverging, SHARD]), code=1)
+    said = train(toy, tmp_path / "run", [diverging, SHARD], 2).fail()
     assert said.count("5 updates in a row after update") == 2
 
 
@@ -257,11 +237,11 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
         "    return plain(self, *arguments)\n"
         "transformer.EncoderLayer.forward = forward\n"
     )
-    said = finished(launch(2, toy, tmp_path / "parts", overrides, code=signal), code=1)
+    said = train(toy, tmp_path / "parts", overrides, 2, signal).fail()
     assert "received: saved after update 4" in said
-    said = finished(launch(2, toy, tmp_path / "parts", overrides))
+    said = train(toy, tmp_path / "parts", overrides, 2).succeed()
     assert "resumed after update 4" in said
-    finished(launch(2, toy, tmp_path / "whole", overrides))
+    train(toy, tmp_path / "whole", overrides, 2).succeed()
     for file in (MODEL, TRAINING, EMA):
         whole, parts = (
             (tmp_path / name / "checkpoints" / runs.checkpoint_name(8) / file).read_bytes()
@@ -278,7 +258,7 @@ def test_memory_that_does_not_suffice_is_said(toy: Path, tmp_path: Path) -> None
         "    if os.environ['RANK'] == '1': raise RuntimeError(\"can't allocate memory\")\n"
         "    return plain(*arguments)\noversize.accumulate_gradients = gradients\n"
     )
-    said = finished(launch(2, toy, tmp_path / "run", [SHARD], code=fail), code=1)
+    said = train(toy, tmp_path / "run", [SHARD], 2, fail).fail()
     assert (
         "target tokens does not fit into memory (can't allocate memory), "
         "and with training.shard it cannot be split" in said
