@@ -16,5 +16,7 @@ def combine(weights: Tensor, layers: Tensor) -> Tensor:
     The product has the type of ``layers``, even with autocast: rounding them would change the
     residual sum of a model.
     """
+    if product_dtype(layers) == layers.dtype:
+        return weights.to(layers.dtype) @ layers
     with torch.autocast(layers.device.type, enabled=False):
         return weights.to(layers.dtype) @ layers

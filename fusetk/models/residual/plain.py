@@ -1,5 +1,6 @@
 """The usual residual sum (He et al. 2016)."""
 
+import torch
 from torch import Tensor, nn
 
 from fusetk.models.residual.base import Residual
@@ -11,6 +12,8 @@ class PlainResidual(Residual):
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         norm = None if self.pre else self.norm
-        if isinstance(norm, nn.LayerNorm | None) and kernels.usable(stream):
+        # With autocast, the input of a projected layer is bf16, which the kernel does not read.
+        is_float = stream.dtype == torch.float32
+        if is_float and isinstance(norm, nn.LayerNorm | None) and kernels.usable(stream):
             return kernels.residual(stream, y, self.dropout.draw(), norm)
         return self.normed_output(stream + self.dropout(y))

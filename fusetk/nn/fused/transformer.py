@@ -60,11 +60,15 @@ _Loss = struct(
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether the kernels compute on ``x``: on CPU, in float32, with a C++ compiler."""
+    """Return whether the kernels compute on ``x``: on CPU, in float32, with a C++ compiler.
+
+    With autocast to bf16, x may be bf16. The kernels do not read bf16 parameters.
+    """
     return (
         x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.bfloat16)
+        and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
         and product_dtype(x) in (torch.float32, torch.bfloat16)
+        and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.compiler.is_compiling()
         and library("transformer") is not None
     )
