@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fusetk import DEVICE
@@ -22,11 +23,14 @@ from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
 from fusetk.models import Seq2Seq, build_model
+from fusetk.models.transformer import Transformer
+from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.output import OutputProjection
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import load_weights, read_state
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "int8")
 
 
 class System:
@@ -92,7 +96,8 @@ def load(
     """Load the model of a run folder or a checkpoint folder, or several of them as an ensemble.
 
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
-    fp32 or bf16. With ``raw`` the raw weights are loaded instead of their moving average (EMA).
+    fp32, bf16, or int8 (Transformers on CPU). With ``raw`` the raw weights are loaded instead of
+    their moving average (EMA).
     ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model cannot be
     loaded.
     """
@@ -174,13 +179,13 @@ def load_ensemble(
     precision: str = "fp32",
     raw: bool = False,
 ) -> Ensemble:
-    """Load models with weights of ``precision``, fp32 or bf16.
+    """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
-    Raises ConfigError if the precision is unknown or the vocabularies of the models differ, and
-    the errors of ``load_model``.
+    Raises ConfigError if the precision is unknown, if int8 does not support the device or a model,
+    or if the vocabularies of the models differ, and the errors of ``load_model``.
     """
     if precision not in PRECISIONS:
-        raise ConfigError(f"unknown precision {precision!r}: choose {' or '.join(PRECISIONS)}")
+        raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
     loaded = [load_model(path, device, raw) for path in paths]
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
@@ -196,6 +201,8 @@ def load_ensemble(
     models = [system.model for system in loaded]
     if precision == "bf16":
         models = [to_bf16(model) for model in models]
+    elif precision == "int8":
+        models = [to_int8(model) for model in models]
     return Ensemble(models, first, loaded[0].recipe)
 
 
@@ -209,6 +216,32 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
     model.to(torch.bfloat16)
     model.output = output
+    return model
+
+
+def to_int8(model: Seq2Seq) -> Seq2Seq:
+    """Replace the linear maps of the layers, and the output projection, by those of 8 bits.
+
+    Embeddings, normalisations and fusions stay float32. Raises ConfigError if the model is not a
+    Transformer on CPU.
+    """
+    device = next(model.parameters()).device.type
+    if device != "cpu":
+        raise ConfigError(
+            f"precision int8 needs the device cpu, not {device}: choose cpu or the precision bf16"
+        )
+    if not isinstance(model, Transformer):
+        raise ConfigError(
+            "precision int8 needs the backbone transformer, and this model has another one: "
+            "choose fp32 or bf16"
+        )
+    for layer in model.layers():
+        for parent in list(layer.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, Int8Linear(child.weight, child.bias))
+    assert isinstance(model.output, OutputProjection)
+    model.output = Int8Linear(model.output.weight, model.output.bias)
     return model
 
 

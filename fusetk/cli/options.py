@@ -50,11 +50,12 @@ models_option: Decorator = click.option(
 )
 precision_option: Decorator = click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16"]),
+    type=click.Choice(["fp32", "bf16", "int8"]),
     default="fp32",
     show_default=True,
-    help="Precision of the weights. The output projection and the log-probabilities are always"
-    " fp32.",
+    help="Precision of the weights. With bf16, the output projection stays fp32. int8 is for"
+    " Transformers on CPU: the inputs of products are rounded to 8 bits, too. Log-probabilities are"
+    " always fp32.",
 )
 raw_option: Decorator = click.option(
     "--raw",

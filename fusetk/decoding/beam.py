@@ -64,7 +64,7 @@ from torch.nn import functional as F
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.scorer import Scorer
+from fusetk.decoding.scorer import BestTokens, NextToken, Scorer
 from fusetk.decoding.scores import bound, covered, value
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
@@ -110,18 +110,13 @@ def search(
     finished = _Finished(mask, config)
     live = _initial(src, src_mask, mask, config)
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
-    extend = _extend if groups == 1 else _extend_groups
     for length in range(1, mask.longest + 1):
-        step = scorer.step(live.prefix[:, :, -1].flatten(), states)
-        mask.apply(step.logits, live.search_index, live.prefix, length, live.num_met)
-        if live.coverage is not None and step.attention is not None:
-            live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
-        best = extend(live, step.logits, step.log_z, config, mask)
+        live, best, states = _step(live, states, length, scorer, mask, config)
         has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
         live, parent_rows = _advance(live, best)
         done = finished.done(live, length)
-        live, states = _remove_finished(live, parent_rows, done, groups, scorer, step.states)
+        live, states = _remove_finished(live, parent_rows, done, groups, scorer, states)
         if not len(live.search_index):
             break
     if has_nan:
@@ -173,23 +168,57 @@ def _initial(src: Tensor, src_mask: Tensor, mask: TokenMask, config: SearchConfi
     )
 
 
+def _step(
+    live: _Live,
+    states: list,
+    length: int,
+    scorer: Scorer,
+    mask: TokenMask,
+    config: SearchConfig,
+) -> tuple[_Live, _Best, list]:
+    """Read the last tokens of the live hypotheses.
+
+    Return the hypotheses with their new coverage, the candidates, and the models' states.
+    """
+    tokens = live.prefix[:, :, -1].flatten()
+    rules = None
+    if config.groups == 1:
+        rules = mask.simple_rules(live.search_index, live.prefix.shape[1], length)
+    step: BestTokens | NextToken | None = None
+    if rules is not None:
+        step = scorer.best(tokens, states, rules, _tokens_needed(config))
+    if step is None:
+        step = scorer.step(tokens, states)
+    if live.coverage is not None and step.attention is not None:
+        live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
+    if isinstance(step, BestTokens):
+        score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
+        best = _best_of_searches(live, score, step.token, config, mask)
+    else:
+        mask.apply(step.logits, live.search_index, live.prefix, length, live.num_met)
+        extend = _extend if config.groups == 1 else _extend_groups
+        best = extend(live, step.logits, step.log_z, config, mask)
+    return live, best, step.states
+
+
+def _tokens_needed(config: SearchConfig) -> int:
+    """Return the number of best tokens of a hypothesis that points 1 and 2 need.
+
+    A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
+    relevant candidates. Greedy search needs only the best token.
+    """
+    return 1 if config.beam == 1 else config.beam // config.groups + 1
+
+
 def _extend(
     live: _Live, logits: Tensor, log_z: Tensor, config: SearchConfig, mask: TokenMask
 ) -> _Best:
-    """Return the candidates that points 1 and 2 need, from logits (A * W, V) and log_z (A * W, 1).
-
-    A hypothesis has at most one candidate with EOS. So its K + 1 best tokens contain all of its
-    relevant candidates, and the 2 K best candidates of all hypotheses suffice. Greedy search needs
-    only the best token.
-    """
-    searches = len(live.score)
-    beam = config.beam // config.groups
+    """Return the candidates of points 1 and 2 from logits (A * W, V) and log_z (A * W, 1)."""
     constraints = mask.constraints
     if config.beam == 1 and live.num_met is None:  # greedy search
-        num_tokens = 1
         top, token = logits.max(-1, keepdim=True)
     else:
-        num_tokens = min(beam + 1, logits.shape[1])
+        num_tokens = min(config.beam // config.groups + 1, logits.shape[1])
         top, token = logits.topk(num_tokens)  # (A * W, num_tokens)
         # Sort by token id, so that the stable sort below puts the lower id first.
         token, order = token.sort()
@@ -201,8 +230,23 @@ def _extend(
         phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
         top = torch.cat((top, phrase_logits), 1)
         token = torch.cat((token, phrase_token), 1)
-        num_tokens += 1
-    score = (live.score.reshape(-1, 1) + (top - log_z)).view(searches, -1)  # (A, W * num_tokens)
+    score = live.score.reshape(-1, 1) + (top - log_z)
+    return _best_of_searches(live, score, token, config, mask)
+
+
+def _best_of_searches(
+    live: _Live, score: Tensor, token: Tensor, config: SearchConfig, mask: TokenMask
+) -> _Best:
+    """Return the candidates that points 1 and 2 need.
+
+    ``score`` and ``token`` (A * W, n) are candidates of each hypothesis. Of equal scores, the lower
+    token comes first. The 2 K best candidates of all hypotheses of a search suffice.
+    """
+    searches = len(live.score)
+    num_tokens = token.shape[1]
+    beam = config.beam // config.groups
+    constraints = mask.constraints
+    score = score.view(searches, -1)  # (A, W * num_tokens)
     score, order = score.sort(dim=1, descending=True, stable=True)
     if live.num_met is None:
         score = score[:, : 2 * beam]
@@ -211,8 +255,9 @@ def _extend(
     token = token.view(searches, -1).gather(1, order)
     is_eos = token == EOS
     if live.num_met is not None and constraints is not None:
+        inside = mask.inside_word(live.prefix).gather(1, parent)
         num_met = constraints.advance(
-            live.search_index, live.num_met.gather(1, parent), token, inside.gather(1, parent)
+            live.search_index, live.num_met.gather(1, parent), token, inside
         )
         best = _Best(score, parent, token, is_eos, is_eos, num_met)
         num_left = constraints.num_left(live.search_index, num_met)

@@ -1,8 +1,9 @@
 """One model or an ensemble as one distribution over the next token."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,12 @@ from torch import Tensor
 
 from fusetk import trace
 from fusetk.decoding import alignment
+from fusetk.decoding.token_mask import SimpleRules
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
+from fusetk.nn.output import PIECE, OutputProjection
 
 
 class NextToken(NamedTuple):
@@ -21,6 +26,16 @@ class NextToken(NamedTuple):
     log_z: Tensor  # (R, 1); separate, which saves a subtraction over the vocabulary
     states: list[State]
     attention: Tensor | None  # (R, S), attention to source positions, mean over models
+
+
+class BestTokens(NamedTuple):
+    """The n best next tokens of R hypotheses, and the models' states."""
+
+    logits: Tensor  # (R, n) float32, best first, or -inf; logits - log_z are log-probabilities
+    token: Tensor  # (R, n)
+    log_z: Tensor  # (R, 1)
+    states: list[State]
+    attention: Tensor | None  # as in ``NextToken``
 
 
 class Scorer:
@@ -48,21 +63,11 @@ class Scorer:
 
     def step(self, tokens: Tensor, states: Sequence[State]) -> NextToken:
         """Read one token of each hypothesis (R,) and return the scores of the next token."""
-        logits = []
-        next_states = []
-        attention = []
-        for model, state in zip(self.models, states, strict=True):
-            listening: AbstractContextManager[dict] = nullcontext({})
-            if self.attention is not None:
-                listening = trace.listen(alignment.PATTERN)
-            with listening as recorded:
-                features, state = model.decode(tokens[:, None], state)
-            logits.append(model.output(features[:, 0]).float())
-            next_states.append(state)
-            if self.attention is not None:
-                weights = alignment.attention(recorded, self.attention, len(tokens), self.positions)
-                attention.append(weights[:, 0])
-        mean_attention = torch.stack(attention).mean(0) if attention else None
+        features, next_states, mean_attention = self._read(tokens, states)
+        logits = [
+            model.output(output).float()
+            for model, output in zip(self.models, features, strict=True)
+        ]
         if len(logits) == 1:
             log_z = logits[0].logsumexp(-1, keepdim=True)
             return NextToken(logits[0], log_z, next_states, mean_attention)
@@ -72,6 +77,68 @@ class Scorer:
         else:
             mean = log_probs.logsumexp(0) - math.log(len(logits))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
+
+    def best(
+        self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
+    ) -> BestTokens | None:
+        """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
+
+        Only the tokens that ``rules`` allows are among them. Returns None, without reading the
+        tokens, if the models need ``step``.
+        """
+        output = self.models[0].output
+        weight = output.scale if isinstance(output, Int8Linear) else output.weight
+        if len(self.models) > 1 or not kernels.usable(weight):
+            return None
+        [features], next_states, attention = self._read(tokens, states)
+        rows = max(1, PIECE // len(weight))
+        only: Iterable[Tensor | None] = repeat(None)
+        if rules.only is not None:
+            only = rules.only.split(rows)
+        parts = [
+            self._best(piece, rules.forbidden, piece_only, count)
+            for piece, piece_only in zip(features.split(rows), only, strict=False)
+        ]
+        logits, token, log_z = (
+            torch.cat(column) if len(column) > 1 else column[0]
+            for column in zip(*parts, strict=True)
+        )
+        return BestTokens(logits, token, log_z, next_states, attention)
+
+    def _best(
+        self, features: Tensor, forbidden: Tensor, only: Tensor | None, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.models[0].output
+        if type(output) is OutputProjection and features.dtype == torch.float32:
+            logits = features @ output.weight.t()
+            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+        if isinstance(output, Int8Linear):
+            logits = output.product(features)
+            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+        return kernels.best_tokens(output(features).float(), None, forbidden, only, count)
+
+    def _read(
+        self, tokens: Tensor, states: Sequence[State]
+    ) -> tuple[list[Tensor], list[State], Tensor | None]:
+        """Read one token of each hypothesis (R,).
+
+        Return the features (R, D) and the state of each model, and the mean attention (R, S).
+        """
+        features = []
+        next_states = []
+        attention = []
+        for model, state in zip(self.models, states, strict=True):
+            listening: AbstractContextManager[dict] = nullcontext({})
+            if self.attention is not None:
+                listening = trace.listen(alignment.PATTERN)
+            with listening as recorded:
+                model_features, state = model.decode(tokens[:, None], state)
+            features.append(model_features[:, 0])
+            next_states.append(state)
+            if self.attention is not None:
+                weights = alignment.attention(recorded, self.attention, len(tokens), self.positions)
+                attention.append(weights[:, 0])
+        return features, next_states, torch.stack(attention).mean(0) if attention else None
 
     def select(
         self, states: Sequence[State], hypotheses: Tensor | None, sentences: Tensor | None

@@ -23,6 +23,13 @@ class EncodedRequest(NamedTuple):
     inside: frozenset[int] = frozenset()  # the token after one of these continues a word
 
 
+class SimpleRules(NamedTuple):
+    """The allowed next tokens of R hypotheses, if most rules are the same for all of them."""
+
+    forbidden: Tensor  # (F,) tokens that no hypothesis may get
+    only: Tensor | None  # (R,) the only token of each hypothesis, forbidden or not; -1: several
+
+
 class TokenMask:
     """The tokens that U searches may produce next; each search belongs to a sentence.
 
@@ -112,6 +119,20 @@ class TokenMask:
             logits.scatter_(1, phrase_token, phrase_logits)
         if forced is not None:
             logits.masked_fill_(is_forced, NEG_INF).scatter_(1, forced, forced_logits)
+
+    def simple_rules(self, search_index: Tensor, width: int, length: int) -> SimpleRules | None:
+        """Return the rules that ``apply`` enforces for the tokens with the number ``length``.
+
+        Each search has ``width`` hypotheses. Returns None if the rules need more than the fields of
+        ``SimpleRules``.
+        """
+        some_are_too_short = self._smallest_minimum < length <= self._largest_minimum
+        if self.constraints is not None or self.ngram or some_are_too_short:
+            return None
+        too_short = length <= self._smallest_minimum
+        forbidden = [*self.forbidden, EOS] if too_short else self.forbidden
+        only = self._forced(search_index, length, width, None, None)
+        return SimpleRules(search_index.new_tensor(forbidden), only)
 
     def inside_word(self, prefix: Tensor) -> Tensor:
         """Return whether (A, W) the token after each prefix (A, W, t) continues a word."""

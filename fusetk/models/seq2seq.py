@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.rows import Rows
@@ -51,7 +52,8 @@ class State(NamedTuple):
 
     A state is immutable: ``decode`` returns a new one, and no module stores a part of it. Axis 0 of
     every tensor is the batch. Search selects rows of ``per_sentence`` and of ``per_hypothesis``
-    separately.
+    separately. If ``per_sentence`` is None, each row of ``per_hypothesis`` knows its sentence. Then
+    a search may select any rows, so that sentences have different numbers of hypotheses.
     """
 
     per_sentence: NestedTensors
@@ -85,7 +87,7 @@ class Seq2Seq(nn.Module):
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
-    output: OutputProjection | NormedLinear
+    output: OutputProjection | NormedLinear | Int8Linear
     """The output projection (..., D) -> (..., V). It returns logits."""
 
     @property

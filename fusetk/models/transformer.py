@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fusetk.config import component
 from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models import steps
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
 from fusetk.models.memory import build_memory_attention
@@ -262,6 +263,8 @@ class TransformerEncoderLayer(TransformerLayer):
 
     def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
+        if isinstance(context, Tensor) and steps.encoder_layer_is_usable(self, x):
+            return steps.encoder_layer(self, x, context.flatten(1)), None
         x, stream = self.attention_residual.before(self.read(x))
         y = self.attention(x, context)
         return self.feed_forward(self.attention_residual.after(stream, y)), None
@@ -313,11 +316,15 @@ class TransformerDecoderLayer(TransformerLayer):
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
         return [*super().sublayers(), (self.cross_residual, self.cross)]
 
-    def forward(self, x: Stream, context: DecoderContext) -> tuple[Stream, Cache]:
+    def forward(
+        self, x: Stream, context: DecoderContext | steps.StepContext
+    ) -> tuple[Stream, Cache | tuple[Tensor, ...]]:
         """(B * K, T, input width) -> (B * K, T, D), and the extended cache.
 
         The input and the output may be streams of such tensors.
         """
+        if isinstance(context, steps.StepContext):
+            return steps.decoder_layer(self, x, context)
         x, stream = self.attention_residual.before(self.read(x))
         y, cache = self.attention.step(x, context.cache, context.visible, start=context.start)
         stream = self.attention_residual.after(stream, y)
@@ -498,10 +505,15 @@ class Transformer(Seq2Seq):
 
     def start(self, memory: Memory) -> State:
         keys_values = self._keys_values(memory)
-        caches = self._empty_caches(keys_values)
+        if steps.decoder_is_usable(self._decoder_layers(), keys_values[0]):
+            return State(None, steps.start(keys_values, memory.mask), 0)
+        return self._start_with_caches(keys_values, memory.mask)
+
+    def _start_with_caches(self, keys_values: tuple[Tensor, ...], mask: Tensor) -> State:
+        """Return the first state of the code that reads any number of tokens at once."""
         # The cache slots of each hypothesis; see ``cache_mask``.
-        slots = torch.empty(len(memory.mask), 0, dtype=torch.int64, device=memory.mask.device)
-        return State((keys_values, memory.mask, caches), slots, 0)
+        slots = torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
+        return State((keys_values, mask, self._empty_caches(keys_values)), slots, 0)
 
     def _keys_values(self, memory: Memory) -> tuple[Tensor, ...]:
         """Return the source keys and values of each decoder layer (B, n * S, 2D)."""
@@ -527,6 +539,11 @@ class Transformer(Seq2Seq):
         ]
 
     def decode(self, tgt_in: Tensor, state: State) -> tuple[Tensor, State]:
+        hypotheses = state.per_hypothesis
+        if isinstance(hypotheses, steps.Hypotheses):
+            if not (hypotheses.unchanged and steps.needs_caches(self.decoder, tgt_in)):
+                return self._decode_in_steps(tgt_in, hypotheses, state.step)
+            state = self._start_with_caches(hypotheses.shared.keys_values, hypotheses.shared.mask)
         keys_values, mask, caches = state.per_sentence
         slots, visible = cache_mask(
             state.per_hypothesis, len(mask), caches[0].length, tgt_in.shape[1]
@@ -560,6 +577,20 @@ class Transformer(Seq2Seq):
             self.target(tgt_in, rows=target), decoder_contexts, keep_states=False
         )
         return self._features(output)
+
+    def _decode_in_steps(
+        self, tgt_in: Tensor, hypotheses: steps.Hypotheses, step: int
+    ) -> tuple[Tensor, State]:
+        """Read target tokens (R, T) one by one with the kernels for inference."""
+        features = []
+        for tokens in tgt_in.split(1, dim=1):
+            hypotheses = hypotheses.extended()
+            contexts = self.decoder.per_module(hypotheses.contexts())
+            _, output, projections = self.decoder(self.target(tokens, step), contexts)
+            hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
+            features.append(self.to_output(self.decoder_norm(output)))
+            step += 1
+        return torch.cat(features, 1), State(None, hypotheses, step)
 
     def layers(self) -> list[nn.Module]:
         return [*self.encoder.layers, *self.decoder.layers]

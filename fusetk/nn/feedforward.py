@@ -42,7 +42,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activation is torch.relu_ and kernels.usable(x):
+        has_8_bits = not self.hidden.weight.is_floating_point()
+        if self.activation is torch.relu_ and kernels.usable(x) and not has_8_bits:
             return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import transformer as kernels
+from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.weightnorm import NormedLinear
@@ -30,7 +31,10 @@ class Loss(NamedTuple):
 
 
 def loss(
-    features: Tensor, output: OutputProjection | NormedLinear, targets: Tensor, smoothing: float
+    features: Tensor,
+    output: OutputProjection | NormedLinear | Int8Linear,
+    targets: Tensor,
+    smoothing: float,
 ) -> Loss:
     """Return the loss of N tokens, given their features (N, D), without padding, and targets (N,).
 

@@ -60,9 +60,9 @@ _Loss = struct(
 
 
 def usable(x: Tensor) -> bool:
-    """Return whether the kernels compute on ``x``: on CPU, in float32, with a C++ compiler.
+    """Return whether the kernels compute on ``x``: on CPU, in float32 or with autocast to bf16.
 
-    With autocast to bf16, x may be bf16. The kernels do not read bf16 parameters.
+    The kernels do not read bf16 parameters.
     """
     return (
         x.device.type == "cpu"
@@ -70,8 +70,14 @@ def usable(x: Tensor) -> bool:
         and product_dtype(x) in (torch.float32, torch.bfloat16)
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.compiler.is_compiling()
+        and not _forward_mode()
         and library("transformer") is not None
     )
+
+
+def _forward_mode() -> bool:
+    """Whether derivatives are computed in the forward pass, which the functions do not support."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def _call(name: str, arguments: Any, *mode: int) -> None:

@@ -1,0 +1,249 @@
+"""Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
+
+The results are those of the layers' ordinary code, up to rounding. A search state holds the
+projections of each step as the step computed them. Each hypothesis has a list of the rows that hold
+its tokens, so a search that reorders or drops hypotheses selects rows of this list only.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fusetk import trace
+from fusetk.models.residual.base import Residual
+from fusetk.models.residual.plain import PlainResidual
+from fusetk.nn.attention import SelfAttention
+from fusetk.nn.feedforward import FeedForward
+from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.int8 import Int8Linear
+
+if TYPE_CHECKING:
+    from fusetk.models.stack import Stack
+    from fusetk.models.transformer import (
+        TransformerDecoderLayer,
+        TransformerEncoderLayer,
+        TransformerLayer,
+    )
+
+
+class Shared(NamedTuple):
+    """The tensors of a search state that all hypotheses share."""
+
+    keys_values: tuple[Tensor, ...]  # for each layer, (B, n * S, 2D); see ``CrossAttention``
+    mask: Tensor  # (B, S)
+    sentences: Tensor  # (B,), the numbers of the sentences
+    sources: tuple[kernels.Source, ...]  # ``keys_values``, as the kernels read them
+    steps: tuple[tuple[Tensor, ...], ...]  # for each layer, the projections (R_t, 3D) of each step
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Shared":
+        """Return the same object: the selection of hypotheses changes ``Hypotheses`` only."""
+        return self
+
+
+class Hypotheses(NamedTuple):
+    """The data of R hypotheses in a search state; a sentence may have any number of them."""
+
+    sentences: Tensor  # (R,) rows of ``Shared.mask``
+    ancestors: Tensor  # (R, t); see ``kernels.attend_history``
+    shared: Shared
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether these are the hypotheses that ``start`` returned."""
+        return self.sentences is self.shared.sentences and not self.ancestors.shape[1]
+
+    def extended(self) -> "Hypotheses":
+        """Return the hypotheses with one more token each."""
+        rows = torch.arange(len(self.ancestors))
+        return self._replace(ancestors=torch.cat((self.ancestors, rows[:, None]), 1))
+
+    def contexts(self) -> list["StepContext"]:
+        """Return the context of each layer."""
+        return [
+            StepContext(source, self.sentences, self.ancestors, steps)
+            for source, steps in zip(self.shared.sources, self.shared.steps, strict=True)
+        ]
+
+    def with_steps(self, steps: Iterable[tuple[Tensor, ...]]) -> "Hypotheses":
+        """Return the hypotheses with other ``Shared.steps``."""
+        return self._replace(shared=self.shared._replace(steps=tuple(steps)))
+
+
+class StepContext(NamedTuple):
+    """The context of a decoder layer for one token of each of R hypotheses."""
+
+    source: kernels.Source
+    sentences: Tensor  # (R,)
+    ancestors: Tensor  # (R, t + 1)
+    steps: tuple[Tensor, ...]  # projections of the t earlier steps
+
+
+def usable(module: nn.Module, x: Tensor) -> bool:
+    """Return whether the kernels can compute ``module`` for ``x``."""
+    return not module.training and kernels.usable(x)
+
+
+def needs_caches(decoder: "Stack", tgt_in: Tensor) -> bool:
+    """Return whether the ordinary code should read the first target tokens (B, T).
+
+    It reads several tokens at once and records the weights of self-attention.
+    """
+    attentions = (module for module in decoder.modules() if isinstance(module, SelfAttention))
+    return tgt_in.shape[1] > 1 or any(trace.wanted(attention.name) for attention in attentions)
+
+
+def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
+    """Return one empty hypothesis of each sentence; the arguments are the fields of ``Shared``."""
+    lengths = mask.sum(1)
+    sources = []
+    for tensor in keys_values:
+        by_source = tensor.view(len(mask), -1, *mask.shape[1:], tensor.shape[-1])
+        keys, values = by_source.chunk(2, -1)
+        sources.append(kernels.source(keys, values, None, lengths))
+    sentences = torch.arange(len(mask))
+    steps = ((),) * len(keys_values)
+    shared = Shared(tuple(keys_values), mask, sentences, tuple(sources), steps)
+    return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
+
+
+def decoder_layer(
+    layer: "TransformerDecoderLayer", x: Tensor, context: StepContext
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute a decoder layer for (R, 1, input width) -> (R, 1, D).
+
+    Also return the projections of all steps.
+    """
+    shape = x.shape
+    x = _read(layer, x)
+    attention = layer.attention
+    projections = _product(attention.project, _before(layer.attention_residual, x))
+    steps = (*context.steps, projections)
+    y = _product(
+        attention.out,
+        kernels.attend_history(steps, context.ancestors, attention.heads, attention.project.bias),
+    )
+    gated = layer.gate is not None
+    if gated:
+        y = _with_bias(attention.out, y)
+    x = _after(layer.attention_residual, x, y, None if gated else attention.out.bias)
+    z = _attend_source(layer, _before(layer.cross_residual, x), context)
+    bias: Tensor | None = layer.cross.out.bias
+    if layer.gate is not None:
+        z = layer.gate(y, _with_bias(layer.cross.out, z))
+        bias = None
+    x = _after(layer.cross_residual, x, z, bias)
+    return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
+
+
+def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> Tensor:
+    """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
+    shape = x.shape
+    x = _read(layer, x)
+    attention = layer.attention
+    projections = _product(attention.project, _before(layer.attention_residual, x))
+    queries, keys, values = projections.chunk(3, -1)
+    bias = attention.project.bias
+    # The bias of the keys adds the same number to all scores, so it has no effect.
+    source = kernels.source(
+        keys.view(len(mask), 1, -1, layer.width),
+        values.view(len(mask), 1, -1, layer.width),
+        None if bias is None else bias[2 * layer.width :],
+        mask.sum(1),
+    )
+    sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
+    y = kernels.attend_source(queries, bias, source, sentences, attention.heads)
+    x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
+    return _feed_forward(layer, x).view(*shape[:-1], layer.width)
+
+
+def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool:
+    """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
+    return (
+        usable(layer, x)
+        and _is_plain(layer, layer.attention_residual, layer.ffn_residual)
+        and not trace.wanted(layer.attention.name)
+    )
+
+
+def decoder_is_usable(layers: Sequence["TransformerDecoderLayer"], x: Tensor) -> bool:
+    """Return whether ``decoder_layer`` can compute all layers."""
+    return all(
+        usable(layer, x)
+        and _is_plain(layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual)
+        for layer in layers
+    )
+
+
+def _is_plain(layer: "TransformerLayer", *residuals: Residual) -> bool:
+    """Whether a layer has the usual sub-layers, residual sums and normalisation."""
+    return (
+        type(layer.attention) is SelfAttention
+        and type(layer.ffn) is FeedForward
+        and all(
+            type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm
+            for residual in residuals
+        )
+    )
+
+
+def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepContext) -> Tensor:
+    """Return the result of cross-attention without the bias of its last projection."""
+    cross = layer.cross
+    weights = None
+    if trace.wanted(cross.name):
+        _, sources, length, _ = context.source.values.shape
+        weights = x.new_empty(len(x), sources * cross.heads, length)
+    y = kernels.attend_source(
+        *(_product(cross.query, x), cross.query.bias, context.source, context.sentences),
+        *(cross.heads, weights),
+    )
+    if weights is not None:
+        weights = weights.unflatten(1, (-1, cross.heads)).transpose(1, 2).flatten(1, 2)
+        trace.record(cross.name, weights[:, :, None])
+    return _product(cross.out, y)
+
+
+def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
+    ffn = layer.ffn
+    assert isinstance(ffn, FeedForward)
+    before = _before(layer.ffn_residual, x)
+    relu = ffn.activation is torch.relu_
+    into_hidden: nn.Module = ffn.hidden
+    if isinstance(into_hidden, Int8Linear):
+        hidden = into_hidden.product(before, into_hidden.bias, relu)
+    else:
+        hidden = kernels.add_bias(_product(ffn.hidden, before), ffn.hidden.bias, relu)
+    if not relu:
+        hidden = ffn.activation(hidden)
+    return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
+
+
+def _read(layer: "TransformerLayer", x: Tensor) -> Tensor:
+    """Return the layer's input as contiguous rows (R, D)."""
+    return layer.read(x).reshape(-1, layer.width).contiguous()
+
+
+def _product(linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
+    """Return x W^T without the bias."""
+    if isinstance(linear, Int8Linear):
+        return linear.product(x)
+    return torch.mm(x, linear.weight.t())
+
+
+def _with_bias(linear: nn.Linear, x: Tensor) -> Tensor:
+    return x if linear.bias is None else x + linear.bias
+
+
+def _before(residual: Residual, x: Tensor) -> Tensor:
+    return kernels.add_norm(x, None, None, _norm(residual)) if residual.pre else x
+
+
+def _after(residual: Residual, x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
+    return kernels.add_norm(x, y, bias, None if residual.pre else _norm(residual))
+
+
+def _norm(residual: Residual) -> nn.LayerNorm:
+    assert isinstance(residual.norm, nn.LayerNorm)
+    return residual.norm

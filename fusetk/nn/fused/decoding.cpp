@@ -1,0 +1,486 @@
+// The computations between the matrix products of a Transformer in inference, float32: attention to
+// a short source and to the earlier tokens of hypotheses, residual sum and layer normalisation,
+// activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
+// bits. Products come without their bias: the next kernel adds it.
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef int64_t Int;
+
+// A vector of 16 numbers. The compiler splits it if the processor's vectors are shorter.
+enum { LANES = 16 };
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline Vector load(const float *p) { return *(const Vector *)p; }
+static inline void store(float *p, Vector v) { *(Vector *)p = v; }
+static inline Vector fill(float x) { return x - (Vector){}; }
+static inline Vector larger(Vector a, Vector b) { return b > a ? b : a; }  // a if a is NaN
+
+// The first n < 16 numbers; the others are `rest`.
+static inline Vector load_part(const float *p, Int n, float rest) {
+    Vector v = fill(rest);
+    memcpy(&v, p, n * sizeof(float));
+    return v;
+}
+
+static inline float sum(Vector v) {
+    typedef float V8 __attribute__((vector_size(32)));
+    typedef float V4 __attribute__((vector_size(16)));
+    union { Vector v; V8 h[2]; } a = {v};
+    union { V8 v; V4 h[2]; } b = {a.h[0] + a.h[1]};
+    V4 c = b.h[0] + b.h[1];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+static inline float max(Vector v) {
+    typedef float V8 __attribute__((vector_size(32)));
+    typedef float V4 __attribute__((vector_size(16)));
+    union { Vector v; V8 h[2]; } a = {v};
+    union { V8 v; V4 h[2]; } b = {a.h[0] > a.h[1] ? a.h[0] : a.h[1]};
+    V4 c = b.h[0] > b.h[1] ? b.h[0] : b.h[1];
+    float x = c[0] > c[2] ? c[0] : c[2], y = c[1] > c[3] ? c[1] : c[3];
+    return x > y ? x : y;
+}
+
+// e^x for x <= 0
+static inline Vector exp_(Vector x) {
+    x = larger(x, fill(-87.0f));
+    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+    Vector k = (x * 1.44269504f + round) - round;
+    Vector r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    IntVector exponent = (__builtin_convertvector(k, IntVector) + 127) << 23;
+    return (p * r * r + r + 1.0f) * *(Vector *)&exponent;
+}
+
+// Softmax of n numbers, padded with -inf to full vectors, without the division by the sum.
+static inline float softmax(float *x, Int vectors) {
+    Vector top = load(x);
+    for (Int i = 1; i < vectors; i++) top = larger(top, load(x + i * LANES));
+    const float highest = max(top);
+    Vector total = {};
+    for (Int i = 0; i < vectors; i++) {
+        Vector e = exp_(load(x + i * LANES) - highest);
+        store(x + i * LANES, e);
+        total += e;
+    }
+    return sum(total);
+}
+
+static inline bool contains_true(IntVector v) {
+    union { IntVector v; Int parts[LANES / 2]; } a = {v};
+    Int any = 0;
+    for (Int i = 0; i < LANES / 2; i++) any |= a.parts[i];
+    return any;
+}
+
+static inline Int vectors_of(Int n) { return (n + LANES - 1) / LANES; }
+
+// out (n) = sum of weights[s] * rows[s], with a function that returns the address of row s. The
+// sums of up to 4 vectors stay in registers.
+template <class Rows>
+static inline void mix(float *out, Int n, const float *weights, Int count, float scale, Rows row) {
+    Int j = 0;
+    for (; j + 2 * LANES <= n; j += 2 * LANES) {
+        Vector a = {}, b = {};
+        for (Int s = 0; s < count; s++) {
+            const float *v = row(s) + j;
+            a += weights[s] * load(v);
+            b += weights[s] * load(v + LANES);
+        }
+        store(out + j, a * scale);
+        store(out + j + LANES, b * scale);
+    }
+    for (; j < n; j++) {
+        float a = 0;
+        for (Int s = 0; s < count; s++) a += weights[s] * row(s)[j];
+        out[j] = a * scale;
+    }
+}
+
+// Sums of the two halves of each group of numbers, first the groups of a, then those of b. mergeN
+// has groups of 2 N numbers.
+static inline Vector merge8(Vector a, Vector b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+        __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+static inline Vector merge4(Vector a, Vector b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+static inline Vector merge2(Vector a, Vector b) {
+    return __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+        __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+}
+static inline Vector merge1(Vector a, Vector b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+        __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+// The sum of the numbers of each of 16 vectors
+static inline Vector sums(const Vector *v) {
+    Vector a[8], b[4];
+    for (Int i = 0; i < 8; i++) a[i] = merge8(v[2 * i], v[2 * i + 1]);
+    for (Int i = 0; i < 4; i++) b[i] = merge4(a[2 * i], a[2 * i + 1]);
+    return merge1(merge2(b[0], b[1]), merge2(b[2], b[3]));
+}
+
+// scores[t] = q * keys[t] for t < count, and -inf up to a full vector
+static inline void dots(
+    float *scores, const float *q, const float *const *keys, Int first, Int size, Int count
+) {
+    for (Int start = 0; start < count; start += LANES) {
+        const Int part = count - start < LANES ? count - start : LANES;
+        Vector products[LANES];
+        for (Int t = 0; t < part; t++) {
+            const float *k = keys[start + t] + first;
+            Vector v = {};
+            Int j = 0;
+            for (; j + LANES <= size; j += LANES) v += load(q + j) * load(k + j);
+            for (; j < size; j++) v[j % LANES] += q[j] * k[j];
+            products[t] = v;
+        }
+        for (Int t = part; t < LANES; t++) products[t] = fill(0);
+        store(scores + start, sums(products));
+        for (Int t = part; t < LANES; t++) scores[start + t] = -INFINITY;
+    }
+}
+
+// Memory of one thread
+struct Scratch {
+    float *at;
+    explicit Scratch(Int size) : at(new float[size + LANES]) {}
+    ~Scratch() { delete[] at; }
+};
+
+extern "C" {
+
+// Attention of R rows to their earlier tokens. steps[t] is the address of step t's projections
+// (rows of queries, keys and values, 3 D numbers); the last step is the current one. Row r's token
+// of step t is row ancestors[r, t]. The bias (3 D) is that of the projections. The bias of the keys
+// adds the same number to all scores, so it has no effect.
+void attend_history(
+    Int threads, Int rows, Int heads, Int width, Int length, const float *const *steps,
+    const Int *ancestors, const float *bias, float *out
+) {
+    const Int size = width / heads, vectors = vectors_of(length);
+    const float scale = 1 / sqrtf((float)size);
+    const float *last = steps[length - 1];
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(width + vectors * LANES), keys(2 * length);
+        float *q = scratch.at, *scores = q + width;
+        const float **k = (const float **)keys.at;
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            for (Int j = 0; j < width; j++)
+                q[j] = (last[r * 3 * width + j] + (bias ? bias[j] : 0)) * scale;
+            for (Int t = 0; t < length; t++)
+                k[t] = steps[t] + (3 * ancestors[r * length + t] + 1) * width;
+            for (Int h = 0; h < heads; h++) {
+                const Int first = h * size;
+                dots(scores, q + first, k, first, size, length);
+                const float total = softmax(scores, vectors);
+                float *to = out + r * width + first;
+                mix(to, size, scores, length, 1 / total,
+                    [&](Int t) { return k[t] + width + first; });
+            }
+            if (bias)
+                for (Int j = 0; j < width; j++) out[r * width + j] += bias[2 * width + j];
+        }
+    }
+}
+
+// Keys (B, n, S, D), rows of `stride` numbers, -> (B, n, H, D / H, S rounded up to full vectors).
+void transpose_keys(
+    Int threads, Int blocks, Int length, Int width, Int stride, const float *keys,
+    float *out
+) {
+    const Int padded = vectors_of(length) * LANES;
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int b = 0; b < blocks; b++) {
+        const float *from = keys + b * length * stride;
+        float *to = out + b * width * padded;
+        for (Int j = 0; j < width; j++) {
+            for (Int s = 0; s < length; s++) to[j * padded + s] = from[s * stride + j];
+            for (Int s = length; s < padded; s++) to[j * padded + s] = 0;
+        }
+    }
+}
+
+// Attention of R rows to n sources of their sentences, summed and scaled by n^-1/2. Keys are those
+// of transpose_keys; values have rows of `stride` numbers. Row r reads the first
+// lengths[sentences[r]] positions. Queries have rows of query_stride numbers. weights (R, n, H, S)
+// may be null.
+void attend_source(
+    Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
+    const Int *lengths, const float *queries, Int query_stride, const float *bias,
+    const float *keys, const float *values, Int stride, const float *value_bias, float *out,
+    float *weights
+) {
+    const Int size = width / heads, padded = vectors_of(length) * LANES;
+    const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(2 * width + padded);
+        float *q = scratch.at, *context = q + width, *scores = context + width;
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            const Int b = sentences[r], end = lengths[b], vectors = vectors_of(end);
+            const float *query = queries + r * query_stride;
+            float *to = out + r * width;
+            for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
+            for (Int n = 0; n < sources; n++) {
+                const float *k = keys + (b * sources + n) * width * padded;
+                const float *v = values + (b * sources + n) * length * stride;
+                for (Int h = 0; h < heads; h++) {
+                    const float *kh = k + h * size * padded, *qh = q + h * size;
+                    for (Int i = 0; i < vectors; i++) {
+                        Vector a = {}, c = {}, d = {}, e = {};
+                        Int j = 0;
+                        for (; j + 4 <= size; j += 4) {
+                            const float *at = kh + j * padded + i * LANES;
+                            a += qh[j] * load(at);
+                            c += qh[j + 1] * load(at + padded);
+                            d += qh[j + 2] * load(at + 2 * padded);
+                            e += qh[j + 3] * load(at + 3 * padded);
+                        }
+                        for (; j < size; j++) a += qh[j] * load(kh + j * padded + i * LANES);
+                        store(scores + i * LANES, (a + c) + (d + e));
+                    }
+                    for (Int s = end; s < vectors * LANES; s++) scores[s] = -INFINITY;
+                    const float total = softmax(scores, vectors);
+                    const Int first = h * size;
+                    mix(n ? context : to + first, size, scores, end, 1 / total,
+                        [&](Int s) { return v + s * stride + first; });
+                    if (n)
+                        for (Int j = 0; j < size; j++) to[first + j] += context[j];
+                    if (weights) {
+                        float *w = weights + ((r * sources + n) * heads + h) * length;
+                        for (Int s = 0; s < length; s++) w[s] = s < end ? scores[s] / total : 0;
+                    }
+                }
+            }
+            if (sources > 1)
+                for (Int j = 0; j < width; j++) to[j] *= source_scale;
+            if (value_bias)
+                for (Int j = 0; j < width; j++) to[j] += value_bias[j];
+        }
+    }
+}
+
+// total = x + y + bias, and normed = LayerNorm(total). y, bias, total and normed may be null.
+void add_norm(
+    Int threads, Int rows, Int width, const float *x, const float *y, const float *bias,
+    const float *gain, const float *shift, float eps, float *total, float *normed
+) {
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Scratch scratch(width);
+#pragma omp for schedule(static)
+        for (Int r = 0; r < rows; r++) {
+            const Int start = r * width;
+            float *z = total ? total + start : scratch.at;
+            Int j = 0;
+            Vector sums = {};
+            for (; j + LANES <= width; j += LANES) {
+                Vector v = load(x + start + j);
+                if (y) v += load(y + start + j);
+                if (bias) v += load(bias + j);
+                store(z + j, v);
+                sums += v;
+            }
+            float rest = 0;
+            for (; j < width; j++) {
+                z[j] = x[start + j] + (y ? y[start + j] : 0) + (bias ? bias[j] : 0);
+                rest += z[j];
+            }
+            if (!normed) continue;
+            const float mean = (sum(sums) + rest) / width;
+            Vector squares = {};
+            rest = 0;
+            for (j = 0; j + LANES <= width; j += LANES) {
+                Vector v = load(z + j) - mean;
+                squares += v * v;
+            }
+            for (; j < width; j++) rest += (z[j] - mean) * (z[j] - mean);
+            const float rate = 1 / sqrtf((sum(squares) + rest) / width + eps);
+            for (j = 0; j + LANES <= width; j += LANES) {
+                Vector v = (load(z + j) - mean) * rate;
+                if (gain) v *= load(gain + j);
+                if (shift) v += load(shift + j);
+                store(normed + start + j, v);
+            }
+            for (; j < width; j++)
+                normed[start + j] =
+                    (z[j] - mean) * rate * (gain ? gain[j] : 1) + (shift ? shift[j] : 0);
+        }
+    }
+}
+
+// x = max(x + bias, 0), or x + bias without `relu`
+void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int relu) {
+    const Vector lowest = fill(relu ? 0 : -INFINITY);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        float *at = x + r * width;
+        Int j = 0;
+        for (; j + LANES <= width; j += LANES)
+            store(at + j, larger(load(at + j) + load(bias + j), lowest));
+        for (; j < width; j++) {
+            const float v = at[j] + bias[j];
+            at[j] = relu && v < 0 ? 0 : v;
+        }
+    }
+}
+
+// The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
+// and log_z, the logarithm of the sum of exp(logits). The tokens of `forbidden` are never chosen.
+// If only[r] >= 0, row r has this token alone. Other places of a row have the score -inf and token
+// 0. With NaN in a row, its log_z is NaN. `logits` is overwritten.
+void best_tokens(
+    Int threads, Int rows, Int size, float *logits, const float *bias, Int num_forbidden,
+    const Int *forbidden, const Int *only, Int n, float *best, Int *token, float *log_z
+) {
+    const Int full = size / LANES * LANES;
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        float *x = logits + r * size, *top = best + r * n;
+        Int *id = token + r * n;
+        const Int single = only ? only[r] : -1;
+        for (Int i = 0; i < n; i++) top[i] = -INFINITY, id[i] = 0;
+        if (single >= 0) {
+            top[0] = x[single] + (bias ? bias[single] : 0);
+            id[0] = single;
+        }
+        float highest = -INFINITY, excluded = 0;
+        Vector maxima = fill(-INFINITY), total = {};
+        {
+            Scratch values(num_forbidden);
+            for (Int i = 0; i < num_forbidden; i++) {
+                values.at[i] = x[forbidden[i]] + (bias ? bias[forbidden[i]] : 0);
+                highest = values.at[i] > highest ? values.at[i] : highest;
+                x[forbidden[i]] = -INFINITY;
+            }
+            for (Int j = 0; j < full; j += LANES) {
+                Vector v = load(x + j);
+                if (bias) v += load(bias + j);
+                store(x + j, v);
+                maxima = larger(maxima, v);
+            }
+            for (Int j = full; j < size; j++) {
+                if (bias) x[j] += bias[j];
+                maxima[j - full] = x[j] > maxima[j - full] ? x[j] : maxima[j - full];
+            }
+            highest = max(maxima) > highest ? max(maxima) : highest;
+            for (Int i = 0; i < num_forbidden; i++) excluded += expf(values.at[i] - highest);
+        }
+        for (Int j = 0; j < full; j += LANES) total += exp_(load(x + j) - highest);
+        if (full < size)
+            total += exp_(load_part(x + full, size - full, -INFINITY) - highest);
+        log_z[r] = highest + logf(sum(total) + excluded);
+        if (single >= 0) continue;
+
+        // The maxima of the lanes are different tokens. So the n-th best token has at least the
+        // n-th highest maximum.
+        float least = -INFINITY;
+        if (n <= LANES) {
+            float sorted[LANES];
+            for (Int i = 0; i < LANES; i++) {
+                Int place = i;
+                for (; place > 0 && maxima[i] > sorted[place - 1]; place--)
+                    sorted[place] = sorted[place - 1];
+                sorted[place] = maxima[i];
+            }
+            least = sorted[n - 1];
+        }
+        const Int block = 8 * LANES;
+        for (Int start = 0; start < size; start += block) {
+            const Int end = start + block < size ? start + block : size;
+            if (end - start == block) {
+                IntVector any = {};
+                for (Int j = start; j < end; j += LANES) any |= load(x + j) >= least;
+                if (!contains_true(any)) continue;
+            }
+            for (Int j = start; j < end; j++) {
+                if (!(x[j] >= least && x[j] > top[n - 1])) continue;
+                Int place = n - 1;
+                for (; place > 0 && x[j] > top[place - 1]; place--) {
+                    top[place] = top[place - 1];
+                    id[place] = id[place - 1];
+                }
+                top[place] = x[j];
+                id[place] = j;
+            }
+        }
+    }
+}
+
+// Each row of x (R, D) as int8, with a scale that maps its largest absolute value to 127.
+void quantize(
+    Int threads, Int rows, Int width, const float *x, int8_t *rounded, float *scale
+) {
+    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        const float *from = x + r * width;
+        int8_t *to = rounded + r * width;
+        const Int full = width / LANES * LANES;
+        Vector maxima = fill(FLT_MIN);
+        for (Int j = 0; j < full; j += LANES)
+            maxima = larger(larger(maxima, load(from + j)), -load(from + j));
+        float highest = max(maxima);
+        for (Int j = full; j < width; j++)
+            highest = fabsf(from[j]) > highest ? fabsf(from[j]) : highest;
+        const float factor = 127.0f / highest;
+        for (Int j = 0; j < full; j += LANES) {
+            typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+            Vector v = (load(from + j) * factor + round) - round;
+            IntVector integers = __builtin_convertvector(v, IntVector);
+            *(Bytes *)(to + j) = __builtin_convertvector(integers, Bytes);
+        }
+        for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + round) - round);
+        scale[r] = highest / 127.0f;
+    }
+}
+
+// sums (R, D) of integers, times the scales of its rows and columns, + bias, in place as floats.
+// The bias may be null. With `relu`, negative results become 0.
+void rescale(
+    Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
+    const float *column_scale, const float *bias, Int relu
+) {
+    const Vector lowest = fill(relu ? 0 : -INFINITY);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        int32_t *from = sums + r * width;
+        float *to = (float *)from;
+        const float scale = row_scale[r];
+        Int j = 0;
+        for (; j + LANES <= width; j += LANES) {
+            Vector v = __builtin_convertvector(*(IntVector *)(from + j), Vector);
+            v = v * scale * load(column_scale + j);
+            if (bias) v += load(bias + j);
+            store(to + j, larger(v, lowest));
+        }
+        for (; j < width; j++) {
+            float v = (float)from[j] * scale * column_scale[j] + (bias ? bias[j] : 0);
+            v = relu && v < 0 ? 0 : v;
+            memcpy(to + j, &v, sizeof v);
+        }
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,170 @@
+"""The computations between the products of a Transformer in inference: calls of ``decoding.cpp``.
+
+All tensors are float32 on CPU. Products come without their bias, and the functions here add it.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fusetk.nn.fused.build import library
+from fusetk.nn.precision import product_dtype
+
+_INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+def usable(x: Tensor) -> bool:
+    """Return whether the kernels can compute with ``x``: in inference, float32, on CPU."""
+    return (
+        x.device.type == "cpu"
+        and product_dtype(x) == torch.float32
+        and not torch.is_grad_enabled()
+        and library("decoding") is not None
+    )
+
+
+def _call(function: str, *arguments: Tensor | int | float | None) -> None:
+    """Call a function of the library with the number of threads and these arguments."""
+    kernels = library("decoding")
+    assert kernels is not None
+    converted: list[Any] = [_INT(torch.get_num_threads())]
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            converted.append(_POINTER(argument.data_ptr()))
+        elif isinstance(argument, float):
+            converted.append(_FLOAT(argument))
+        elif argument is None:
+            converted.append(_POINTER(None))
+        else:
+            converted.append(_INT(argument))
+    getattr(kernels, function)(*converted)
+
+
+def add_norm(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm | None) -> Tensor:
+    """Return LayerNorm(x + y + bias), for x and y (R, D), without the parts that are None."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    if norm is None:
+        _call("add_norm", rows, width, x, y, bias, None, None, 0.0, out, None)
+    else:
+        _call(
+            *("add_norm", rows, width, x, y, bias, norm.weight, norm.bias, norm.eps),
+            *(None, out),
+        )
+    return out
+
+
+def add_bias(x: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """Add ``bias`` (D,) to x (R, D) in place, then apply ReLU if ``relu``; return x."""
+    _call("add_bias", *x.shape, x, bias, int(relu))
+    return x
+
+
+def attend_history(
+    steps: Sequence[Tensor], ancestors: Tensor, heads: int, bias: Tensor | None
+) -> Tensor:
+    """Return the attention (R, D) of R hypotheses to their T tokens.
+
+    ``steps`` has the projections (R_t, 3D) of each step: queries, keys and values without ``bias``
+    (3D,). The token of hypothesis r at step t is row ``ancestors[r, t]`` of ``steps[t]``.
+    ``ancestors`` is (R, T). The last step is the current one, whose row r is hypothesis r.
+    """
+    rows, length = ancestors.shape
+    width = steps[-1].shape[1] // 3
+    out = steps[-1].new_empty(rows, width)
+    addresses = torch.tensor([step.data_ptr() for step in steps])
+    _call(
+        *("attend_history", rows, heads, width, length),
+        *(addresses, ancestors.contiguous(), bias, out),
+    )
+    return out
+
+
+class Source(NamedTuple):
+    """Keys and values of n sources of B sentences, as ``attend_source`` reads them."""
+
+    keys: Tensor  # (B, n, D, S rounded up), transposed
+    values: Tensor  # (B, n, S, D), a view
+    value_bias: Tensor | None  # (D,), if it is not in the values
+    lengths: Tensor  # (B,) real positions
+
+
+def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor) -> Source:
+    """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``."""
+    sentences, sources, length, width = keys.shape
+    transposed = keys.new_empty(sentences, sources, width, -(-length // 16) * 16)
+    _call(
+        *("transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed),
+    )
+    return Source(transposed, values, value_bias, lengths)
+
+
+def attend_source(
+    queries: Tensor,
+    bias: Tensor | None,
+    source: Source,
+    sentences: Tensor,
+    heads: int,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return the attention (R, D) of queries (R, D) to n sources, summed and scaled by n^-1/2.
+
+    ``sentences`` (R,) are the sentences that the queries read. ``weights`` (R, n, H, S) is filled
+    with the attention weights.
+    """
+    rows, width = queries.shape
+    sources, length = source.values.shape[1:3]
+    out = queries.new_empty(rows, width)
+    _call(
+        *("attend_source", rows, heads, width, sources, length, sentences, source.lengths),
+        *(queries, queries.stride(0), bias, source.keys, source.values, source.values.stride(2)),
+        *(source.value_bias, out, weights),
+    )
+    return out
+
+
+def best_tokens(
+    logits: Tensor, bias: Tensor | None, forbidden: Tensor, only: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the ``count`` best logits (R, n), their tokens (R, n), and log_z (R, 1).
+
+    ``logits`` (R, V) come without ``bias`` (V,) and are overwritten. ``forbidden`` tokens are never
+    among the best. ``only`` (R,) is the only allowed token of each row, or -1. Missing tokens have
+    the logit -inf. Of equal logits, the lower token comes first. log_z is the logarithm of the sum
+    of the exponentials of all V logits.
+    """
+    logits = logits.contiguous()
+    if only is not None:
+        only = only.contiguous()
+    rows, size = logits.shape
+    best = logits.new_empty(rows, count)
+    token = torch.empty(rows, count, dtype=torch.int64)
+    log_z = logits.new_empty(rows, 1)
+    _call(
+        *("best_tokens", rows, size, logits, bias, len(forbidden), forbidden, only, count),
+        *(best, token, log_z),
+    )
+    return best, token, log_z
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (R, D) as int8, and the scales (R,) of its rows, as ``fusetk.nn.int8.quantize``."""
+    rounded = torch.empty(x.shape, dtype=torch.int8)
+    scale = x.new_empty(len(x))
+    _call("quantize", *x.shape, x, rounded, scale)
+    return rounded, scale
+
+
+def rescale(
+    sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, relu: bool
+) -> Tensor:
+    """Return ``sums`` (R, D), times the scales (R,) and (D,), + ``bias`` (D,), or the ReLU of it.
+
+    ``sums`` is int32, and its memory becomes the result.
+    """
+    sums = sums.to(torch.int32)
+    _call("rescale", *sums.shape, sums, row_scale, column_scale, bias, int(relu))
+    return sums.view(torch.float32)

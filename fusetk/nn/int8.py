@@ -1,0 +1,72 @@
+"""Linear maps with weights and inputs of 8 bits, for inference on CPU.
+
+Each output feature's weights have one scale, and so has each input vector. A scale maps the largest
+absolute value to 127. The products of integers are exact. Only the rounding of the weights and of
+the inputs changes the result.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from fusetk.nn.fused import decoding as kernels
+
+LARGEST = 127.0
+
+
+class Int8Linear(nn.Module):
+    """x W^T + b with 8-bit W and x: (..., width) -> (..., out), float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
+        super().__init__()
+        rounded, scale = quantize(weight.detach().float())
+        self.register_buffer("weight", rounded)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.weight: Tensor  # (out, width) int8
+        self.scale: Tensor  # (out,)
+        self.bias: Tensor | None  # (out,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+    def product(self, x: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Return x W^T + ``bias`` for x (R, width), or the ReLU of it."""
+        fused = kernels.usable(x)
+        rounded, row_scale = kernels.quantize(x.contiguous()) if fused else quantize(x.float())
+        sums = integer_product(rounded, self.weight)
+        if fused:
+            return kernels.rescale(sums, row_scale, self.scale, bias, relu)
+        out = sums.float() * row_scale[:, None] * self.scale
+        if bias is not None:
+            out = out + bias
+        return out.relu() if relu else out
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (R, D) as int8, and the scales (R,) of its rows: x is about int8 * scale."""
+    highest = x.abs().amax(1).clamp_min(torch.finfo(x.dtype).tiny)
+    rounded = (x * (LARGEST / highest)[:, None]).round().to(torch.int8)
+    return rounded, highest / LARGEST
+
+
+def integer_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b^T for int8 a (M, K) and b (N, K), as exact integers of any number type."""
+    if _has_exact_products():
+        return torch._int_mm(a, b.t())
+    exact = torch.float32 if a.shape[1] * LARGEST**2 < 2**24 else torch.float64
+    return a.to(exact) @ b.to(exact).t()
+
+
+@cache
+def _has_exact_products() -> bool:
+    """Return whether this processor's products of int8 are exact; some saturate at 16 bits."""
+    a = torch.full((32, 64), int(LARGEST), dtype=torch.int8)
+    a[::2] = -a[::2]
+    try:
+        return bool((torch._int_mm(a, a.t()).abs() == 64 * LARGEST**2).all())
+    except RuntimeError:  # this version of torch has none for this processor
+        return False
