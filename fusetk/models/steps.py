@@ -161,8 +161,8 @@ def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> 
 def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool:
     """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
     return (
-        usable(layer, x)
-        and _is_plain(layer, layer.attention_residual, layer.ffn_residual)
+        _is_plain(layer, layer.attention_residual, layer.ffn_residual)
+        and usable(layer, x)
         and not trace.wanted(layer.attention.name)
     )
 

@@ -177,7 +177,7 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tested_kinds(site: str) -> set[str]:
+def kinds_tested_elsewhere(site: str) -> set[str]:
     """Return the kinds of a site in ``SUCCESSORS``."""
     kinds = set()
     for _, options in SUCCESSORS.values():
@@ -298,7 +298,7 @@ def _sites(kind: str) -> dict[str, Builder]:
     for site, (registered, options) in tables.items():
         both_sides = site == "connect" or backbone.test_encoder_fuses
         for name in registered:
-            if name == DEFAULTS[site] or name in tested_kinds(site) - set(options):
+            if name == DEFAULTS[site] or name in kinds_tested_elsewhere(site) - set(options):
                 continue
             first, *others = variants(name, options)
             tested = [first, *others] if backbone.test_variants else [first]
@@ -318,7 +318,7 @@ def _attentions(kind: str) -> dict[str, Builder]:
     if "decoder" not in sides(kind):
         return systems
     for attend in ATTENDS:
-        if attend in tested_kinds("attend") - {"dense-sum"}:
+        if attend in kinds_tested_elsewhere("attend") - {"dense-sum"}:
             continue
         if attend == "layerwise" and not backbone.attends_in_each_layer:
             continue

@@ -15,8 +15,8 @@ from tests.contracts.systems import (
     NO_GRADIENT,
     SEARCHED,
     SYSTEMS,
+    kinds_tested_elsewhere,
     sides,
-    tested_kinds,
 )
 from tests.helpers.batches import random_batch, select_sentences
 
@@ -45,7 +45,7 @@ def test_every_backbone_has_sizes_and_two_searched_systems() -> None:
 
 
 def test_every_residual_connection_has_a_system() -> None:
-    assert tested_kinds("residual") | {DEFAULTS["residual"]} == set(RESIDUALS)
+    assert kinds_tested_elsewhere("residual") | {DEFAULTS["residual"]} == set(RESIDUALS)
 
 
 @pytest.mark.parametrize("kind", MODELS)
