@@ -3,6 +3,7 @@
 This module imports nothing of fusetk.
 """
 
+import difflib
 import hashlib
 import json
 import os
@@ -12,6 +13,15 @@ from pathlib import Path
 from typing import IO, Any
 
 BLOCK = 1 << 20
+
+
+def similar_names(path: Path, number: int = 3) -> list[str]:
+    """Return the names of files and folders beside a missing path that resemble its name."""
+    try:
+        names = sorted(os.listdir(path.parent))
+    except OSError:
+        return []
+    return difflib.get_close_matches(path.name, names, number)
 
 
 def replace_file(path: Path, content: bytes | str) -> None:

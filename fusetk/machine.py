@@ -11,11 +11,12 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,32 +78,50 @@ def revision() -> str | None:
     return head + ("+" if status else "")
 
 
+Way = str | int  # a way to compute an operation, as it is stored in JSON
+Undo = Callable[[], None]
+
+
+class Choice(NamedTuple):
+    """An operation that can be computed in several ways, which differ in speed and rounding only.
+
+    To add an operation, add an entry to ``CHOICES``. Runs and caches that do not know its name use
+    the default way.
+    """
+
+    name: str
+    """Name in the stored files. It must never change its meaning."""
+    ways: tuple[Way, ...]
+    """The possible ways; the first is the default."""
+    measure: Callable[[], Way]
+    """Return the way to use on this machine: the default, or a faster way that is as exact."""
+    use: Callable[[Way], Undo]
+    """Use a way from now on; return a function that restores the previous one."""
+
+
 @dataclass(frozen=True)
 class Choices:
-    """The fastest ways to compute on this machine. They differ in speed and rounding only."""
+    """The fastest ways to compute on this machine, by the names of ``CHOICES``."""
 
     processor: str
     threads: int
-    products: str
-    """Library of float32 products: ``MKL`` (torch's default) or ``oneDNN``."""
-    attention: dict[str, int]
-    """Greatest number of attention keys for which plain products replace the fused kernel, for each
-    of ``ATTENTION_KINDS``."""
+    ways: dict[str, Way]
 
     def __str__(self) -> str:
-        keys = ", ".join(f"{kind} {limit}" for kind, limit in self.attention.items())
-        return f"by {self.products}, attention by plain products up to this many keys: {keys}"
+        return ", ".join(f"{name} by {way}" for name, way in self.ways.items())
+
+    def differences(self, other: "Choices") -> list[str]:
+        """Return a description of each setting that differs in ``other``."""
+        before, after = (
+            {"processor": c.processor, "threads": c.threads, **c.ways} for c in (self, other)
+        )
+        return [
+            f"{name}: {value} -> {after[name]}"
+            for name, value in before.items()
+            if value != after[name]
+        ]
 
 
-# The keys of ``attention.plain_up_to``, by name.
-ATTENTION_KINDS = {
-    "fp32 training": (torch.float32, True),
-    "fp32 inference": (torch.float32, False),
-    "bf16 training": (torch.bfloat16, True),
-    # bf16 inference is missing, because plain products round the attention scores to bf16 and the
-    # fused kernel does not.
-}
-ATTENTION_LENGTHS = (16, 64, 256, 1024)
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
 
@@ -110,8 +129,8 @@ MIN_SPEEDUP = 1.15
 def choices(matmul: str = "highest") -> Choices:
     """Return the choices for the current number of threads and a value of ``training.matmul``.
 
-    They are measured once on each machine (0.5 s) and stored in the cache folder, so that later
-    processes make the same choices.
+    They are measured once on each machine and stored in the cache folder, so that later processes
+    make the same choices. A new entry of ``CHOICES`` makes new measurements necessary.
     """
     return _choices(matmul, torch.get_num_threads())
 
@@ -123,6 +142,7 @@ def _choices(matmul: str, threads: int) -> Choices:
         "threads": threads,
         "torch": torch.__version__,
         "processor": processor(),
+        "choices": [choice.name for choice in CHOICES],
     }
     name = f"machine-{hashlib.sha256(json.dumps(conditions).encode()).hexdigest()[:16]}.json"
     for folder in cache_folders():
@@ -138,16 +158,33 @@ def _choices(matmul: str, threads: int) -> Choices:
 
 
 def read_choices(path: Path) -> Choices | None:
-    """Read a file of ``write_choices``; return None if it is missing or damaged."""
+    """Read a file of ``write_choices``; return None if it is missing or damaged.
+
+    Choices that the file lacks get their default, and unknown names are ignored, so other versions
+    of fusetk can write the file.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        stored = Choices(**values)
-        complete = set(stored.attention) == set(ATTENTION_KINDS) and all(
-            limit >= 0 for limit in stored.attention.values()
+        ways = values["ways"] if "ways" in values else _ways_of_format_1(values)
+        stored = Choices(
+            str(values["processor"]),
+            int(values["threads"]),
+            {choice.name: ways.get(choice.name, choice.ways[0]) for choice in CHOICES},
         )
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
-    return stored if complete and stored.products in ("MKL", "oneDNN") else None
+    valid = all(
+        way in choice.ways if isinstance(way, str) else type(way) is int and way >= 0
+        for choice in CHOICES
+        for way in [stored.ways[choice.name]]
+    )
+    return stored if valid else None
+
+
+def _ways_of_format_1(values: dict[str, Any]) -> dict[str, Way]:
+    """Return the ways in a file of fusetk 0.1, which knew two choices."""
+    limits = {_attention_name(kind): limit for kind, limit in values["attention"].items()}
+    return {"float32 products": values["products"], **limits}
 
 
 def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
@@ -166,75 +203,124 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
     ``matmul`` is ``training.matmul``. On CPU the settings are ``recorded``, by default ``choices``.
     Yields a description for the log.
     """
-    old_precision = torch.get_float32_matmul_precision()
-    old_limits = dict(attention.plain_up_to)
+    undo: list[Undo] = []
     try:
         if device.type != "cpu":
-            torch.set_float32_matmul_precision(matmul)
+            undo.append(_use_precision(matmul))
             description = "exact"
         else:
             chosen = recorded or choices(matmul)
-            _use(chosen, matmul)
+            undo = _use(chosen, matmul)
             description = str(chosen)
         if matmul != "highest":
             result = "rounded" if _product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
         yield description
     finally:
-        torch.set_float32_matmul_precision(old_precision)
-        attention.plain_up_to.clear()
-        attention.plain_up_to.update(old_limits)
+        for restore in reversed(undo):
+            restore()
 
 
-def _use(chosen: Choices, matmul: str) -> None:
-    torch.set_float32_matmul_precision(_precision(matmul, chosen.products))
-    attention.plain_up_to.update(
-        {ATTENTION_KINDS[kind]: limit for kind, limit in chosen.attention.items()}
-    )
+def _use(chosen: Choices, matmul: str) -> list[Undo]:
+    """Apply choices; return functions that undo it, the last one first to be called.
 
-
-def _precision(matmul: str, products: str) -> str:
-    """Return PyTorch's precision setting. "medium" selects oneDNN (see ``_fastest_float32``)."""
+    A ``matmul`` other than highest decides on the products itself.
+    """
+    undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES]
     if matmul != "highest":
-        return matmul
-    return "medium" if products == "oneDNN" else "highest"
+        undo.append(_use_precision(matmul))
+    return undo
 
 
 def _measure(matmul: str) -> Choices:
-    before = torch.get_float32_matmul_precision()
+    """Measure all choices in their order; each is in use while the next ones are measured."""
+    undo: list[Undo] = []
+    ways = {}
     try:
-        products = _fastest_float32()
-        torch.set_float32_matmul_precision(_precision(matmul, products))
-        limits = {kind: _plain_attention_limit(*key) for kind, key in ATTENTION_KINDS.items()}
+        for choice in CHOICES:
+            ways[choice.name] = choice.measure()
+            undo.append(choice.use(ways[choice.name]))
+            if matmul != "highest":
+                undo.append(_use_precision(matmul))
     finally:
-        torch.set_float32_matmul_precision(before)
-    return Choices(processor(), torch.get_num_threads(), products, limits)
+        for restore in reversed(undo):
+            restore()
+    return Choices(processor(), torch.get_num_threads(), ways)
 
 
-def _fastest_float32() -> str:
-    """Return the faster library, "MKL" or "oneDNN", for exact float32 products.
+def fastest(
+    ways: Sequence[Way],
+    run: Callable[[Way], Callable[[], object]],
+    exact: Callable[[Way], bool] = lambda way: True,
+) -> Way:
+    """Return the fastest of the exact ways.
+
+    ``run`` returns a function that computes the operation in one way. Another way replaces the
+    first one, the default, only if it is ``MIN_SPEEDUP`` times as fast.
+    """
+    usable = [way for way in ways if way == ways[0] or exact(way)]
+    seconds = _seconds(*(run(way) for way in usable))
+    best = min(range(len(usable)), key=seconds.__getitem__)
+    return usable[best] if seconds[0] > MIN_SPEEDUP * seconds[best] else usable[0]
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+def _use_precision(matmul: str) -> Undo:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul)
+    return partial(torch.set_float32_matmul_precision, before)
+
+
+def _precision(library: Way) -> str:
+    """Return PyTorch's precision setting for exact products by MKL or oneDNN.
 
     With the precision "medium", PyTorch uses oneDNN for products. It is faster on processors for
     which MKL does not use the full vector width. But on a processor with bf16 tiles, oneDNN rounds
-    the factors to bf16. Therefore the errors are compared first.
+    the factors to bf16. Therefore the errors are compared.
     """
-    cpu = torch.device("cpu")
-    torch.set_float32_matmul_precision("highest")
-    error = _product_error(cpu)
-    torch.set_float32_matmul_precision("medium")
-    if _product_error(cpu) > 2 * error:
-        return "MKL"
+    return "medium" if library == "oneDNN" else "highest"
+
+
+def _run_product(library: Way) -> Callable[[], object]:
     a, b = torch.ones(1024, 256), torch.ones(256, 1024)
 
-    def product(precision: str) -> Callable[[], object]:
-        def run() -> object:
-            torch.set_float32_matmul_precision(precision)
-            return a @ b
+    def run() -> object:
+        restore = _use_precision(_precision(library))
+        product = a @ b
+        restore()
+        return product
 
-        return run
+    return run
 
-    mkl, onednn = _seconds(product("highest"), product("medium"))
-    return "oneDNN" if mkl > MIN_SPEEDUP * onednn else "MKL"
+
+def _is_exact_product(library: Way) -> bool:
+    """Whether the error of a library's float32 products is at most twice that of MKL."""
+    errors = []
+    for name in ("MKL", library):
+        restore = _use_precision(_precision(name))
+        errors.append(_product_error(torch.device("cpu")))
+        restore()
+    return errors[1] <= 2 * errors[0]
+
+
+# Attention ---------------------------------------------------------------------------------------
+
+
+def _attention_name(kind: str) -> str:
+    return f"longest plain attention, {kind}"
+
+
+def _use_attention_limit(kind: tuple[torch.dtype, bool], limit: Way) -> Undo:
+    before = dict(attention.plain_up_to)
+
+    def restore() -> None:
+        attention.plain_up_to.clear()
+        attention.plain_up_to.update(before)
+
+    attention.plain_up_to[kind] = int(limit)
+    return restore
 
 
 def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
@@ -251,23 +337,58 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
             for _ in range(3)
         )
         mask = torch.ones(shape[0], 1, 1, length, dtype=torch.bool)
-
-        fused, plain = _seconds(
-            partial(_attend, q, k, v, mask, 0), partial(_attend, q, k, v, mask, length)
-        )
-        if fused < MIN_SPEEDUP * plain:
+        if not fastest((0, length), partial(_run_attention, q, k, v, mask)):
             break
         limit = length
     return limit
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: int) -> None:
+def _run_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way
+) -> Callable[[], object]:
+    return partial(_attend, q, k, v, mask, limit)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
     """Run attention with ``limit`` in ``plain_up_to``, and the backward pass if ``q`` needs it."""
-    attention.plain_up_to[q.dtype, q.requires_grad] = limit
+    restore = _use_attention_limit((q.dtype, q.requires_grad), limit)
     with torch.inference_mode(False), torch.set_grad_enabled(q.requires_grad):
         result = attention.scaled_dot_product(q, k, v, mask, 0.0, "")
         if q.requires_grad:
             torch.autograd.grad(result.sum(), (q, k, v))
+    restore()
+
+
+# The keys of ``attention.plain_up_to``, by name.
+ATTENTION_KINDS = {
+    "fp32 training": (torch.float32, True),
+    "fp32 inference": (torch.float32, False),
+    "bf16 training": (torch.bfloat16, True),
+    # bf16 inference is missing, because plain products round the attention scores to bf16 and the
+    # fused kernel does not.
+}
+ATTENTION_LENGTHS = (16, 64, 256, 1024)
+
+CHOICES: tuple[Choice, ...] = (
+    Choice(
+        "float32 products",
+        ("MKL", "oneDNN"),  # MKL is PyTorch's default
+        lambda: fastest(("MKL", "oneDNN"), _run_product, _is_exact_product),
+        lambda library: _use_precision(_precision(library)),
+    ),
+    *(
+        Choice(
+            _attention_name(kind),
+            (0, *ATTENTION_LENGTHS),  # number of keys up to which plain products are used
+            partial(_plain_attention_limit, *key),
+            partial(_use_attention_limit, key),
+        )
+        for kind, key in ATTENTION_KINDS.items()
+    ),
+)
+
+
+# The processor -----------------------------------------------------------------------------------
 
 
 def _seconds(*functions: Callable[[], object]) -> list[float]:

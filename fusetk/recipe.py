@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import model_validator
 
 from fusetk import config
 from fusetk.config import Config, component
@@ -12,6 +12,7 @@ from fusetk.data.config import DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
+from fusetk.papers import PaperConfig, fill_in
 from fusetk.training.config import TrainingConfig
 
 # Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
@@ -20,29 +21,8 @@ from fusetk.training.config import TrainingConfig
 NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",
-    r"training\.validation\.(bleu|tokens)",
+    r"training\.validation\.(bleu|tokens|train_pairs|train_dropout)",
 )
-
-
-class PaperConfig(Config):
-    """Published values of this system. Commands only print them beside the measured values."""
-
-    table: str
-    """Name of the paper and its table, such as MLRF Table 2."""
-    row: str | None = None
-    """Name of the system in the table; null in a config that only serves as a base for others."""
-    line: int | None = None
-    """Position of the row in the table."""
-    parameters: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """Published number of parameters in millions, such as 10.97M."""
-    counted: str | None = Field(None, pattern=r"^\d+(\.\d+)?M$")
-    """Number of parameters of the described system, if it differs from the published number."""
-    vocabulary: tuple[PositiveInt, PositiveInt] | None = None
-    """Source and target vocabulary sizes for the number of parameters, special tokens included."""
-    bleu: float | dict[str, float] | None = None
-    """Published BLEU: one number, or a mapping of test set names to numbers."""
-    note: str | None = None
-    """Details that the paper leaves open or states inconsistently."""
 
 
 class Recipe(Config):
@@ -75,7 +55,10 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a config.
 
     Relative paths in ``data`` become absolute; they start from the folder of the file that names
-    them, or from the current folder in an override. Raises ConfigError that lists every error at
+    them, or from the current folder in an override. Published values that ``paper`` does not give
+    are read from the file of ``paper.tables``. Raises ConfigError that lists every error at
     once. Paths that cannot be expanded are reported before all other errors.
     """
-    return config.parse(load_document(path, overrides), Recipe)
+    document = load_document(path, overrides, [("training", "start_from")])
+    fill_in(document)
+    return config.parse(document, Recipe)

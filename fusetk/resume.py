@@ -137,11 +137,11 @@ def _text_changes(recipe: Recipe, prepared: Mapping[str, Any], resuming: bool) -
 
 
 def _processor_changes(run: Path, kernel_choices: Choices | None) -> list[str]:
-    """Describe a change of the processor since the run started."""
+    """Describe how the processor, and the ways to compute on it, changed since the run started."""
     recorded = read_choices(run / MACHINE)
-    if not recorded or not kernel_choices or recorded.processor == kernel_choices.processor:
+    if not recorded or not kernel_choices:
         return []
     return [
-        f"processor: {recorded.processor} -> {kernel_choices.processor}; "
-        "the results of an update may differ by rounding"
+        f"{difference}; the results of an update may differ by rounding"
+        for difference in recorded.differences(kernel_choices)
     ]

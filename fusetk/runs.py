@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusetk.errors import CheckpointError, ConfigError
-from fusetk.files import checksum, digest, lock
+from fusetk.files import checksum, digest, lock, similar_names
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -48,13 +48,24 @@ def find(path: Path) -> tuple[Path, str]:
         reason = "there is no such folder"
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
-        raise CheckpointError(f"{path} is not a run folder: {reason}")
+        raise CheckpointError(f"{path} is not a run folder: {reason}{_similar_run(path)}")
     names = [
         name
         for name in ("best", "last")
         if (path / CHECKPOINTS / name).is_symlink() or (path / CHECKPOINTS / name).exists()
     ]
     return path, names[0] if names else ""
+
+
+def _similar_run(path: Path) -> str:
+    """Return a hint: runs inside this folder, or a run around it, or runs with similar names."""
+    inside = [folder.parent for folder in (path, *path.parents) if folder.name == CHECKPOINTS]
+    runs = [folder for folder in inside if (folder / CONFIG).exists()]
+    runs = runs or sorted(file.parent for file in path.glob(f"*/{CONFIG}"))
+    if not runs:
+        beside = [path.with_name(name) for name in similar_names(path)]
+        runs = [folder for folder in beside if (folder / CONFIG).exists()]
+    return f"; did you mean {' or '.join(map(str, runs[:3]))}?" if runs else ""
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
@@ -187,6 +198,23 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
         and not isinstance(update, bool)
     )
     return record if valid else None
+
+
+def check_run_folder(run: Path) -> None:
+    """Raise ConfigError if the folder holds files of another kind, such as prepared data."""
+    if not run.is_dir() or (run / CONFIG).exists() or (run / CHECKPOINTS).is_dir():
+        return
+    foreign = sorted(path.name for path in run.iterdir() if not _may_precede_run(path))
+    if foreign:
+        raise ConfigError(
+            f"{run} is not a run folder and holds {foreign[0]}: choose an empty or a new --run"
+        )
+
+
+def _may_precede_run(path: Path) -> bool:
+    """Whether a file may be in a run folder before training: a log or a hidden file."""
+    known = path.name in (TEXT, MACHINE, METRICS, LOG) or path.name.startswith(".")
+    return known or path.suffix in (".out", ".err", ".log")
 
 
 class RunLock:

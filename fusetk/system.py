@@ -4,6 +4,7 @@ This module does not import the training loop.
 """
 
 import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -255,7 +256,18 @@ def changed(
     places: dict[Place, Origin] = {
         (key,): Origin(origin, Path()) for key, origin in (origins or {}).items()
     }
-    return parse(Document({**config.model_dump(), **canonical(settings)}, places), SearchConfig)
+    document = Document({**config.model_dump(), **canonical(settings)}, places)
+    try:
+        return parse(document, SearchConfig, "the settings of the search have")
+    except ConfigError as error:
+        if not origins:
+            raise
+        names = re.compile(rf"\b({'|'.join(origins)})\b")
+        text = str(error)
+        # Only errors about the combination of settings have no place.
+        if " [" not in text:
+            text = names.sub(lambda name: origins[name[0]], text)
+        raise ConfigError(text) from None
 
 
 # Input --------------------------------------------------------------------------------------------

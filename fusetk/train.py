@@ -1,6 +1,7 @@
 """``train``: one training run in its folder, from the start or resumed."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ from fusetk import config
 from fusetk.data import integrity, manifest
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
+from fusetk.data.sampler import UNITS
 from fusetk.errors import FusetkError, Interrupted
 from fusetk.files import write_if_changed
 from fusetk.machine import (
@@ -27,7 +29,7 @@ from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import Recipe
 from fusetk.resume import find_changes, last_checkpoint
-from fusetk.runs import CONFIG, MACHINE, TEXT, RunLock
+from fusetk.runs import CONFIG, MACHINE, TEXT, RunLock, check_run_folder
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
@@ -35,6 +37,7 @@ from fusetk.training.log import Log, NullLog, forget_after
 from fusetk.training.loop import Trainer
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
+from fusetk.training.start import start_from
 from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 
@@ -112,12 +115,21 @@ def _train(
     fingerprint = manifest.training_fingerprint(prepared)
     integrity.check_files(data, prepared)
     if world.first:
+        check_run_folder(run)
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     changes = find_changes(recipe, run, last, prepared, kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
     sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    model = _build_model(recipe, sizes, device, world)
+    started: list[str] = []
+
+    def initialise(model: Seq2Seq) -> None:
+        assert recipe.training.start_from is not None
+        report = start_from(model, Path(recipe.training.start_from), pipeline)
+        started.extend(report.lines())
+
+    fresh = recipe.training.start_from is not None and not last
+    model = _build_model(recipe, sizes, device, world, initialise if fresh else None)
     validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
     trainer = Trainer(
         recipe.training,
@@ -141,6 +153,8 @@ def _train(
     with Log(run, quiet, recipe.training.tensorboard) if world.first else NullLog() as log:
         for line in _run_header(recipe, model, pipeline, trainer, matmul):
             log.line(line)
+        for line in started:
+            log.line(line)
         for change in changes:
             log.line(f"changed: {change}")
         if trainer.finished():
@@ -159,10 +173,19 @@ def _train(
 
 
 def _build_model(
-    recipe: Recipe, sizes: tuple[int, int], device: torch.device, world: World
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    device: torch.device,
+    world: World,
+    initialise: Callable[[Seq2Seq], None] | None = None,
 ) -> Seq2Seq:
-    """Build the model of a recipe on the device. The recipe may compile or shard it."""
+    """Build the model of a recipe on the device. The recipe may compile or shard it.
+
+    ``initialise`` changes the initial weights.
+    """
     model = build(recipe, *sizes)
+    if initialise:
+        initialise(model)
     if recipe.training.compile:
         compile_layers(model)
     if recipe.training.shard and world.size > 1:
@@ -211,7 +234,6 @@ def _run_header(
     compiled = ", layers compiled" if recipe.training.compile else ""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
-    unit = "target tokens" if batch.unit == "tokens" else "pairs"
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     return [
         f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
@@ -220,6 +242,6 @@ def _run_header(
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "
         f"{len(trainer.validator.corpus):,} validation pairs; "
-        f"batches of {batch.size:,} {unit}{accumulated}; "
+        f"batches of {batch.size:,} {UNITS[batch.unit]}{accumulated}; "
         f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

@@ -58,12 +58,15 @@ unlock_data() {
 }
 
 # read_row CONFIG RAW PREPARED [KEY=VALUE ...]: read CONFIG with these keys changed. It sets source,
-# target, seed, keep_last, lowercase, tests, and settings: the options of fusetk that change the
-# keys and the paths of the text.
+# target, seed, keep_last, lowercase, tests, the checkpoint (empty if the paper names none) and the
+# metrics of the published score, and settings: the options of fusetk that change the keys and the
+# paths of the text.
 read_row() {
     local facts fact value setting
     # shellcheck disable=SC2034
-    source='' target='' seed='' keep_last='' lowercase=() tests=() settings=()
+    source='' target='' seed='' keep_last='' checkpoint='' lowercase=() tests=() settings=()
+    # shellcheck disable=SC2034
+    row_metrics=()
     facts=$(python3 "$ROOT/recipes/row.py" facts "$@")
     while IFS=$'\t' read -r fact value; do
         # shellcheck disable=SC2034
@@ -72,6 +75,8 @@ read_row() {
             target) target=$value ;;
             seed) seed=$value ;;
             average) keep_last=$value ;;
+            checkpoint) checkpoint=$value ;;
+            metric) row_metrics+=("$value") ;;
             lowercase) lowercase=(--lowercase) ;;
             test) tests+=("$value") ;;
             set) settings+=(--set "$value") ;;
@@ -108,6 +113,25 @@ average() {
     if stale "$averaged/state.json" "$run/checkpoints/last/state.json"; then
         fusetk average "$run" --last "$last" --name "average-$last"
     fi
+}
+
+# published RUN N: average checkpoints as the published score needs them, and set `decoded` to the
+# paths of the checkpoints to translate with. N, if it is not empty, is the number of checkpoints of
+# a further average. If the paper names no checkpoint, they are the best one and an average.
+published() {
+    local run=$1 last=$2
+    decoded=()
+    case $checkpoint in
+        '') decoded=("$run/checkpoints/best") last=${last:-$keep_last} ;;
+        average-*)
+            average "$run" "${checkpoint#average-}"
+            decoded=("$averaged")
+            ;;
+        *) decoded=("$run/checkpoints/$checkpoint") ;;
+    esac
+    [ -n "$last" ] || return 0
+    average "$run" "$last"
+    [ "$averaged" = "${decoded[0]}" ] || decoded+=("$averaged")
 }
 
 # translate CHECKPOINT INPUT OUTPUT [OPTION ...]: translate, unless OUTPUT is newer than the

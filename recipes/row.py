@@ -15,6 +15,7 @@ from pathlib import Path
 from fusetk import recipe
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.steps.lowercase import Lowercase
+from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.text import read_lines, writer
 from fusetk.errors import FusetkError
 from fusetk.recipe import Recipe
@@ -31,7 +32,10 @@ def facts(config: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]
     yield "target", data.target
     yield "seed", str(config.training.seed)
     yield "average", str(config.training.keep_last)
-    if any(isinstance(step, Lowercase) and step.works_on("target") for step in data.steps):
+    if config.paper and config.paper.checkpoint:
+        yield "checkpoint", config.paper.checkpoint
+    yield from (("metric", name) for name in metrics(config))
+    if lowercases(config):
         yield "lowercase", "yes"
     yield from (("test", name) for name in data.test)
     yield "set", "data.folder=" + json.dumps(str(prepared))
@@ -40,6 +44,34 @@ def facts(config: Recipe, raw: Path, prepared: Path) -> Iterator[tuple[str, str]
         yield "set", "data.valid=" + json.dumps(in_raw(data.valid))
     tests = {name: in_raw(prefixes) for name, prefixes in data.test.items()}
     yield "set", "data.test=" + json.dumps(tests)
+
+
+def metrics(config: Recipe) -> list[str]:
+    """Return the metric of the published scores first, then those to print beside it.
+
+    If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
+    both are printed, and sacreBLEU.
+    """
+    published = config.paper.metric if config.paper else None
+    names = [published or ("multi-bleu-lc" if lowercases(config) else "multi-bleu")]
+    if splits_hyphens(config):
+        names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
+    return list(dict.fromkeys(names))
+
+
+def lowercases(config: Recipe) -> bool:
+    """Whether the target is lower-cased."""
+    return any(
+        isinstance(step, Lowercase) and step.works_on("target") for step in config.data.steps
+    )
+
+
+def splits_hyphens(config: Recipe) -> bool:
+    """Whether the tokeniser splits words of the target at hyphens."""
+    return any(
+        isinstance(step, Tokenize) and step.aggressive_hyphens and step.works_on("target")
+        for step in config.data.steps
+    )
 
 
 def references(config: Recipe, raw: Path, prepared: Path, folder: Path) -> None:

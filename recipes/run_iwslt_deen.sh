@@ -10,15 +10,16 @@ Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--job
        [--prepare-only] [--set KEY=VALUE ...]
 
 Extracts the text, prepares it, compares its counts with the published ones of the config's split,
-trains, averages, translates the config's test sets and scores. A second call does only the missing
-steps.
+trains, averages, translates the config's test sets and scores. Metric and checkpoint are those of
+the published score. A second call does only the missing steps.
 
   --archive FILE    the archive of WIT3 2014-01; downloaded without this option
   --config FILE     $ROOT/recipes/iwslt14/transformer_6x512.yaml, or a row of the folders
                     iwslt14_deen and iwslt14_deen_words of mlrf, lwc and densenmt in
                     $ROOT/recipes (mlrf/iwslt14_deen/baseline_3layer.yaml)
   --out DIR         the folder of all output ($ROOT/work/iwslt14_deen)
-  --average N       checkpoints to average (5)
+  --average N       also score an average of N checkpoints. A config without a published score is
+                    scored at the best checkpoint and at an average of all that it keeps
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
   --any-data        continue if the data are not those of the published split
@@ -27,7 +28,7 @@ END
 }
 
 archive='' config=$ROOT/recipes/mlrf/iwslt14_deen/baseline_3layer.yaml out=$ROOT/work/iwslt14_deen
-jobs=1 last=5 prepare_only='' any_data=() overrides=()
+jobs=1 last='' prepare_only='' any_data=() overrides=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -74,16 +75,17 @@ python3 "$iwslt" check "$prepared" ${any_data[@]+"${any_data[@]}"}
 
 say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
-say "translate and score (tokenised, case-insensitive)"
-average "$run" "$last"
+say "translate and score (tokenised)"
+published "$run" "$last"
+metric=${row_metrics[0]}
 for set in "${tests[@]}"; do
     text=$prepared/test.$set part=.$set
     [ "$set" != test ] || part=''
-    for checkpoint in "$run/checkpoints/best" "$averaged"; do
-        label=$(basename "$checkpoint")
+    for folder in "${decoded[@]}"; do
+        label=$(basename "$folder")
         words=$out/${label%-*}.$group.$name$part.txt
-        translate "$checkpoint" "$text.$source.txt" "$words" --tokenized
-        fusetk score "$words" -r "$text.$target.txt" --metric multi-bleu-lc \
+        translate "$folder" "$text.$source.txt" "$words" --tokenized
+        fusetk score "$words" -r "$text.$target.txt" --metric "$metric" \
             --run "$run" --set-name "$set" --checkpoint "$label"
     done
 done

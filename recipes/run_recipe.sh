@@ -8,9 +8,9 @@ usage() {
     cat << END
 Usage: $(basename "$0") CONFIG --raw DIR [--out DIR] [--seed N] [--set KEY=VALUE ...]
 
-Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. A second
-call does only the missing steps. \`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG,
-prints the table.
+Prepares the text that CONFIG names, trains, averages, translates all test sets and scores. Metric
+and checkpoint are those of the published score. A second call does only the missing steps.
+\`fusetk report FOLDER --runs OUT\`, with the folder of CONFIG, prints the table.
 
 DIR replaces the folders in CONFIG's paths of text: for raw/train, DIR contains train.de and
 train.en, plain or .gz. Several references of a test set are SET.en, SET.en1, SET.en2, ...
@@ -20,10 +20,11 @@ prepares.
   --raw DIR         the folder of the text
   --out DIR         the folder of all output ($ROOT/work/PAPER_TASK, after the folders of CONFIG)
   --seed N          training.seed (the config's)
-  --average N       checkpoints to average (as many as the config keeps: training.keep_last)
-  --metric NAME     metric; repeatable. multi-bleu (the default) and multi-bleu-lc score tokenised
-                    text. Others, such as sacrebleu, score raw text, and ignore case if the config
-                    lowercases the target
+  --average N       also score an average of N checkpoints. A config without a published score is
+                    scored at the best checkpoint and at an average of all that it keeps
+  --metric NAME     another metric; repeatable. multi-bleu, multi-bleu-lc and multi-bleu-joined
+                    score tokenised text. Others, such as sacrebleu, score raw text, and ignore case
+                    if the config lowercases the target
   --jobs N          processes for the preparation (1)
   --prepare-only    stop before training
   --set KEY=VALUE   change a key of the config; repeatable
@@ -64,7 +65,6 @@ done
 [ -n "$raw" ] || die "give the folder of the text by --raw; -h shows the usage"
 [ -d "$raw" ] || die "the folder $raw does not exist"
 [ -z "$seed" ] || overrides+=("training.seed=$seed")
-[ "${#metrics[@]}" -gt 0 ] || metrics=(multi-bleu)
 need_fusetk
 
 folder=$(cd "$(dirname "$config")" && pwd)
@@ -74,6 +74,7 @@ prepared=$out/data.$group
 row=$ROOT/recipes/row.py
 
 read_row "$config" "$raw" "$prepared" ${overrides[@]+"${overrides[@]}"}
+metrics=("${row_metrics[@]}" ${metrics[@]+"${metrics[@]}"})
 run=$out/run.$group.$name.seed$seed
 mkdir -p "$out"
 [ -n "$prepare_only" ] || lock_run "$run"
@@ -85,7 +86,7 @@ unlock_data
 
 say "train"
 fusetk train "$config" "${settings[@]}" --run "$run"
-average "$run" "${last:-$keep_last}"
+published "$run" "$last"
 [ "${#tests[@]}" -gt 0 ] || die "$config names no test set, so there is nothing to score"
 
 say "translate and score"
@@ -93,10 +94,10 @@ further=$out/references.$group
 python3 "$row" references "$config" "$raw" "$prepared" "$further" ${overrides[@]+"${overrides[@]}"}
 for set in "${tests[@]}"; do
     text=$prepared/test.$set
-    for checkpoint in "$run/checkpoints/best" "$averaged"; do
-        label=$(basename "$checkpoint")
+    for folder in "${decoded[@]}"; do
+        label=$(basename "$folder")
         words=$run/$set.$label
-        translate "$checkpoint" "$text.$source.txt" "$words.txt" --tokenized
+        translate "$folder" "$text.$source.txt" "$words.txt" --tokenized
         for metric in "${metrics[@]}"; do
             case $metric in
                 multi-bleu*) form=txt options=() ;;

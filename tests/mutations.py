@@ -399,8 +399,8 @@ MUTATIONS = [
     Mutation(
         "attention residuals do not normalise the keys",
         "models/residual/attention.py",
-        "squeeze(-1) * stream.scales",
-        "squeeze(-1)",
+        "squeeze(-2) * stream.scales",
+        "squeeze(-2)",
         ("models/test_residual.py",),
         "attention",
     ),

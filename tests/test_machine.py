@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch.nn import functional as F
 
 from fusetk import machine, runs
@@ -30,7 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def uniform(limit: int) -> Choices:
     """Choose plain products for up to ``limit`` keys in each kind of attention."""
-    return Choices(machine.processor(), 1, "MKL", dict.fromkeys(machine.ATTENTION_KINDS, limit))
+    limits = {machine._attention_name(kind): limit for kind in machine.ATTENTION_KINDS}
+    return Choices(machine.processor(), 1, {"float32 products": "MKL", **limits})
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -78,7 +80,17 @@ def test_choices_are_measured_once_and_stored(cache: Path, monkeypatch: pytest.M
     assert choices() == first
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"processor": 1}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"processor": 1}',
+        "\x00",
+        '{"processor": "p", "threads": 1, "ways": {"float32 products": "abacus"}}',
+    ],
+)
 def test_damaged_choices_are_measured_again(cache: Path, content: str) -> None:
     choices()
     [file] = cache.glob("machine-*.json")
@@ -106,25 +118,74 @@ def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         machine, "_seconds", lambda *ways: [float(len(ways) - i) for i in range(len(ways))]
     )
-    assert machine._fastest_float32() == "MKL"
+    [products] = (choice for choice in machine.CHOICES if choice.name == "float32 products")
+    assert products.measure() == "MKL"
     monkeypatch.setattr(machine, "_product_error", lambda device: 2e-7)
-    assert machine._fastest_float32() == "oneDNN", "oneDNN takes half the time"
-    torch.set_float32_matmul_precision("highest")
-    machine.device_of("cpu")
+    assert products.measure() == "oneDNN", "oneDNN takes half the time"
+
+
+def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new choice is measured, applied and restored; files without it are still read."""
+    path = cache.parent / "run.json"
+    write_choices(path, uniform(16))
+    current = ["slow"]
+
+    def use(way: machine.Way) -> machine.Undo:
+        before = current[0]
+        current[0] = str(way)
+        return lambda: current.__setitem__(0, before)
+
+    seconds = {"slow": 2.0, "fast": 1.0, "wrong": 0.1}
+    monkeypatch.setattr(machine, "_seconds", lambda *runs: [run() for run in runs])
+    new = machine.Choice(
+        "sorting",
+        ("slow", "fast", "wrong"),
+        lambda: machine.fastest(
+            ("slow", "fast", "wrong"), lambda way: lambda: seconds[way], lambda way: way != "wrong"
+        ),
+        use,
+    )
+    monkeypatch.setattr(machine, "CHOICES", (*machine.CHOICES[:1], new))
+    stored = read_choices(path)
+    assert stored and stored.ways == {"float32 products": "MKL", "sorting": "slow"}
+    measured = replace(stored, ways={**stored.ways, "sorting": new.measure()})
+    assert measured.ways["sorting"] == "fast"
+    assert stored.differences(measured) == ["sorting: slow -> fast"]
+    with computing(CPU, "highest", measured):
+        assert current == ["fast"]
+    assert current == ["slow"]
+    write_choices(path, measured)
+    monkeypatch.undo()
+    assert read_choices(path) == uniform(0), "an unknown choice is ignored"
+
+
+def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    limits = {"fp32 training": 16, "fp32 inference": 0, "bf16 training": 256}
+    values = {"processor": "p", "threads": 2, "products": "oneDNN", "attention": limits}
+    path.write_text(json.dumps(values))
+    stored = read_choices(path)
+    assert stored and (stored.processor, stored.threads) == ("p", 2)
+    assert list(stored.ways.values()) == ["oneDNN", 16, 0, 256]
 
 
 def test_a_run_keeps_its_choices_when_it_resumes(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine's choices change before a run resumes; the weights are equal bit for bit."""
+    # The attention of this model has both ways.
+    conv = "{kind: conv, width: 32, encoder: {layers: 1}, decoder: {layers: 1}}"
+    config = toy.with_name("conv.yaml")
+    values = yaml.safe_load(toy.read_text())
+    config.write_text(yaml.safe_dump({**values, "model": yaml.safe_load(conv)}))
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(1000))
-    train_module.train(load(toy), tmp_path / "one", "cpu", quiet=True)
+    train_module.train(load(config), tmp_path / "one", "cpu", quiet=True)
     train_module.train(
-        load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True
+        load(config, ["training.stages.0.end.updates=4"]), tmp_path / "two", "cpu", quiet=True
     )
     monkeypatch.setattr(train_module, "choices", lambda matmul: uniform(0))
-    train_module.train(load(toy), tmp_path / "two", "cpu", quiet=True)
-    train_module.train(load(toy), tmp_path / "three", "cpu", quiet=True)
+    train_module.train(load(config), tmp_path / "two", "cpu", quiet=True)
+    train_module.train(load(config), tmp_path / "three", "cpu", quiet=True)
     first, second, third = (
         weights_module.read_tensors(tmp_path / name / "checkpoints" / "update-0000008", runs.MODEL)
         for name in ("one", "two", "three")
@@ -140,7 +201,10 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     train_module.train(load(toy, ["training.stages.0.end.updates=4"]), run, "cpu", quiet=True)
     recorded = read_choices(run / "machine.json")
     assert recorded
-    write_choices(run / "machine.json", replace(recorded, processor="another"))
+    other = {**recorded.ways, "longest plain attention, fp32 training": 7}
+    write_choices(run / "machine.json", replace(recorded, processor="another", ways=other))
     train_module.train(load(toy), run, "cpu", quiet=True)
-    assert f"changed: processor: another -> {machine.processor()}" in (run / "log.txt").read_text()
+    log = (run / "log.txt").read_text()
+    assert f"changed: processor: another -> {machine.processor()}" in log
+    assert "changed: longest plain attention, fp32 training: 7 -> " in log
     assert json.loads((run / "machine.json").read_text())["processor"] == machine.processor()

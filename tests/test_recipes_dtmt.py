@@ -12,14 +12,15 @@ import torch
 from fusetk import system as system_module
 from fusetk.recipe import Recipe
 from fusetk.training.schedule import SCHEDULES
-from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared, rows
+from tests.helpers import rows as helper
+from tests.helpers.rows import GROUNDS, RECIPES, check_tables, load, prepared
 
 pytestmark = pytest.mark.usefixtures("commands")
 
 DTMT = RECIPES / "dtmt"
 NIST, ENDE, ENFR = "dtmt/nist_zhen", "dtmt/wmt14_ende", "dtmt/wmt14_enfr"
 TABLES = {
-    NIST: {"DTMT Table 1": 3, "DTMT Table 3": 9, "DTMT Table 4": 4, "DTMT Table 6": 12},
+    NIST: {"DTMT Table 1": 4, "DTMT Table 3": 9, "DTMT Table 4": 4, "DTMT Table 6": 12},
     ENDE: {"DTMT Table 2, En-De": 3, "DTMT Table 5": 3},
     ENFR: {"DTMT Table 2, En-Fr": 3},
 }
@@ -32,6 +33,12 @@ PATHS = [
 ]
 S, T = 41_970, 30_500
 SIDES = ("encoder", "query", "decoder")
+
+
+def rows(folder: str) -> dict[str, Recipe]:
+    """Return the rows of a folder with a recurrent system."""
+    recipes = helper.rows(folder)
+    return {name: recipe for name, recipe in recipes.items() if recipe.model.kind == "recurrent"}
 
 
 def count(recipe: Recipe, source: int = S, target: int = T) -> int:
@@ -254,7 +261,7 @@ def test_training_is_that_of_the_paper(folder):
         assert (schedule.warmup, schedule.decay_start, schedule.decay_end) == (p, s, e)
         assert (stage.batch.size, stage.batch.unit, stage.batch.accumulate, stage.clip) == (
             4096,
-            "tokens",
+            "longest",
             n,
             5,
         )
@@ -408,6 +415,32 @@ def test_parameters_have_the_digits_that_the_paper_prints():
     }
 
 
+def test_ratio_filters_leave_the_pairs_that_the_papers_count():
+    ratios = {
+        str(folder): next(
+            step.max_ratio for step in load(RECIPES / folder).data.steps if step.step == "filter"
+        )
+        for folder in (
+            "dtmt/wmt14_ende/dtmt4.yaml",
+            "dtmt/wmt14_enfr/dtmt4.yaml",
+            "rtal/wmt14_ende/transformer_big.yaml",
+            "rtal/wmt17_enfr/transformer_big.yaml",
+            "densenmt/wmt14_ende/densenmt_en_de_15.yaml",
+        )
+    }
+    assert list(ratios.values()) == [None, 1.5, None, None, None]  # 4.5M, 36M, 4.5M, 40M, 4.5M
+
+
+def test_the_transformer_of_the_first_table_is_the_big_one_on_the_same_text():
+    row, recurrent = helper.rows(NIST)["transformer_big"], rows(NIST)["dtmt4"]
+    assert row.paper and row.paper.parameters == "277.6M" and row.paper.note
+    assert f"{count(row) / 1e6:.1f}M" == row.paper.counted == "281.8M"
+    assert (row.model.width, row.model.ffn, row.model.heads) == (1024, 4096, 16)
+    assert (row.data, row.decoding) == (recurrent.data, recurrent.decoding)
+    batches = [one.training.stages[0].batch for one in (row, recurrent)]
+    assert batches[0] == batches[1] and row.training.validation == recurrent.training.validation
+
+
 ONE_T = 4 * t_gru()  # a T-GRU more in each transition, of which the encoder has two
 TO_L_GRU = 3 * (l_gru(D) - gru(D)) + l_gru(C) - gru(C)
 
@@ -442,6 +475,9 @@ def test_the_printed_counts_fit_these_cells_only():
         round((lower - rest) / (D + D + 1), -2) == 51_500
     )  # entries a side if the target's embedding were the output's matrix, too
     assert 3 * ONE_T + TO_L_GRU == 52_502_528 and 3 * ONE_T + TO_L_GRU - 4 * D == 52_498_432
+    without = load(DTMT / "nist_zhen" / "dtmt4.yaml")
+    model = without.model.model_copy(update={"linear_bias": False})
+    assert count(without) - count(without.model_copy(update={"model": model})) == 4 * D
     lower, upper = fits(linear_bias=False)
     assert lower > upper
     projected = TO_L_GRU - 2 * (C - D) * D  # where the decoder's L-GRU would read 1,024 features
@@ -453,7 +489,7 @@ def test_the_printed_counts_fit_these_cells_only():
 
 def test_systems_on_multi30k_differ_only_in_the_setting_that_names_them():
     check_tables(MULTI30K, {"Multi30k De-En, recurrent, states of 256": 6})
-    recipes = rows(MULTI30K)
+    recipes = helper.rows(MULTI30K)
     first = recipes["transformer"]
     assert first.model == load(RECIPES / "multi30k" / "transformer_de_en.yaml").model
     assert all(
@@ -593,7 +629,10 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
 
 def test_a_row_from_raw_text_to_bleu(tmp_path):
     found = run_row(tmp_path, "wmt14_ende/table5_wo_lgru_and_techniques.yaml")
-    assert {(name, metric) for name, _, metric in found} == {("newstest2014", "multi-bleu")}
+    assert set(found) == {
+        ("newstest2014", "best", metric)
+        for metric in ("multi-bleu", "multi-bleu-joined", "sacrebleu")
+    }
     assert all(note["sentences"] == 3 for note in found.values())
 
 

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from click.testing import CliRunner
 from fusetk import system
 from fusetk.cli.main import main
 from fusetk.data.stages import lock
+from fusetk.evaluation.metrics import METRICS
 from fusetk.recipe import Recipe
 from fusetk.reporting.parameters import matches_printed
-from tests.helpers.rows import RECIPES, check_tables, load, rows
+from tests.helpers.rows import RECIPES, check_tables, load, published, rows
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -40,9 +42,14 @@ def count(found: Recipe, *sizes: int) -> int:
 # Rows ---------------------------------------------------------------------------------------------
 
 TABLES = {
-    "mlrf/iwslt14_deen": {"MLRF Table 2": 15, "MLRF Table 4": 9, "MLRF Figure 3": 8},
+    "mlrf/iwslt14_deen": {
+        "MLRF Table 2": 15,
+        "MLRF Table 4": 9,
+        "MLRF Figure 3": 9,
+        "MLRF Figure 4": 3,
+    },
     "mlrf/nist_zhen": {"MLRF Table 3": 10},
-    "rtal/wmt14_ende": {"RTAL Table 1": 4, "RTAL Table 3": 3, "RTAL Table 4": 3, "RTAL Table 5": 5},
+    "rtal/wmt14_ende": {"RTAL Table 1": 6, "RTAL Table 3": 3, "RTAL Table 4": 3, "RTAL Table 5": 5},
     "rtal/wmt17_enfr": {"RTAL Table 2": 4},
     "multi30k/fusion": {"Multi30k De-En, 3+3 layers of 256": 9},
 }
@@ -59,6 +66,59 @@ def test_tables_are_complete_and_in_order(folder):
     check_tables(folder, TABLES[folder])
 
 
+PAPERS = ("mlrf", "rtal", "densenmt", "lwc", "dtmt")
+
+
+def all_rows() -> list[Recipe]:
+    """The rows of all papers' tables."""
+    folders = [folder for paper in PAPERS for folder in (RECIPES / paper).iterdir()]
+    return [
+        row
+        for folder in folders
+        if folder.is_dir() and folder.name != "systems"
+        for row in rows(str(folder.relative_to(RECIPES))).values()
+    ]
+
+
+def test_each_row_of_a_paper_has_one_recipe_and_each_recipe_is_a_row():
+    recipes = Counter(
+        (row.paper.table, row.paper.row)
+        for row in all_rows()
+        if row.paper and row.paper.note != "not in the table, for comparison"
+    )
+    assert set(recipes.values()) == {1}
+    printed = {
+        (title, row.row): row.authors for title, table in published().items() for row in table.rows
+    }
+    own = {key for key, authors in printed.items() if authors is None}
+    assert own <= set(recipes) <= set(printed)
+    assert (len(own), len(recipes)) == (202, 208)
+    assert {printed[key] for key in set(recipes) - own} == {
+        "Vaswani et al. 2017",
+        "Gehring et al. 2017",
+    }
+
+
+def test_rows_say_what_their_number_is():
+    for title, table in published().items():
+        names = [row.row for row in table.rows]
+        assert len(set(names)) == len(names), title
+        for row in table.rows:
+            values = table.values(row.row) or {}
+            assert values["metric"] in METRICS and values["checkpoint"], (title, row.row)
+            assert values.get("compared_with", names[0]) in names, (title, row.row)
+
+
+def test_averages_are_over_test_sets_of_the_recipe_and_averaged_checkpoints_are_kept():
+    for row in all_rows():
+        assert row.paper
+        assert set(row.paper.average or ()) <= set(row.data.test), row.paper
+        kept = (row.paper.checkpoint or "best").partition("average-")[2]
+        assert not kept or int(kept) == row.training.keep_last, row.paper
+        if isinstance(row.paper.bleu, dict):
+            assert set(row.paper.bleu) <= {*row.data.test, "average"}, row.paper
+
+
 def test_bleu_is_printed_for_all_rows_except_points_of_a_curve():
     without = {
         name
@@ -66,7 +126,10 @@ def test_bleu_is_printed_for_all_rows_except_points_of_a_curve():
         for name, one in rows(folder).items()
         if one.paper and one.paper.bleu is None
     }
-    assert without == {f"figure3_hops_{hops}" for hops in (1, 2, 3, 5, 7, 8)}
+    assert without == {
+        *(f"figure3_hops_{hops}" for hops in (1, 2, 3, 5, 7, 8)),
+        *(name for name in rows("mlrf/iwslt14_deen") if name.startswith("figure4")),
+    }
 
 
 def test_averages_of_nist_are_those_of_the_three_test_sets_unless_a_note_says_so():
@@ -158,6 +221,10 @@ EXPECTED = {
         "table4_both_ffn_sa_word_only": deen() + fnn(256, 4) + sa(256, 4),
         "table4_both_ffn_sa_layer_only": deen() + fnn(256, 3) + sa(256, 4) + E - 256,
         **{f"figure3_hops_{hops}": deen() + sa(256, hops) + E for hops in range(1, 9)},
+        "figure3_baseline": deen(),
+        "figure4_baseline": deen(),
+        "figure4_baseline_dropout_0.2": deen(),
+        "figure4_dec_sa": deen() + sa(256, 4) + E,
     },
     "mlrf/nist_zhen": {
         "baseline_mle": zhen(),
@@ -172,6 +239,8 @@ EXPECTED = {
         "both_avg_sa": zhen() + norm(512) + sa(512, 4) + F,
     },
     "rtal/wmt14_ende": {
+        "transformer_base": ende(512),
+        "transformer_big": ende(1024),
         "base_rtal_4layers": ende(512, 4) + 2 * 3 * ewp(512),
         "big_rtal_4layers": ende(1024, 4) + 2 * 3 * ewp(1024),
         "base_rtal_6layers": ende(512) + 2 * 3 * ewp(512),
@@ -211,7 +280,7 @@ def test_parameters_are_those_that_the_papers_print(folder):
     printed = {
         name: one.paper for name, one in rows(folder).items() if one.paper and one.paper.parameters
     }
-    assert len(printed) == {"mlrf/iwslt14_deen": 15, "rtal/wmt14_ende": 4}.get(folder, 0)
+    assert len(printed) == {"mlrf/iwslt14_deen": 15, "rtal/wmt14_ende": 6}.get(folder, 0)
     for name, paper in printed.items():
         total = EXPECTED[folder][name]
         assert matches_printed(paper.counted or paper.parameters or "", total), (name, total)
@@ -276,6 +345,13 @@ def test_training_of_all_systems_of_a_table_is_the_same():
                     first.decoding,
                     first.data,
                 )
+
+
+def test_batches_of_rtal_count_the_longer_side_as_tensor2tensor_does():
+    for folder in ("rtal/wmt14_ende", "rtal/wmt17_enfr"):
+        for recipe in rows(folder).values():
+            batch = recipe.training.stages[0].batch
+            assert (batch.size, batch.unit, batch.accumulate) == (4096, "longest", 8)
 
 
 def test_big_models_train_longer_and_average_more():
@@ -432,7 +508,11 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     ), twin.stderr
     assert ran.returncode == 0, rest
     scored = notes(out / "run.iwslt14_deen.both_ffn_sa.seed3")
-    assert set(scored) == {("test", label, "sacrebleu") for label in ("best", "average-2")}
+    assert set(scored) == {
+        ("test", label, metric)
+        for label in ("best", "average-2")
+        for metric in ("multi-bleu-lc", "sacrebleu")
+    }, "the published metric and checkpoint, and those that were asked for"
     assert all(
         note["sentences"] == 20 and str(note["signature"]).startswith("nrefs:2|case:lc|")
         for note in scored.values()
@@ -449,6 +529,14 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
     [remark] = [
         remark for table in json.loads(reported.stdout)["tables"] for remark in table["remarks"]
     ]
+    measured = [
+        (score["checkpoint"], score["metric"])
+        for table in json.loads(reported.stdout)["tables"]
+        for row in table["rows"]
+        for score in row["measured"]
+        if score["set_name"] == "test"
+    ]
+    assert measured == [("best", "multi-bleu-lc")]
     changed = re.findall(r"(?:data|model|training|decoding)\.[a-z0-9_.]+", remark)
     assert {
         "data.bpe.merges",
@@ -556,6 +644,11 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
     assert {name for name, _, _ in scored} == set(recipe.data.test) and all(
         "nrefs:4" in str(note["signature"]) for note in scored.values()
     )
+    expected = {
+        "zh": {"mteval-v13a"},
+        "en": {"multi-bleu", "multi-bleu-joined", "sacrebleu"},
+    }[scored.data.source]
+    assert {metric for _, _, metric in scored} == expected
     again = call("run_recipe.sh", *arguments, settings=settings)
     assert (
         again.returncode == 0

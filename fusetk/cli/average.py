@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
+
 
 @click.command(
     "average",
@@ -69,4 +71,4 @@ def command(
     folders = choose(run, last, best, metric, updates)
     into = run / CHECKPOINTS / name
     average(folders, into)
-    click.echo(f"{into}: mean of {', '.join(folder.name for folder in folders)}", err=True)
+    inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fusetk.cli.decode_options import SECTIONS, decode_options
+from fusetk.cli.mbr import mbr_translator
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
@@ -40,6 +41,8 @@ def command(
     alignment: str | None,
     alignment_form: str | None,
     replace_unknown: str | None,
+    mbr: str | None,
+    candidates: int | None,
     timing: bool,
     precision: str,
     raw: bool,
@@ -76,8 +79,10 @@ def command(
     output_format = OutputFormat.from_options(
         search["n_best"], as_json, word_scores, alignment, alignment_form, timing
     )
+    if candidates and not mbr:
+        raise ConfigError("--candidates has no effect without --mbr: give it, too")
     settings = {key: value for key, value in search.items() if value is not None}
-    flags = {key: f"--{key.replace('_', '-')}" for key in settings}
+    flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only
     with ExitStack() as stack:
 
@@ -94,6 +99,8 @@ def command(
                     "sampling cannot enforce --constraints: leave out --sample or --constraints"
                 )
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
+            if mbr:
+                translator = mbr_translator(translator, mbr, candidates)
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output
 

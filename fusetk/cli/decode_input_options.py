@@ -4,6 +4,7 @@ import re
 
 import click
 
+from fusetk.cli.common_options import input_argument, input_or_argument
 from fusetk.cli.options import models_option, output_option, tokenized_option
 from fusetk.cli.parameters import Decorator, Parsed
 
@@ -26,8 +27,11 @@ input_options: tuple[Decorator, ...] = (
         "source",
         metavar="FILE",
         default="-",
-        help="Text, one sentence a line, plain or .gz; standard input by default.",
+        callback=input_or_argument,
+        help="Text, one sentence a line, plain or .gz; standard input by default. The file can"
+        " also be given without -i.",
     ),
+    input_argument("source"),
     output_option("the translations", "target"),
     click.option(
         "--shard",

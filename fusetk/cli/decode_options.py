@@ -17,6 +17,7 @@ SECTIONS = {
     SAMPLING: section(SAMPLING),
     FORMAT: [
         *section(FORMAT),
+        *("mbr", "candidates"),
         *("as_json", "word_scores", "alignment", "alignment_form", "replace_unknown", "timing"),
     ],
     RUNNING: [*section(RUNNING), "precision", "raw", "device", "threads", "quiet"],
@@ -68,6 +69,20 @@ format_options: tuple[Decorator, ...] = (
         help="Replace an unknown word by the source word that it is aligned to, or by the "
         "translation of that word in the file DICTIONARY. Its lines are a source word, a tab and "
         "a target word.",
+    ),
+    click.option(
+        "--mbr",
+        type=click.Choice(["chrf", "bleu"]),
+        help="Minimum Bayes risk decoding: among --candidates translations, choose the one that is "
+        "most similar to all of them by this metric of sentences. The candidates are those of the "
+        "search, weighted by their probabilities, or with --sample equal samples.",
+    ),
+    click.option(
+        "--candidates",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Number of translations that --mbr compares. Default: 16. The beam is at least as "
+        "large.",
     ),
     click.option(
         "--timing",

@@ -9,7 +9,10 @@ import click
 
 from fusetk import __version__
 from fusetk.cli import streams
+from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.errors import FusetkError
+
+EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 COMMANDS = {
     "prep": "Convert raw parallel text to memory-mapped token ids.",
@@ -23,7 +26,10 @@ COMMANDS = {
     "report": "Compare the table of a paper with the results of runs.",
     "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",
+    "serve": "Translate over HTTP.",
+    "export": "Write a model for CTranslate2.",
     "describe": "Print a resolved config and its parameter counts.",
+    "doctor": "Describe this machine and what is slow on it.",
 }
 
 
@@ -37,8 +43,7 @@ class _LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"fusetk.cli.{name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
+        return with_common_options(module.command)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -61,16 +66,27 @@ class _LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             context.exit(0)
         except OSError as error:
+            print_traceback(context)
             where = error.filename or "the output"
             click.echo(f"fusetk: {where}: {error.strerror or error}", err=True)
             context.exit(2)
-        except click.NoSuchOption as error:
-            from fusetk.cli.foreign import option_advice
+        except KeyboardInterrupt:
+            from fusetk.cli.interrupted import advice
 
-            advice = option_advice(error.option_name, error.ctx or context)
-            if advice is None:
+            print_traceback(context)
+            click.echo(f"fusetk: interrupted{advice(context)}", err=True)
+            context.exit(EXIT_INTERRUPTED)
+        except FusetkError:
+            print_traceback(context)
+            raise
+        except click.UsageError as error:
+            from fusetk.cli.usage_errors import usage_sentence
+
+            sentence = usage_sentence(error, context)
+            if sentence is None:
                 raise
-            click.echo(f"fusetk: unknown option {error.option_name}; {advice}", err=True)
+            print_traceback(context)
+            click.echo(f"fusetk: {sentence}", err=True)
             context.exit(2)
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:

@@ -1,10 +1,10 @@
 """``fusetk plot-attention``."""
 
-from functools import partial
 from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.plot_attention_options import plot_attention_options
 from fusetk.plotting.choices import WHATS, PlotOptions, check_options
 from fusetk.plotting.save import save
@@ -69,7 +69,7 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     loaded = system.load_model(model, device)
     checkpoint = loaded.checkpoint.resolve()
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
-    pages, addition = make_pages(translator, choices, partial(click.echo, err=True))
+    pages, addition = make_pages(translator, choices, inform)
     run = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
     title = f"{WHATS[choices.what]} of {run}{addition}"
     columns = panel_columns(choices, pages[0].panels)

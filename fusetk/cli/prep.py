@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 
+from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
 from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
@@ -53,11 +54,12 @@ def run(
     ``validate`` is called before the first file is made.
     """
     start = time.perf_counter()
-    manifest = prepare(data, jobs, force, lambda line: click.echo(line, err=True), validate)
+    manifest = prepare(data, jobs, force, inform, validate)
     seconds = time.perf_counter() - start
     if not manifest.made:
-        click.echo(f"{manifest.folder}: nothing changed, nothing to do", err=True)
-    print_table(manifest)
+        inform(f"{manifest.folder}: nothing changed, nothing to do")
+    if not is_quiet():
+        print_table(manifest)
     if manifest.made:
         words = sum(
             counts[side]["words"]
@@ -66,10 +68,7 @@ def run(
             for side in ("source", "target")
         )
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
-        click.echo(
-            f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}",
-            err=True,
-        )
+        inform(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
     if as_json:
         keys = ("fingerprint", "splits", "vocabulary", "bpe")
         click.echo(json.dumps({key: manifest.data[key] for key in keys}, indent=2))

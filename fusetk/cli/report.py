@@ -5,14 +5,16 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.tables import NONE, show
+from fusetk.reporting.formats import csv_text, latex_text
 from fusetk.reporting.layout import table_as_dict, table_cells, table_notes
 from fusetk.reporting.tables import (
     PaperTable,
     assign_runs,
+    count_row,
     make_tables,
     read_rows,
-    row_parameters,
     select_columns,
 )
 
@@ -54,7 +56,15 @@ EXAMPLE = (
     multiple=True,
     help="Show only scores by this metric, such as multi-bleu; repeatable.",
 )
-@click.option("--markdown", is_flag=True, help="Print a table in Markdown.")
+@click.option(
+    "--all",
+    "all_scores",
+    is_flag=True,
+    help="Show all recorded scores, not only those of the kind that the paper prints.",
+)
+@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@click.option("--latex", is_flag=True, help="Print tables in LaTeX, for the package booktabs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     recipes: tuple[Path, ...],
@@ -62,29 +72,42 @@ def command(
     sets: tuple[str, ...],
     checkpoints: tuple[str, ...],
     metrics: tuple[str, ...],
+    all_scores: bool,
     markdown: bool,
+    as_csv: bool,
+    latex: bool,
     as_json: bool,
 ) -> None:
     """Print a paper's table, from the recipes of its rows, with the scores of your runs.
 
     RECIPE is a config, or a folder with configs; configs without a row of a table (`paper.row`) are
-    ignored. A run belongs to the row that its own config names. The scores are those that
-    `fusetk score --run` recorded. A cell has their mean and sample standard deviation over the runs
-    of a row, and in brackets the number of runs. Δ is the difference to the table's first row.
+    ignored. The rows of other authors in the same table are printed too. A run belongs to the row
+    that its own config names, and to each row whose recipe has the same config. The scores are
+    those that `fusetk score --run` recorded. A cell has their mean and sample standard deviation
+    over the runs of a row, and in brackets the number of runs. Δ is the difference to the row that
+    the paper compares with, which is the first row if the recipe does not say.
 
-    Lines below the table name the runs that differ from each other or from their recipes. A run may
-    keep its files in another folder than its recipe. It may also change the seed, which checkpoints
-    it keeps, and how often it saves and logs. Other names of training, validation or test files
-    count as differences.
+    If the recipes say how the paper scored (`paper.metric`, `paper.checkpoint`, `paper.average`),
+    the columns have only such scores, on the test sets that the paper prints. --all, --set-name,
+    --checkpoint or --metric select other scores.
+
+    Lines below the table name the runs that differ from each other or from their recipes, and those
+    that were scored otherwise. A run may keep its files in another folder than its recipe. It may
+    also change the seed, which checkpoints it keeps, and how often it saves and logs. Other names
+    of training, validation or test files count as differences.
+
+    Markdown, CSV, LaTeX and JSON also have the updates, the hours, the speed in target tokens per
+    second, the hardware and the seeds of the runs.
     """
-    if markdown and as_json:
-        raise click.UsageError("--markdown and --json exclude each other: give one of them")
+    if markdown + as_csv + latex + as_json > 1:
+        raise click.UsageError("--markdown, --csv, --latex and --json exclude each other: give one")
     rows = read_rows(recipes)
     unmatched_runs, warnings = assign_runs(rows, folders)
     for row in rows:
-        row.count = row_parameters(row)
-    tables = make_tables(rows)
-    select_columns(tables, {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics})
+        count_row(row)
+    choices = {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics}
+    tables = make_tables(rows, all_scores or any(choices.values()))
+    select_columns(tables, choices)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -95,16 +118,21 @@ def command(
         }
         click.echo(json.dumps(document, ensure_ascii=False, indent=1))
         return
-    for i, table in enumerate(tables):
-        if i:
-            click.echo()
-        _show(table, markdown)
+    if as_csv:
+        click.echo(csv_text(tables), nl=False)
+    elif latex:
+        click.echo("\n\n".join(map(latex_text, tables)))
+    else:
+        for i, table in enumerate(tables):
+            if i:
+                click.echo()
+            _show(table, markdown)
     for folder, number in unmatched_runs.items():
         runs = "1 run in {} does" if number == 1 else f"{number} runs in {{}} do"
-        click.echo(f"{runs.format(folder)} not belong to a row of these tables", err=True)
+        inform(f"{runs.format(folder)} not belong to a row of these tables")
 
 
 def _show(table: PaperTable, markdown: bool) -> None:
-    heads, rows = table_cells(table)
+    heads, rows = table_cells(table, costs=markdown)
     cells = [[NONE if cell is None else cell for cell in row] for row in rows]
     show(table.title, heads, cells, table_notes(table), markdown)

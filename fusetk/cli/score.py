@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fusetk.cli import score_length, score_systems
+from fusetk.cli.common_options import inform
 from fusetk.cli.parameters import all_of, select
 from fusetk.cli.score_length_options import LengthOptions, length_options
 from fusetk.cli.score_options import TextOptions, source_option, text_options
@@ -30,18 +31,20 @@ EXAMPLE = (
 def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
-    HYP and REF are files, plain or .gz; - is standard input. Each result is printed with its
+    HYP and REF are files, plain or .gz; - is standard input, which is also HYP if no file is
+    given. Each result is printed with its
     signature, which others need to reproduce the number. Warnings about the text are printed to
     standard error.
 
     sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised
     text. multi-bleu has the arithmetic of the Moses script multi-bleu.perl and scores the lines as
     they are: they should be tokenised, with subwords joined into words. multi-bleu-lc lower-cases
-    all letters first; the script with -lc changes only A to Z. mteval-v13a is NIST's script
-    mteval-v13a.pl on detokenised text and ignores the case of A to Z. mteval-v13a-cased is the
-    script with -c; its number equals that of sacrebleu, which took tokeniser, smoothing and
-    reference length from the script. These kinds of BLEU differ by several points on the same
-    output: compare scores with equal signatures only.
+    all letters first; the script with -lc changes only A to Z. multi-bleu-joined first joins
+    hyphens that the tokeniser split off (` @-@ `, ` ##AT##-##AT## `) to their words. mteval-v13a is
+    NIST's script mteval-v13a.pl on detokenised text and ignores the case of A to Z.
+    mteval-v13a-cased is the script with -c; its number equals that of sacrebleu, which took
+    tokeniser, smoothing and reference length from the script. These kinds of BLEU differ by several
+    points on the same output: compare scores with equal signatures only.
 
     With --system, a table has a row for each system. --significance adds a 95 % interval, from
     bootstrap samples, and the p-value of the difference to HYP, computed as in the sacrebleu
@@ -87,7 +90,7 @@ def _score_hypothesis(
     # Record first: a reader of standard output that stops early ends this command.
     if destination:
         file = score_log.record_scores(destination, scores, texts.reference_lines)
-        click.echo(f"recorded in {file}", err=True)
+        inform(f"recorded in {file}")
     if text.as_json:
         print_json(scored.single_as_dict())
         return

@@ -50,7 +50,7 @@ class TextOptions:
 
 
 text_options: tuple[Decorator, ...] = (
-    click.argument("hypothesis", metavar="HYP"),
+    click.argument("hypothesis", metavar="[HYP]", default="-"),
     click.argument("more", metavar="[REF]...", nargs=-1),
     click.option(
         "-r",

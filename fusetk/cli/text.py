@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.text_filter import filter_pairs
 from fusetk.cli.text_line_commands import LINE_COMMANDS
 from fusetk.cli.text_options import count_option, make_command, path_option
@@ -55,10 +56,9 @@ def learn_bpe(
         raise DataError(f"{source} has no words to learn from; give text with words")
     codes = learn(counts, merges, min_frequency)
     if len(codes) - 1 < merges:
-        click.echo(
+        inform(
             f"after {len(codes) - 1} of {merges} merges, "
-            f"no pair occurs {min_frequency} times any more",
-            err=True,
+            f"no pair occurs {min_frequency} times any more"
         )
     with output_to(output, *inputs) as out:
         out.writelines(f"{line}\n" for line in codes)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.data.text import Pair, readable
 from fusetk.errors import DataError
 
@@ -51,7 +52,7 @@ def filter_pairs(
     outputs = _output_paths(prefix, source, target)
     num_kept, dropped = filter_files(Pair(source, target), outputs, step, unique)
     reasons = "".join(f", {count} {reason}" for reason, count in sorted(dropped.items()))
-    click.echo(f"{num_kept + dropped.total()} pairs in, {num_kept} out{reasons}", err=True)
+    inform(f"{num_kept + dropped.total()} pairs in, {num_kept} out{reasons}")
 
 
 def _output_paths(prefix: str, source: Path, target: Path) -> Pair:

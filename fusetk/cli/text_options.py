@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from fusetk.cli.common_options import input_argument, input_or_argument
 from fusetk.cli.parameters import Decorator, all_of
 from fusetk.cli.text_streams import Watch, change_lines
 
@@ -28,7 +29,12 @@ def count_option(*names: str, **settings: Any) -> Decorator:
 
 
 output_option = path_option("-o", "--output", help="Write to this file instead of standard output.")
-input_option = path_option("-i", "--input", help="Read this file instead of standard input.")
+input_option = path_option(
+    "-i",
+    "--input",
+    callback=input_or_argument,
+    help="Read this file instead of standard input. It can also be given without -i.",
+)
 language_option = click.option(
     "-l",
     "--language",
@@ -54,4 +60,6 @@ def make_command(name: str, entry: LineCommand) -> click.Command:
         change_lines(entry.function(**options), input, output, entry.watch)
 
     run.__doc__ = entry.function.__doc__
-    return click.command(name)(all_of([input_option, output_option, *entry.options])(run))
+    return click.command(name)(
+        all_of([input_argument("input"), input_option, output_option, *entry.options])(run)
+    )

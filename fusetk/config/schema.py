@@ -3,7 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, model_validator
@@ -24,16 +24,30 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_words_to_null(cls, values: Any) -> Any:
-        """Replace the word none by null where a key may be null and does not accept the word."""
+    def _correct_scalars(cls, values: Any) -> Any:
+        """Replace scalars that YAML or pydantic would read as another value.
+
+        The word none becomes null where a key may be null and does not accept the word. null
+        becomes the word none where a key accepts this word. A truth value for a number becomes a
+        word, which pydantic rejects; pydantic reads true as 1.
+        """
         if not isinstance(values, dict):
             return values
 
-        def means_null(key: Any, value: Any) -> bool:
+        def corrected(key: Any, value: Any) -> Any:
             field = cls.model_fields.get(key) if isinstance(key, str) else None
-            return value in NULL_WORDS and field is not None and _only_null(field.annotation)
+            if field is None:
+                return value
+            if value is None or value in NULL_WORDS:
+                if "none" in _choices(field.annotation):
+                    return "none"
+                return None if _only_null(field.annotation) else value
+            if isinstance(value, bool):
+                types = _types(field.annotation)
+                return str(value).lower() if types & {int, float} and bool not in types else value
+            return value
 
-        return {key: None if means_null(key, value) else value for key, value in values.items()}
+        return {key: corrected(key, value) for key, value in values.items()}
 
 
 class ComponentConfig(Config):
@@ -46,6 +60,18 @@ class ComponentConfig(Config):
 def nullable(annotation: Any) -> bool:
     """Whether a key of this type may be null."""
     return type(None) in get_args(annotation)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _types(annotation: Any) -> set[Any]:
+    """Return the types in an annotation such as ``list[int] | None``."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal or not arguments:
+        return {annotation}
+    return set().union(*map(_types, arguments))
 
 
 def _only_null(annotation: Any) -> bool:

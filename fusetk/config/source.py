@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from fusetk.config.messages import items
 from fusetk.config.schema import Config
 from fusetk.errors import ConfigError
+from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
@@ -96,7 +98,9 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
-        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
+        reason = error.strerror if isinstance(error, OSError) else _not_utf8(error)
+        if isinstance(error, FileNotFoundError) and (near := similar_names(path, 1)):
+            reason = f"{reason}; did you mean {path.with_name(near[0])}?"
         raise ConfigError(f"config {path}{source} cannot be read: {reason}") from None
     document = _parse_yaml(path, text)
     parents = document.values.pop("extends", None) or []
@@ -109,6 +113,14 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
     return merged
 
 
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    """Return what the bytes of a config are that is not UTF-8, and what to do."""
+    if error.object.startswith(b"\x1f\x8b"):
+        return "it is a gzip file; unpack it first"
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return f"line {line} has a byte that is not UTF-8; save the file as UTF-8"
+
+
 def _parse_yaml(path: Path, text: str) -> Document:
     """Return one file's keys and their lines, without the files that it extends."""
     try:
@@ -118,6 +130,8 @@ def _parse_yaml(path: Path, text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         reason = error.problem or error.context
+        if "'\\t'" in (reason or ""):
+            reason = "a line begins with a tab; indent with spaces"
         raise ConfigError(f"{path}{line}: not valid YAML: {reason}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
@@ -216,10 +230,16 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
         return part
     if not part.isdigit() or int(part) >= len(container):
         raise ConfigError(
-            f"--set {override}: {'.'.join(map(str, path))} is a list of {len(container)} items; "
-            f"{part!r} is not an index of it"
+            f"--set {override}: {'.'.join(map(str, path))} is a list of {items(len(container))}; "
+            f"{_index_advice(len(container))} instead of {part!r}"
         )
     return int(part)
+
+
+def _index_advice(length: int) -> str:
+    if length < 2:
+        return "write the index 0" if length else "set all of it, in brackets,"
+    return f"write an index from 0 to {length - 1}"
 
 
 # YAML --------------------------------------------------------------------------------------------

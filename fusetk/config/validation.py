@@ -3,11 +3,12 @@
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic import BaseModel
 
+from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key
 from fusetk.config.schema import Config, nullable
 from fusetk.config.source import Document, Place
@@ -20,8 +21,8 @@ C = TypeVar("C", bound=Config)
 NOT_KEYS = re.compile(r"(function-|constrained-).*|.*\[.*\]|int|float|str|bool")
 
 
-def parse(document: Document, config: type[C]) -> C:
-    """Validate a document.
+def parse(document: Document, config: type[C], subject: str = "the config has") -> C:
+    """Validate a document. ``subject`` begins the error.
 
     Raises ConfigError that lists every error with its path, the place where the key was written
     and, for a misspelt key, the nearest known key.
@@ -30,14 +31,16 @@ def parse(document: Document, config: type[C]) -> C:
         return config.model_validate(document.values)
     except pydantic.ValidationError as error:
         nested = _flatten(config, error.errors())
-        raise config_error([_sentence(document, *details) for details in nested]) from None
+        sentences = [_sentence(document, *details) for details in nested]
+        raise config_error(sentences, subject) from None
 
 
-def config_error(sentences: Sequence[str]) -> ConfigError:
+def config_error(sentences: Sequence[str], subject: str = "the config has") -> ConfigError:
     """Return one error that lists a sentence for each wrong key."""
     lines = list(dict.fromkeys(sentences))
-    head = "the config has an error" if len(lines) == 1 else f"the config has {len(lines)} errors"
-    return ConfigError(f"{head}:\n" + "\n".join(f"  {line}" for line in lines))
+    if len(lines) == 1:
+        return ConfigError(f"{subject} an error: {lines[0]}")
+    return ConfigError(f"{subject} {len(lines)} errors:\n" + "\n".join(f"  {s}" for s in lines))
 
 
 def _flatten(
@@ -47,12 +50,90 @@ def _flatten(
 
     A ``component`` reports the errors of the class that its ``kind`` chose as one nested error.
     """
-    for error in errors:
+    for error in _without_other_members(config, errors):
         if error["type"] == "nested":
             context = error["ctx"]
             yield from _flatten(context["kind"], context["errors"], (*base, *error["loc"]))
         else:
             yield config, base, error
+
+
+def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[Any]:
+    """Return the errors without those of members of a union that the user did not mean.
+
+    A value of a union (``list[str] | Every | Sample``) has errors of every member. The user meant
+    a member whose type fits; of those, the one with the fewest unknown and missing keys, because
+    a misspelt key of it is similar to a known one.
+    """
+    groups: dict[Place, dict[str | int, list[Any]]] = {}
+    for error in errors:
+        place, member = _member(config, error["loc"])
+        groups.setdefault(place, {}).setdefault(member, []).append(error)
+    result: list[Any] = []
+    for place, members in groups.items():
+        if "" in members or len(members) == 1:
+            result += [error for group in members.values() for error in group]
+            continue
+        fitting = {
+            member: group
+            for member, group in members.items()
+            if not any(
+                error["type"] in messages.TYPES and len(error["loc"]) == len(place) + 1
+                for error in group
+            )
+        }
+        if fitting:
+            result += sorted(fitting.values(), key=_badness)[0]
+            continue
+        [first, *_] = next(iter(members.values()))
+        requirements = [messages.TYPES[group[0]["type"]] for group in members.values()]
+        kinds = dict.fromkeys(text.removeprefix("must be ") for text in requirements)
+        known = [key for inner in _walk(config, place)[0] for key in _required(inner)]
+        keys = f" with the key {' or '.join(known)}" if known else ""
+        text = f"must be {' or '.join(kinds)}{keys}, but it is {messages.shown(first['input'])}"
+        result.append({"type": "value_error", "loc": place, "msg": text, "input": first["input"]})
+    return result
+
+
+def _member(config: type[Config], location: Place) -> tuple[Place, str | int]:
+    """Return the place of a value whose type is a union, and the name of its member.
+
+    The name is empty if no part of ``location`` names a member of a union.
+    """
+    for i, part in enumerate(location):
+        if not isinstance(part, str):
+            continue
+        classes, _ = _walk(config, location[:i])
+        is_key = any(part in known.model_fields for known in classes)
+        names = [known.__name__ for known in classes]
+        if not is_key and (NOT_KEYS.fullmatch(part) or part in names):
+            return location[:i], part
+    return location, ""
+
+
+def _badness(errors: list[Any]) -> tuple[int, float]:
+    """Return how little a member of a union fits: its errors, and unlike names of keys."""
+    unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
+    missing = [str(error["loc"][-1]) for error in errors if error["type"] == "missing"]
+    similar = max(
+        (
+            difflib.SequenceMatcher(None, key, required).ratio()
+            for key in unknown
+            for required in missing
+        ),
+        default=0.0,
+    )
+    return len(errors), -similar
+
+
+def _tag_keys(config: type[BaseModel]) -> list[str]:
+    """Return the keys of a config that accept fixed values only."""
+    fields = config.model_fields.items()
+    return [key for key, field in fields if get_origin(field.annotation) is Literal]
+
+
+def _required(config: type[BaseModel]) -> list[str]:
+    return [key for key, field in config.model_fields.items() if field.is_required()]
 
 
 def _sentence(document: Document, config: type[Config], base: Place, error: Any) -> str:
@@ -62,10 +143,10 @@ def _sentence(document: Document, config: type[Config], base: Place, error: Any)
     )
     classes, keys = _walk(config, path[:-1])
     place = (*base, *keys, *path[-1:])
-    name = ".".join(str(part) for part in place) or "(the entire file)"
+    name = ".".join(str(part) for part in place)
     origin = document.where(place).text
     suffix = f"  [{origin}]" if origin else ""
-    return f"{name}: {_reason(error, path, classes)}{suffix}"
+    return f"{name}: {_reason(error, path, classes)}{suffix}".removeprefix(": ")
 
 
 def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
@@ -77,24 +158,14 @@ def _reason(error: Any, path: Place, classes: Sequence[type[BaseModel]]) -> str:
         known = [key for config in classes for key in config.model_fields]
         return "unknown key" + _hint(str(path[-1]), known)
     if error["type"] == "missing":
-        return "must be given"
-    if error["type"] == "union_tag_invalid":
-        return _unknown_tag(error["ctx"])
-    text: str = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "choice" or not isinstance(error.get("input"), str | int | float | bool):
-        return text
+        return "the list has too few items" if isinstance(path[-1], int) else "must be given"
     fields = [config.model_fields.get(str(path[-1])) for config in classes] if path else []
     may_be_null = any(field is not None and nullable(field.annotation) for field in fields)
-    return f"{text} (it is {error['input']!r}{'; null is allowed' if may_be_null else ''})"
-
-
-def _unknown_tag(context: Any) -> str:
-    """Return the text of an error in the key that chooses a member of a union."""
-    key = context["discriminator"].strip("'")
-    known = [quoted.strip("'") for quoted in context["expected_tags"].split(", ")]
-    near = difflib.get_close_matches(context["tag"], known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown {key} {context['tag']!r}; {hint}"
+    text = messages.reason(error, may_be_null)
+    if error["type"] == "model_attributes_type" and isinstance(error["input"], str):
+        tags = {key for config in classes for key in _required(config) if key in _tag_keys(config)}
+        text += f": write {{{tags.pop()}: {error['input']}}}" if len(tags) == 1 else ""
+    return text
 
 
 def _hint(key: str, known: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """The later stages of preparation, which make BPE codes, vocabularies and ids from words."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
-from fusetk.data.config import BPEConfig, DataConfig
+from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
 from fusetk.data.corpus import SentenceWriter, flat, write_sentences
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
 from fusetk.data.preprocess import Lines, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
+from fusetk.data.steps.base import LineStep
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
-from fusetk.data.vocab import Vocabulary
+from fusetk.data.vocab import SPECIAL, Vocabulary
 from fusetk.errors import DataError
 
 # BPE and vocabularies ----------------------------------------------------------------------------
@@ -57,15 +58,22 @@ def _too_long(pair: Lines, codes: dict[str, BPE], longest: int) -> bool:
 
 
 def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
-    """Write the codes and, with a threshold, the counts of the subwords that they produce."""
+    """Write the codes and, with a threshold, the counts of the subwords that they produce.
+
+    Existing codes are copied. Raises DataError if they are malformed.
+    """
+    merges = options.merges or 0  # not used with existing codes
     counts = train_counts(build, config)
-    if options.joint:
-        joint = bpe.learn(counts[0] + counts[1], options.merges, options.min_frequency)
+    if options.codes:
+        codes = [_read_codes(file) for file in options.codes]
+        codes = codes * 2 if options.one_list else codes
+    elif options.joint:
+        joint = bpe.learn(counts[0] + counts[1], merges, options.min_frequency)
         codes = [joint, joint]
     else:
-        codes = [bpe.learn(count, options.merges, options.min_frequency) for count in counts]
+        codes = [bpe.learn(count, merges, options.min_frequency) for count in counts]
     for language, lines in zip(languages(config), codes, strict=True):
-        name = "words/bpe.codes" if options.joint else f"words/bpe.codes.{language}"
+        name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:
             file.writelines(f"{line}\n" for line in lines)
     for language, lines, count in zip(languages(config), codes, counts, strict=True):
@@ -74,7 +82,15 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
             most_frequent = sorted(subwords.items(), key=lambda entry: (-entry[1], entry[0]))
             with writer(build.new(f"words/bpe.vocab.{language}")) as file:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)
-    return {"merges": len(codes[0]) - 1 if options.joint else [len(lines) - 1 for lines in codes]}
+    numbers = [len(BPE(lines).merges) for lines in codes]
+    return {"merges": numbers[0] if options.one_list else numbers}
+
+
+def _read_codes(file: str) -> list[str]:
+    """Return the lines of a file of codes. Raises DataError if they are malformed."""
+    lines = list(read_lines(file))
+    BPE(lines, name=file)
+    return lines
 
 
 def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
@@ -83,7 +99,7 @@ def load_codes(build: Build, config: DataConfig) -> dict[str, BPE]:
         return {}
     names = dict(zip(SIDES, languages(config), strict=True))
     return load_bpe(
-        lambda name: build.find(f"words/{name}"), names, config.bpe.joint, config.bpe.threshold
+        lambda name: build.find(f"words/{name}"), names, config.bpe.one_list, config.bpe.threshold
     )
 
 
@@ -98,14 +114,17 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             bpe.count_subwords(count, codes[side])
             for side, count in zip(SIDES, counts, strict=True)
         ]
+    for i, side in enumerate(SIDES):
+        for step in config.steps:
+            if isinstance(step, LineStep) and step.works_on(side):
+                for token in step.required_tokens():
+                    tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
     if options.joint:
-        joint = Vocabulary.from_counts(
-            Counter(tokens[0]) + Counter(tokens[1]), options.threshold, options.size
-        )
+        joint = _vocabulary(options, "source", Counter(tokens[0]) + Counter(tokens[1]))
         vocabularies = joint, joint
     else:
         source, target = (
-            Vocabulary.from_counts(count, options.threshold, options.size) for count in tokens
+            _vocabulary(options, side, count) for side, count in zip(SIDES, tokens, strict=True)
         )
         vocabularies = source, target
     text = Text(config.steps, *languages(config), prepared_models(build, config))
@@ -117,6 +136,21 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
         "word_types": [len(count) for count in counts],
         "token_types": [len(count) for count in tokens],
     }
+
+
+def _vocabulary(options: VocabularyConfig, side: str, counts: Mapping[str, int]) -> Vocabulary:
+    """Return a vocabulary of the training text, or an existing one, extended if wanted."""
+    file = options.source if side == "source" else options.target
+    size = options.size_of(side)
+    if file is None:
+        return Vocabulary.from_counts(counts, options.threshold, size)
+    existing = Vocabulary.load(file)
+    if not options.extend:
+        return existing
+    room = None if size is None else max(size - len(existing), 0) + len(SPECIAL)
+    new = {token: count for token, count in counts.items() if token not in existing.ids}
+    added = Vocabulary.from_counts(new, options.threshold, room)
+    return Vocabulary(existing.tokens[len(SPECIAL) :] + added.tokens[len(SPECIAL) :])
 
 
 # Ids ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ JOINER = "@@"
 JOINTS = re.compile(r"(@@ )|(@@ ?$)")
 CACHED_WORDS = 1_000_000  # entries; a full cache is emptied
 CACHED_LENGTH = 100  # longer words are not cached
+FASTBPE = re.compile(r"[^ ]+ [^ ]+ [0-9]+")  # a line of codes that fastBPE wrote
 SHORT = 40  # longer words use the algorithm with a heap: its time is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
@@ -255,12 +256,20 @@ def count_subwords(
 
 
 def _parse(codes: Sequence[str], name: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the version and the pairs of a file of codes."""
+    """Return the version and the pairs of a file of codes.
+
+    Files of fastBPE have no version, and each line ends with the count of the pair. They mark the
+    end of a word as version 0.2 does.
+    """
     version = "0.1"
     first = 0
+    fields = 2
     if codes and codes[0].startswith("#version:"):
         version = re.sub(r"(\.0+)*$", "", codes[0].split()[-1])
         first = 1
+    elif codes and FASTBPE.fullmatch(codes[0]):
+        version = "0.2"
+        fields = 3
     if version not in ("0.1", "0.2"):
         raise DataError(
             f"{name}, line 1: BPE codes have version {version}; fusetk reads versions 0.1 and 0.2"
@@ -268,7 +277,7 @@ def _parse(codes: Sequence[str], name: str) -> tuple[str, list[tuple[str, str]]]
     pairs = []
     for number, line in enumerate(codes[first:], first + 1):
         parts = line.strip("\r\n ").split(" ")
-        if len(parts) != 2:
+        if len(parts) != fields:
             raise DataError(
                 f"{name}, line {number}: {line[:40]!r} is not a merge of two symbols; "
                 "give a file that learn-bpe wrote"

@@ -3,13 +3,30 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from fusetk import config
-from fusetk.config import Config, Document
+from fusetk.config import Config, Document, Place
 from fusetk.data.steps import Step
+
+# Keys with paths, as sections and a key.
+PATHS: Sequence[Place] = (
+    *(("data", key) for key in ("folder", "train", "valid", "test")),
+    ("data", "bpe", "codes"),
+    ("data", "vocabulary", "source"),
+    ("data", "vocabulary", "target"),
+)
+LISTS = ("train", "valid", "test")  # keys in which only the items of lists are paths
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+# One file name, or a list of one or two.
+Files = Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_listed)]
 
 
 class Every(Config):
@@ -31,8 +48,13 @@ class Sample(Config):
 class BPEConfig(Config):
     """Byte pair encoding, learned only on the training text (subword-nmt)."""
 
-    merges: int = Field(ge=1)
-    """Number of merge operations. If `joint` is false, each side has this number."""
+    merges: int | None = Field(default=None, ge=1)
+    """Number of merge operations; required without `codes`. If `joint` is false, each side has this
+    number."""
+    codes: Files | None = None
+    """Existing codes instead of learned ones: one file for both sides, or a list of the source's
+    file and the target's. The files are those of `fusetk prep`, of fastBPE, or of subword-nmt,
+    which fairseq, Marian and Sockeye use. Codes of a run are in its folder `text`."""
     joint: bool = True
     """Learn one list of merges on both sides together."""
     min_frequency: int = Field(default=2, ge=1)
@@ -43,6 +65,29 @@ class BPEConfig(Config):
     max_subwords: int | None = Field(default=None, ge=1)
     """Drop training pairs with more subwords than this on either side."""
 
+    @model_validator(mode="after")
+    def _codes_or_merges(self) -> "BPEConfig":
+        if (self.codes is None) == (self.merges is None):
+            raise ValueError("give one of merges (to learn codes) and codes (to use existing ones)")
+        return self
+
+    @property
+    def one_list(self) -> bool:
+        """Whether both sides have the same codes."""
+        return self.joint if self.codes is None else len(self.codes) == 1
+
+
+VocabularySize = Annotated[int, Field(ge=5)]
+
+
+class SideSizes(Config):
+    """Largest numbers of entries of two vocabularies."""
+
+    source: VocabularySize | None = None
+    """Number of the source side."""
+    target: VocabularySize | None = None
+    """Number of the target side."""
+
 
 class VocabularyConfig(Config):
     """Tokens with an id of their own; all other tokens become `<unk>`."""
@@ -51,9 +96,39 @@ class VocabularyConfig(Config):
     """Use one vocabulary for both sides; required for tying source and target embeddings."""
     threshold: int = Field(default=1, ge=1)
     """Smallest number of occurrences of a token in the training text."""
-    size: int | None = Field(default=None, ge=5)
-    """Largest number of entries, the four special tokens included. The most frequent tokens have
-    precedence."""
+    size: SideSizes | VocabularySize | None = None
+    """Largest number of entries, the four special tokens included: one number, or one for each side
+    (`{source: 8389, target: 6428}`). The most frequent tokens have precedence."""
+    source: str | None = None
+    """Existing vocabulary file. Its tokens keep their order, so that their ids stay the same.
+    It is the vocabulary of both sides if `joint` is true. Accepted are the files of `fusetk prep`
+    and fairseq, `.yml` files of Marian, `.json` files of Sockeye and Nematus, and lists of tokens.
+    The vocabulary of a run is in its folder `text`."""
+    target: str | None = None
+    """Existing vocabulary file of the target side."""
+    extend: bool = False
+    """Append the tokens of the training text that an existing vocabulary does not have, limited by
+    `threshold` and `size`. Otherwise they become `<unk>`."""
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> "VocabularyConfig":
+        if self.joint and self.target is not None:
+            raise ValueError("a joint vocabulary has one file: give source, without target")
+        if self.extend and self.source is None and self.target is None:
+            raise ValueError("extend has an effect with source or target only: give a file")
+        return self
+
+    @model_validator(mode="after")
+    def _one_size_for_a_joint_vocabulary(self) -> "VocabularyConfig":
+        if self.joint and isinstance(self.size, SideSizes):
+            raise ValueError("a joint vocabulary has one size: give vocabulary.size as one number")
+        return self
+
+    def size_of(self, side: str) -> int | None:
+        """Return the largest number of entries of the side `source` or `target`."""
+        if isinstance(self.size, SideSizes):
+            return self.size.source if side == "source" else self.size.target
+        return self.size
 
 
 class DataConfig(Config):
@@ -69,6 +144,10 @@ class DataConfig(Config):
     """Training text: one or more file prefixes, read in this order."""
     valid: list[str] | Every | Sample
     """Validation text: file prefixes, or `every` or `sample` to use part of the training pairs."""
+    valid_references: PositiveInt = 1
+    """Number of references of the validation text. With 4, `MT06.en` has the first reference, and
+    `MT06.en1`, `MT06.en2` and `MT06.en3` the others. They count for the BLEU of validations only;
+    the loss is that of the first reference."""
     test: dict[str, list[str]] = {}
     """Test sets: a mapping of names to lists of file prefixes."""
     steps: list[Step] = []
@@ -77,6 +156,22 @@ class DataConfig(Config):
     """Split words into subwords; null uses words as tokens."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Selection of the tokens that get ids."""
+
+    @model_validator(mode="after")
+    def _references_are_files(self) -> "DataConfig":
+        if self.valid_references > 1 and not isinstance(self.valid, list):
+            raise ValueError(
+                f"data.valid_references is {self.valid_references}, but data.valid is a part of "
+                "the training pairs, which have one reference: name files in data.valid"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_split_into_subwords(self) -> "DataConfig":
+        splitters = [step.step for step in self.steps if getattr(step, "splits_words", False)]
+        if self.bpe and splitters:
+            raise ValueError(f"the step {splitters[0]} splits words into subwords: set bpe: null")
+        return self
 
 
 class DataSection(Config):
@@ -96,34 +191,37 @@ def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
     return config.parse(Document(data, document.origins), DataSection).data
 
 
-def load_document(path: Path | str, overrides: Sequence[str] = ()) -> Document:
+def load_document(
+    path: Path | str, overrides: Sequence[str] = (), more_paths: Sequence[Place] = ()
+) -> Document:
     """Read a config without validation.
 
-    Relative paths in ``data`` become absolute; they start from the folder of the file that names
-    them, or from the current folder in an override. Raises ConfigError for paths that cannot be
-    expanded.
+    Relative paths in ``data`` and in the keys ``more_paths`` become absolute; they start from the
+    folder of the file that names them, or from the current folder in an override. Raises
+    ConfigError for paths that cannot be expanded.
     """
     document = config.load(path, overrides)
-    _resolve_paths(document)
+    _resolve_paths(document, [*PATHS, *more_paths])
     return document
 
 
-def _resolve_paths(document: Document) -> None:
-    """Make the paths in ``data`` absolute. Raises ConfigError for paths that cannot be expanded."""
-    data = document.values.get("data")
-    if not isinstance(data, dict):
-        return
+def _resolve_paths(document: Document, paths: Sequence[Place]) -> None:
+    """Make the paths of these keys absolute. Raises ConfigError for bad paths."""
     errors: list[str] = []
-    for key in ("folder", "train", "valid", "test"):
-        if key in data:
-            data[key] = _absolute(data[key], document, ("data", key), errors)
+    for place in paths:
+        section: Any = document.values
+        for key in place[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict) and place[-1] in section:
+            section[place[-1]] = _absolute(section[place[-1]], document, place, errors)
     if errors:
         raise config.config_error(errors)
 
 
-def _absolute(value: Any, document: Document, place: config.Place, errors: list[str]) -> Any:
+def _absolute(value: Any, document: Document, place: Place, errors: list[str]) -> Any:
     """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    if isinstance(value, str):
+    # Files are in lists. A string elsewhere is an error, which shows what the user wrote.
+    if isinstance(value, str) and not (set(LISTS) & set(place) and isinstance(place[-1], str)):
         origin = document.where(place)
         try:
             return os.path.abspath(origin.folder / config.expand_path(value))

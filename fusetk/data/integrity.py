@@ -10,7 +10,7 @@ from fusetk.data import manifest
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus, Sentences
 from fusetk.data.pipeline import SIDES
-from fusetk.data.prepare import text_files
+from fusetk.data.prepare import bpe_settings, text_files, vocabulary_settings
 from fusetk.errors import DataError
 
 # If prep did not record the largest id: the number of stretches of ids that are checked, and the
@@ -29,6 +29,7 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
     """
     before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
     changes = list(manifest.differences(_settings(before), _settings(config), "data"))
+    changes = changes or _changed_files(config, recorded)
     if changes:
         raise DataError(
             f"{config.folder} was prepared with other settings ({'; '.join(changes)}): {PREPARE}"
@@ -41,7 +42,31 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     settings["train"] = f"{len(config.train)} file prefixes"
     if isinstance(config.valid, list):
         settings["valid"] = f"{len(config.valid)} file prefixes"
+    if config.bpe and config.bpe.codes:
+        settings["bpe"]["codes"] = f"{len(config.bpe.codes)} files"
+    for side in SIDES:
+        if settings["vocabulary"][side]:
+            settings["vocabulary"][side] = "a file"
     return settings
+
+
+def _changed_files(config: DataConfig, recorded: Mapping[str, Any]) -> list[str]:
+    """Describe the existing codes and vocabularies whose content changed after the preparation.
+
+    Files that are not on this machine are not compared.
+    """
+    codes = (config.bpe and config.bpe.codes) or []
+    vocabularies = [file for side in SIDES if (file := getattr(config.vocabulary, side))]
+    changes: list[str] = []
+    for stage, key, files, settings in (
+        ("bpe", "bpe", codes, bpe_settings),
+        ("vocabulary", "vocabulary", vocabularies, vocabulary_settings),
+    ):
+        if files and all(Path(file).is_file() for file in files):
+            before = recorded["stages"][stage]["settings"].get(key, {})
+            now = settings(getattr(config, key))
+            changes += manifest.differences(before, {**before, **now}, f"data.{key}")
+    return changes
 
 
 def changed_text(config: DataConfig, recorded: Mapping[str, Any]) -> list[Path]:

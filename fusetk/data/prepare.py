@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data import binarize, language_warnings, manifest, preprocess
-from fusetk.data.config import BPEConfig, DataConfig
+from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
+from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
-from fusetk.data.text import Pair, locate
+from fusetk.data.text import Pair, locate, open_bytes
 from fusetk.errors import ConfigError, DataError
-from fusetk.files import digest
+from fusetk.files import checksum, digest
 
 
 class Manifest(NamedTuple):
@@ -53,7 +54,8 @@ def prepare(
     }
     with opened(folder):
         old = _read_manifest(folder, report)
-        inputs = _inspect(texts, old.get("inputs", {}))
+        further = further_references(config)
+        inputs = _inspect({**texts, "further": further}, old.get("inputs", {}))
         warnings: list[str] | None = old.get("warnings")  # missing in older folders
 
         def warn(lines: list[str]) -> list[str]:
@@ -68,7 +70,7 @@ def prepare(
 
         build = Build(folder, jobs, report, before)
         old_stages = old.get("stages", {})
-        for stage in plan(config, texts):
+        for stage in plan(config, texts, further):
             build.run(stage, inputs, None if force else old_stages.get(stage.name))
         for name in old_stages:
             if name not in build.stages:
@@ -130,9 +132,13 @@ def _prefixes(config: DataConfig) -> dict[str, list[str]]:
 
 
 def text_files(config: DataConfig, split: str) -> list[Pair]:
-    """Return the files of a split; none if it comes from the training text or a file is missing."""
+    """Return the files of a split, with further references of the validation text.
+
+    Returns none if the split comes from the training text or a file is missing.
+    """
     try:
-        return [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
+        pairs = [_pair(config, prefix) for prefix in _prefixes(config).get(split, [])]
+        return [*pairs, *further_references(config)] if split == "valid" else pairs
     except DataError:
         return []
 
@@ -141,8 +147,27 @@ def _pair(config: DataConfig, prefix: str) -> Pair:
     return Pair(locate(prefix, config.source), locate(prefix, config.target))
 
 
-def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
-    """Return the stages; each stage follows the stages that it needs."""
+def further_references(config: DataConfig) -> list[Pair]:
+    """Return the source and the file of each further reference of the validation text.
+
+    The files of the second reference of all prefixes come first. Raises DataError if a file is
+    missing.
+    """
+    prefixes = config.valid if isinstance(config.valid, list) else []
+    return [
+        Pair(locate(prefix, config.source), locate(prefix, f"{config.target}{number}"))
+        for number in range(1, config.valid_references)
+        for prefix in prefixes
+    ]
+
+
+def plan(
+    config: DataConfig, texts: Mapping[str, list[Pair]], further: Sequence[Pair] = ()
+) -> list[Stage]:
+    """Return the stages; each stage follows the stages that it needs.
+
+    ``further`` are the further references of the validation text.
+    """
     stages = [_train_words(config, texts["train"])]
     if config.bpe:
         stages.append(_bpe(config, config.bpe))
@@ -150,7 +175,8 @@ def plan(config: DataConfig, texts: Mapping[str, list[Pair]]) -> list[Stage]:
     stages.append(_ids(config, "train", ["vocabulary"]))
     for name, pairs in texts.items():
         if name != "train":
-            stages.append(_held_out_words(config, name, pairs))
+            references = further if name == "valid" else ()
+            stages.append(_held_out_words(config, name, pairs, references))
             stages.append(_ids(config, name, [f"words.{name}", "vocabulary"]))
     if "valid" not in texts:
         stages.append(_ids(config, "valid", ["vocabulary"]))
@@ -173,21 +199,24 @@ def _train_words(config: DataConfig, pairs: list[Pair]) -> Stage:
     )
 
 
-def _held_out_words(config: DataConfig, split: str, pairs: list[Pair]) -> Stage:
+def _held_out_words(
+    config: DataConfig, split: str, pairs: list[Pair], further: Sequence[Pair]
+) -> Stage:
     steps = [step for step in config.steps if isinstance(step, LineStep)]
     has_model = any(isinstance(step, LearnedStep) for step in steps)
+    references = {"references": config.valid_references} if further else {}
     return Stage(
         f"words.{split}",
-        {**_step_settings(config, steps), **_versions(steps)},
-        pairs,
+        {**_step_settings(config, steps), **_versions(steps), **references},
+        [*pairs, *further],
         ["words.train"] if has_model else [],
-        lambda build: preprocess.held_out_words(build, config, split, pairs),
+        lambda build: preprocess.held_out_words(build, config, split, pairs, further),
     )
 
 
 def _bpe(config: DataConfig, options: BPEConfig) -> Stage:
     settings = {
-        **options.model_dump(mode="json", exclude={"max_subwords"}),
+        **bpe_settings(options),
         **manifest.package_versions(["subword-nmt"]),
     }
     return Stage(
@@ -203,11 +232,35 @@ def _vocabulary(config: DataConfig) -> Stage:
     limit = {"bpe": {"max_subwords": config.bpe.max_subwords}} if config.bpe else {}
     return Stage(
         "vocabulary",
-        {**limit, "vocabulary": config.vocabulary.model_dump(mode="json")},
+        {**limit, "vocabulary": vocabulary_settings(config.vocabulary)},
         [],
         ["bpe" if config.bpe else "words.train"],
         lambda build: binarize.make_vocabularies(build, config),
     )
+
+
+def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
+    """Return the settings that determine the vocabularies, with checksums of existing files."""
+    existing = {side: _checksums([file]) for side in SIDES if (file := getattr(options, side))}
+    extend = {"extend": options.extend} if existing else {}
+    settings = options.model_dump(mode="json", exclude={*SIDES, "extend"})
+    return {**settings, **existing, **extend}
+
+
+def bpe_settings(options: BPEConfig) -> dict[str, Any]:
+    """Return the settings that determine the codes, with checksums of existing files."""
+    existing = {"codes": _checksums(options.codes)} if options.codes else {}
+    settings = options.model_dump(mode="json", exclude={"max_subwords", "codes"})
+    return {**settings, **existing}
+
+
+def _checksums(files: Sequence[str]) -> list[str]:
+    """Return the checksums of files. Raises DataError if one cannot be read."""
+    sums = []
+    for file in files:
+        with open_bytes(file):  # raises DataError with the reason
+            sums.append(checksum(Path(file)))
+    return sums
 
 
 def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:

@@ -279,8 +279,17 @@ class BothSides:
         ]
 
 
-def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence[Pair]) -> Results:
-    """Write all lines of validation or test text, raw and as words."""
+def held_out_words(
+    build: Build,
+    config: DataConfig,
+    split: str,
+    pairs: Sequence[Pair],
+    further: Sequence[Pair] = (),
+) -> Results:
+    """Write all lines of validation or test text, raw and as words.
+
+    ``further`` are the files of further references, those of the second reference first.
+    """
     arguments = (config.steps, *languages(config), prepared_models(build, config))
     count = 0
     with ExitStack() as stack:
@@ -297,6 +306,16 @@ def held_out_words(build: Build, config: DataConfig, split: str, pairs: Sequence
                 for side in (0, 1):
                     raw_files[side].write(raw[side] + "\n")
                     word_files[side].write(words[side] + "\n")
+    text = Text(*arguments)
+    for start in range(0, len(further), len(pairs)):
+        name = f"{split}.{config.target}{start // len(pairs) + 1}"
+        with (
+            writer(build.new(f"{name}.raw")) as raw_file,
+            writer(build.new(f"{name}.txt")) as word_file,
+        ):
+            for _, line in all_pairs(further[start : start + len(pairs)]):
+                raw_file.write(line + "\n")
+                word_file.write(text.words("target", line) + "\n")
     return {"pairs_in": count, "pairs_out": count, "dropped": {}}
 
 

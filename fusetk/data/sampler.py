@@ -1,7 +1,7 @@
 """Batches of sentence pairs, which depend only on the data, the seed and the epoch."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,24 @@ Lengths = NDArray[np.int32]
 Indices = NDArray[np.int64]
 Order = NDArray[Any]  # int32, or int64 for a corpus too large for int32
 BLOCK = 1 << 20  # pairs whose sort keys are computed at once
+UNITS = {
+    "tokens": "target tokens",
+    "sentences": "pairs",
+    "longest": "tokens of the longer side, padded",
+    "both": "tokens of both sides, padded",
+}
 
 
 class BatchConfig(Config):
     """Size of a batch, and number of batches in an update."""
 
     size: int = Field(4096, ge=1)
-    """Largest number of target tokens (with EOS, without padding) or of sentence pairs in a
-    batch."""
-    unit: Literal["tokens", "sentences"] = "tokens"
-    """Unit of `size`."""
+    """Largest size of a batch, in `unit`. Tokens include EOS."""
+    unit: Literal["tokens", "sentences", "longest", "both"] = "tokens"
+    """Unit of `size`. `tokens`: target tokens without padding. `sentences`: sentence pairs.
+    `longest`: pairs times the length of the longest sentence of either side, as tensor2tensor and
+    THUMT count. `both`: pairs times the largest sum of source and target length, as
+    for sentences that are concatenated and padded (He et al. 2018, section 4.3)."""
     accumulate: int = Field(1, ge=1)
     """Number of batches whose gradients are summed for one update."""
 
@@ -88,10 +96,11 @@ def batches(
 ) -> Batches:
     """Return the batches of an epoch in the order of training, each an array of pair indices.
 
-    Pairs are shuffled, sorted by target and source length, and cut into batches; then the batches
-    are shuffled. So pairs of one length are combined differently in each epoch. With ``spans``, the
-    weight of a span is the mean number of uses of each of its pairs in an epoch. The result depends
-    only on the arguments. Raises DataError if a sentence is longer than a batch.
+    Pairs are shuffled, sorted by length, and cut into batches; then the batches are shuffled. The
+    length is that of the target, or of both sides if the unit of the batch counts both. So pairs of
+    one length are combined differently in each epoch. With ``spans``, the weight of a span is the
+    mean number of uses of each of its pairs in an epoch. The result depends only on the arguments.
+    Raises DataError if a sentence is longer than a batch.
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = _pool(len(target), spans, random)
@@ -101,11 +110,23 @@ def batches(
             "raise training.stages.N.weights"
         )
     random.shuffle(order)
-    order = _sorted(order, source, target)
-    cuts = cut(target[order], config)
+    counted = pair_lengths(source, target, config)
+    if config.unit in ("longest", "both"):
+        # The second key makes the sides of neighbours similar, not only their longer side or sum.
+        order = _sorted(order, target + (source.max(initial=0) - source), counted)
+    else:
+        order = _sorted(order, source, target)
+    cuts = cut(counted[order], config)
     batch_order = np.arange(len(cuts), dtype=np.int32)
     random.shuffle(batch_order)
     return Batches(order, cuts[batch_order])
+
+
+def pair_lengths(source: Lengths, target: Lengths, config: BatchConfig) -> Lengths:
+    """Return the length of each pair by which batches are sorted and cut."""
+    if config.unit == "longest":
+        return np.maximum(source, target)
+    return source + target if config.unit == "both" else target
 
 
 def _pool(count: int, spans: Sequence[WeightedSpan], random: np.random.Generator) -> Order:
@@ -125,9 +146,9 @@ def _pool(count: int, spans: Sequence[WeightedSpan], random: np.random.Generator
 def _sorted(order: Order, source: Lengths, target: Lengths) -> Order:
     """Sort by target length, then by source length in alternating direction.
 
-    The alternating direction keeps neighbours similar where the target length changes. The sort is
-    stable. Both lengths and the position are packed into one integer, which sorts fast and in
-    place.
+    Other numbers can take the place of the lengths. The alternating direction keeps neighbours
+    similar where the target length changes. The sort is stable. Both lengths and the position are
+    packed into one integer, which sorts fast and in place.
     """
     width = int(source.max(initial=0)) + 1
     if (int(target.max(initial=0)) + 1) * width >> 31 or len(order) >> 32:
@@ -149,29 +170,81 @@ def _sorted(order: Order, source: Lengths, target: Lengths) -> Order:
 
 
 def fits(longest: int, config: BatchConfig) -> None:
-    """Raise DataError if the longest target sentence is longer than a batch."""
-    if config.unit == "tokens" and longest > config.size:
+    """Raise DataError if the longest pair, by ``pair_lengths``, is longer than a batch."""
+    if config.unit != "sentences" and longest > config.size:
+        what = {
+            "tokens": "target sentence",
+            "longest": "sentence",
+            "both": "pair of both sides",
+        }[config.unit]
         raise DataError(
-            f"the longest target sentence has {longest} tokens and a batch holds {config.size}: "
+            f"the longest {what} has {longest} tokens and a batch holds {config.size}: "
             "raise batch.size, or drop long sentences in data.steps (filter) "
             "or data.bpe.max_subwords"
         )
 
 
 def cut(lengths: Lengths, config: BatchConfig) -> NDArray[np.int64]:
-    """Cut sorted pairs into n batches of at most ``config.size``; return (start, end) (n, 2)."""
+    """Cut pairs into n batches of at most ``config.size``; return (start, end) (n, 2).
+
+    ``lengths`` are those of ``pair_lengths``, in ascending order.
+    """
     if config.unit == "sentences":
         starts = np.arange(0, len(lengths), config.size)
         return np.stack((starts, np.minimum(starts + config.size, len(lengths))), axis=1)
     fits(int(lengths.max(initial=0)), config)
+    cut_sorted = _token_bounds if config.unit == "tokens" else _padded_bounds
+    bounds = cut_sorted(lengths, config.size)
+    return np.stack((np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)), axis=1)
+
+
+def _token_bounds(lengths: Lengths, size: int) -> list[int]:
+    """Return 0 and the end of each batch whose sum of lengths is at most ``size``."""
     sums = lengths.astype(np.int64)
     np.cumsum(sums, out=sums)
     bounds = [0]
     before = 0  # tokens in the batches so far
     while bounds[-1] < len(lengths):
-        bounds.append(int(sums.searchsorted(before + config.size, side="right")))
+        bounds.append(int(sums.searchsorted(before + size, side="right")))
         before = int(sums[bounds[-1] - 1])
-    return np.stack((np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)), axis=1)
+    return bounds
+
+
+def _padded_bounds(lengths: Lengths, size: int) -> list[int]:
+    """Return 0 and the end of each batch of n pairs for which n times the greatest length fits."""
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        start = bounds[-1]
+        window = lengths[start : start + size // int(lengths[start])].astype(np.int64)
+        padded = window * np.arange(1, len(window) + 1)  # ascending, as the lengths are
+        bounds.append(start + int(padded.searchsorted(size, side="right")))
+    return bounds
+
+
+class UpdateSize(NamedTuple):
+    """The size of the batches of an update, of all processes."""
+
+    pairs: int
+    target_tokens: int
+    tokens: int  # of both sides
+    padded: int  # tokens of both sides with padding: pairs times the longest sentence of each side
+
+
+def update_size(batches: Sequence[Indices], source: Lengths, target: Lengths) -> UpdateSize:
+    """Return the size of the batches of an update."""
+    size = UpdateSize(0, 0, 0, 0)
+    for pairs in batches:
+        source_lengths = source[pairs]
+        target_lengths = target[pairs]
+        tokens = int(target_lengths.sum())
+        longest = int(source_lengths.max(initial=0)) + int(target_lengths.max(initial=0))
+        size = UpdateSize(
+            size.pairs + len(pairs),
+            size.target_tokens + tokens,
+            size.tokens + tokens + int(source_lengths.sum()),
+            size.padded + len(pairs) * longest,
+        )
+    return size
 
 
 def groups(batches: Sequence[Indices], accumulate: int) -> Groups:

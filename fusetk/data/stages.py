@@ -171,6 +171,12 @@ def opened(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        own = any((folder / name).exists() for name in (LOCK, manifest.NAME))
+        if not own and (others := sorted(os.listdir(folder))):
+            raise DataError(
+                f"{folder} was not made by fusetk prep and holds {others[0]}: "
+                "choose an empty or a new folder as data.folder"
+            )
         file = (folder / LOCK).open("w")
     except OSError as error:
         raise cannot_write(folder, error) from None

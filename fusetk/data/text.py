@@ -4,10 +4,8 @@ CR LF counts as LF, and a byte order mark at the start of a file is dropped. Eve
 (U+2028, U+0085, NBSP, form feed, tab, NUL, a lone CR) belongs to its line.
 """
 
-import difflib
 import gzip
 import io
-import os
 import sys
 import zlib
 from collections import deque
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
 from fusetk.errors import DataError
+from fusetk.files import similar_names
 
 BOM = b"\xef\xbb\xbf"
 STANDARD_INPUT = "standard input"
@@ -91,11 +90,9 @@ def _near(path: Path) -> str:
     """Return a hint: similar names in the same folder, or the fact that the folder is missing."""
     if not path.parent.is_dir():
         return f"; its folder {path.parent} does not exist either"
-    try:
-        names = sorted(os.listdir(path.parent))
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, 3)
+    if any(character in path.name for character in "*?["):
+        return "; patterns are not expanded: list every prefix"
+    near = similar_names(path)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -172,9 +172,9 @@ class SearchConfig(Config):
         if self.n_best > self.beam:
             raise ValueError(f"n_best {self.n_best} is more than beam {self.beam}")
         if self.beam % self.groups:
-            raise ValueError(f"beam {self.beam} cannot be divided into {self.groups} equal groups")
+            raise ValueError(f"beam {self.beam} is not a multiple of groups {self.groups}")
         if "diversity" in changed and self.groups == 1:
-            raise ValueError("diversity has an effect on groups only: set groups, too")
+            raise ValueError("diversity has an effect with groups only: set groups, too")
         if unused := changed & {"temperature", "top_k", "top_p", "seed"}:
             raise ValueError(f"{min(unused)} has an effect on samples only: set sample, too")
         return self

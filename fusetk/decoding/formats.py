@@ -95,6 +95,8 @@ class OutputFormat(NamedTuple):
             "score": translation.score,
             "normalized": translation.normalized,
         }
+        if translation.utility is not None:
+            content["utility"] = translation.utility
         if self.word_scores:
             content["word_scores"] = translation.word_scores
         if self.alignment and translation.attention is not None:
@@ -107,6 +109,8 @@ class OutputFormat(NamedTuple):
 
     def _moses(self, translation: "Translation") -> str:
         features = [f"LogProb= {translation.score:.6f}", *self._word_scores(translation)]
+        if translation.utility is not None:
+            features.append(f"Utility= {translation.utility:.4f}")
         value = f"{translation.normalized:.6f}"
         fields = [translation.text, " ".join(features), value, *self._alignment(translation)]
         return SEPARATOR.join(fields)

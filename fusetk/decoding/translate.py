@@ -65,6 +65,7 @@ class Translation(NamedTuple):
     normalized: float  # the value that ranks translations, see ``decoding.scores``
     word_scores: list[float] | None = None  # log-probabilities of the T tokens and EOS
     attention: np.ndarray | None = None  # (T + 1, S), EOS last
+    utility: float | None = None  # expected similarity to the other translations, with MBR
 
 
 class Translator:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
-from fusetk.evaluation.multi_bleu import LowercaseMultiBleu, MultiBleu
+from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
 from fusetk.evaluation.sacrebleu_metrics import (
     CasedMteval,
     Chrf,
@@ -20,6 +20,7 @@ METRICS: dict[str, type[Metric]] = {
         SacreBleu,
         MultiBleu,
         LowercaseMultiBleu,
+        JoinedMultiBleu,
         Mteval,
         CasedMteval,
         Chrf,
@@ -80,8 +81,8 @@ def score(
     return [metric.score(metric.statistics(hypotheses)) for metric in built]
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return multi-bleu, 0 to 100, of tokenised lines against one reference; 0 for no lines."""
+def corpus_bleu(hypotheses: Sequence[str], *references: Sequence[str]) -> float:
+    """Return multi-bleu, 0 to 100, of tokenised lines against references; 0 for no lines."""
     if not hypotheses:
         return 0.0
-    return score(hypotheses, [references], [MultiBleu.name])[0].value
+    return score(hypotheses, references, [MultiBleu.name])[0].value

@@ -6,7 +6,8 @@ space is replaced before sacreBLEU sees it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from fusetk.evaluation.metric import MetricOptions
 from fusetk.evaluation.sacrebleu_metrics import PreparedBleu
@@ -21,6 +22,7 @@ _OTHER_SPACE = (
 )
 _REPLACE_OTHER_SPACE = {ord(space): 0xDC00 + i for i, space in enumerate(_OTHER_SPACE)}
 _COMPOUND = re.compile(rb"(\S)-(\S)")
+_SPLIT_HYPHEN = re.compile(" (?:@-@|##AT##-##AT##) ")
 
 
 class MultiBleu(PreparedBleu):
@@ -28,7 +30,7 @@ class MultiBleu(PreparedBleu):
 
     name = "multi-bleu"
     tokenizes = False
-    options = ("compound_split",)
+    options: ClassVar[Collection[str]] = ("compound_split",)
     smoothing = "none"
 
     def __init__(
@@ -39,8 +41,9 @@ class MultiBleu(PreparedBleu):
     ) -> None:
         self.compound_split = options.compound_split
         if options.lowercase:
-            self.name = LowercaseMultiBleu.name
             self.case_sensitive = False
+            if self.name == MultiBleu.name:
+                self.name = LowercaseMultiBleu.name
         super().__init__(references)
 
     def prepare(self, line: str) -> str:
@@ -68,6 +71,33 @@ class LowercaseMultiBleu(MultiBleu):
 
     name = "multi-bleu-lc"
     case_sensitive = False
+
+
+class JoinedMultiBleu(MultiBleu):
+    """multi-bleu of lines in which the hyphens that preparation split off are joined again.
+
+    ``rich @-@ text`` (the Moses tokeniser with -a) and ``rich ##AT##-##AT## text`` become
+    ``rich-text``, as without the splitting.
+    """
+
+    name = "multi-bleu-joined"
+    options: ClassVar[Collection[str]] = ()
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(references, options._replace(compound_split=False), source)
+
+    def prepare(self, line: str) -> str:
+        """Join hyphens, and lower-case the line if case does not count."""
+        return super().prepare(_SPLIT_HYPHEN.sub("-", line))
+
+    def signature(self) -> str:
+        """Return all settings that are needed to reproduce the score."""
+        return super().signature().replace("|tok:none", "|tok:none|hyphens:joined")
 
 
 def split_compounds(line: str) -> str:

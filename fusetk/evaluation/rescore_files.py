@@ -1,6 +1,7 @@
 """Scores of a stream of given translations, as ``fusetk rescore`` prints them."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,10 @@ from fusetk.decoding.stream import chunks
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
 from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
 
+MANY_UNKNOWN = 0.2  # share of unknown target tokens above which there is a warning
 CHUNK = 4000  # lines that are sorted and scored together
+
+log = logging.getLogger(__name__)
 
 
 def rescore_input(
@@ -43,6 +47,14 @@ def rescore_input(
         output.write(numbers + "\n")
     else:
         report(str(corpus))
+    if not corpus.sentences:
+        log.warning("no sentence was scored: the source has no text")
+        return
+    if corpus.unknown > MANY_UNKNOWN * corpus.tokens:
+        log.warning(
+            "%.0f %% of the target tokens are unknown: are source and target swapped?",
+            100 * corpus.unknown / corpus.tokens,
+        )
     speed = (
         f"{corpus.sentences / seconds:,.1f} sentences/s, "
         f"{corpus.tokens / seconds:,.0f} target tokens/s"

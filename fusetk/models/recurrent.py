@@ -90,6 +90,9 @@ class RecurrentConfig(ModelConfig):
     word."""
     layer_norm: bool = True
     """Apply layer normalisation to each gate before its sigmoid."""
+    linear_bias: bool = True
+    """Add a bias to the linear map H of L-GRU and LAU. H(x) = W x has none in Meng and Zhang 2019
+    (Equations 15 and 16) and in the authors' code, but the paper's parameter counts need one."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     project_context: bool = False
@@ -163,13 +166,13 @@ class Recurrent(Seq2Seq):
         """
         super().__init__()
         check_tying(config.tie, source_size, target_size)
-        width, norm = config.width, config.layer_norm
+        width, norm, bias = config.width, config.layer_norm, config.linear_bias
         size = config.embedding or width
         self.source = RecurrentEmbedding(config, source_size)
         tied = self.source.tokens if config.tie == "all" else None
         self.target = RecurrentEmbedding(config, target_size, tied)
         encoder, query, decoder = config.encoder, config.query, config.decoder
-        self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm)
+        self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm, bias)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
         self.encoder_fuse = _fusion_of_states(encoder.fuse, encoder_widths, "encoder.fuse")
         self.attend = build_memory_attention(
@@ -192,14 +195,16 @@ class Recurrent(Seq2Seq):
             for source_width in source_widths
         )
         self.initial = nn.Linear(self.encoder_fuse.out_width, width)
-        self.query = Transition(query.cell, query.depth, size, width, norm=norm)
+        self.query = Transition(query.cell, query.depth, size, width, 1, norm, bias)
         self.attention = AdditiveAttention(width, config.heads, len(source_widths))
         self.project = None
         if config.project_context:
             self.project = nn.Linear(context_width, width, bias=False)
         self._projected_input: Tensor | None = None
         self.context_width = width if config.project_context else context_width
-        self.decoder = Transition(decoder.cell, decoder.depth, self.context_width, width, norm=norm)
+        self.decoder = Transition(
+            decoder.cell, decoder.depth, self.context_width, width, 1, norm, bias
+        )
         states = [width] * (query.depth + decoder.depth + 2)
         self.decoder_fuse = _fusion_of_states(decoder.fuse, [size, *states], "decoder.fuse")
         share_layer_embedding(self.encoder_fuse, self.decoder_fuse)

@@ -23,13 +23,25 @@ class Cell(nn.Module):
     steps at once. The first columns of both matrices are the gates: reset, update, and for L-GRU
     and LAU the third gate. The next columns are the candidate. For L-GRU and LAU the last columns
     of ``input`` are the linear map H. The gates have no biases. The candidate's projection of the
-    state has a bias, and H has a bias.
+    state has a bias. H may have a bias; else its bias is a constant zero, which is not a parameter,
+    so that the fused kernels always have one to read.
     """
 
-    def __init__(self, kind: str, read: int, width: int, directions: int = 1, norm: bool = True):
+    linear_bias: Tensor | None  # (R, D); None without H
+
+    def __init__(
+        self,
+        kind: str,
+        read: int,
+        width: int,
+        directions: int = 1,
+        norm: bool = True,
+        linear_bias: bool = True,
+    ):
         """``read``: features of the input; a T-GRU ignores it.
 
-        ``norm``: apply layer normalisation to each gate before its sigmoid.
+        ``norm``: apply layer normalisation to each gate before its sigmoid. ``linear_bias``: H has
+        a bias.
         """
         super().__init__()
         self.kind = kind
@@ -38,7 +50,12 @@ class Cell(nn.Module):
         inputs = 0 if kind == "t-gru" else self.gates + 1
         self.state = nn.Parameter(torch.empty(directions, width, (self.gates + 1) * width))
         self.bias = nn.Parameter(torch.zeros(directions, width))
-        self.linear_bias = nn.Parameter(torch.zeros(directions, width)) if self.gates == 3 else None
+        if self.gates < 3:
+            self.linear_bias = None
+        elif linear_bias:
+            self.linear_bias = nn.Parameter(torch.zeros(directions, width))
+        else:
+            self.register_buffer("linear_bias", torch.zeros(directions, width), persistent=False)
         inputs += self.linear_bias is not None
         self.input = nn.Parameter(torch.empty(directions, read, inputs * width)) if inputs else None
         self.gain = nn.Parameter(torch.ones(directions, self.gates, width)) if norm else None
@@ -103,11 +120,13 @@ class Transition(nn.Module):
         width: int,
         directions: int = 1,
         norm: bool = True,
+        linear_bias: bool = True,
     ):
         super().__init__()
         self.width = width
         above = [Cell("t-gru", 0, width, directions, norm) for _ in range(depth)]
-        self.cells = nn.ModuleList([Cell(kind, read, width, directions, norm), *above])
+        lowest = Cell(kind, read, width, directions, norm, linear_bias)
+        self.cells = nn.ModuleList([lowest, *above])
 
     @property
     def input_weight(self) -> Tensor:

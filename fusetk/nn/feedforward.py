@@ -42,10 +42,12 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        has_8_bits = not self.hidden.weight.is_floating_point()
-        if self.activation is torch.relu_ and kernels.usable(x) and not has_8_bits:
+        if self.activation is torch.relu_ and kernels.usable(x, self._weights()):
             return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
+
+    def _weights(self) -> list[Tensor]:
+        return [self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias]
 
 
 class GatedFeedForward(nn.Module):

@@ -4,25 +4,23 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fusetk.recipe import Recipe
+from typing import Any
 
 SECTIONS = ("data", "model", "training", "decoding")  # parts of a config that affect scores
 FILE_KEYS = ("train", "valid", "test")  # keys of the section data that name files
 
 
-def config_deviations(run: Mapping[str, Any], recipe: "Recipe") -> list[str]:
+def config_deviations(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
     """Return each key of a run's config whose value differs from the recipe, with both values.
 
-    The seed, the folders of files, and keys that cannot change a score may differ.
+    Both are the plain values of complete configs. The seed, the folders of files, and keys that
+    cannot change a score may differ.
     """
     from fusetk.recipe import NEUTRAL_KEYS
 
     neutral = re.compile("|".join([r"training\.seed", *NEUTRAL_KEYS]))
     actual = _without_folders(run)
-    expected = _without_folders(recipe.model_dump(mode="json"))
+    expected = _without_folders(recipe)
     return [
         f"{key} {difference}"
         for section in SECTIONS

@@ -1,5 +1,6 @@
 """The cells and notes of a paper's table with measured scores, and the table as plain values."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,11 @@ from fusetk.reporting.runs import (
     MeasuredRun,
     ScoreColumn,
     comparability_warnings,
+    equal_seeds,
     format_updates,
-    mean_score,
     run_names,
 )
-from fusetk.reporting.tables import PaperRow, PaperTable
+from fusetk.reporting.tables import PRINTED, PaperRow, PaperTable, ParameterCount
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _ORIGINS = {
@@ -28,27 +29,54 @@ Cells = list[str | None]  # None: the value is unknown
 # Cells --------------------------------------------------------------------------------------------
 
 
-def table_cells(table: PaperTable) -> tuple[list[str], list[list[str | None]]]:
-    """Return the heads of the table and the cells of each row; None for an unknown value."""
+def table_cells(table: PaperTable, costs: bool = False) -> tuple[list[str], list[list[str | None]]]:
+    """Return the heads of the table and the cells of each row; None for an unknown value.
+
+    With ``costs``, the last columns have updates, hours, speed, hardware and seeds of the runs.
+    """
     heads = ["", "parameters", "ours"]
     columns: list[Cells] = [
         _row_names(table),
         [row.paper.parameters or None for row in table.rows],
-        [f"{row.count.total / 1e6:.2f}M" if row.count else None for row in table.rows],
+        [_millions(row.count) for row in table.rows],
     ]
+    if any(row.trained for row in table.rows):
+        heads.append("trained")
+        columns.append([_millions(row.trained) for row in table.rows])
     for name in table.printed_sets:
         heads += [f"BLEU {name}" if name else "BLEU", "Δ"]
-        columns += _printed_cells([row.printed_bleu(name) for row in table.rows])
+        columns += _printed_cells(table, [row.printed().get(name) for row in table.rows])
     measured_heads, _ = _measured_heads(table)
     for head, column in zip(measured_heads, table.columns, strict=True):
         heads += [head, "Δ"]
-        means = [mean_score(row.runs, column) for row in table.rows]
+        means = [row.mean(column) for row in table.rows]
         columns.append([str(mean) if mean else None for mean in means])
-        columns.append(_differences([mean.value if mean else None for mean in means], 2))
-    if len({format_updates(run) for run in table.runs}) > 1:
+        columns.append(_differences(table, [mean.value if mean else None for mean in means], 2))
+    if costs or len({format_updates(run) for run in table.runs}) > 1:
         heads.append("updates")
         columns.append([_updates(row) for row in table.rows])
+    if costs and table.runs:
+        heads += ["hours", "tokens/s", "hardware", "seeds"]
+        columns += [list(cells) for cells in zip(*map(_cost_cells, table.rows), strict=True)]
     return heads, [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _millions(count: ParameterCount | None) -> str | None:
+    return f"{count.total / 1e6:.2f}M" if count else None
+
+
+def _cost_cells(row: PaperRow) -> list[str | None]:
+    """Return mean hours and mean speed over the runs, the hardware, and the seeds."""
+    hours = [run.cost.hours for run in row.runs if run.cost.hours is not None]
+    speeds = [run.cost.tokens_per_second for run in row.runs if run.cost.tokens_per_second]
+    hardware = dict.fromkeys(run.cost.hardware for run in row.runs if run.cost.hardware)
+    seeds = dict.fromkeys(str(run.setting("training", "seed")) for run in row.runs)
+    return [
+        f"{statistics.fmean(hours):.2f}" if hours else None,
+        f"{statistics.fmean(speeds):.0f}" if speeds else None,
+        "; ".join(hardware) or None,
+        " ".join(seeds) or None,
+    ]
 
 
 def _row_names(table: PaperTable) -> Cells:
@@ -69,23 +97,27 @@ def _superscript(number: int) -> str:
     return str(number).translate(_SUPERSCRIPTS)
 
 
-def _printed_cells(values: Sequence[float | None]) -> list[Cells]:
+def _printed_cells(table: PaperTable, values: Sequence[float | None]) -> list[Cells]:
     """Return columns of BLEU, with as many digits as the paper prints, and of differences."""
     digits = [len(repr(float(value)).partition(".")[2]) for value in values if value is not None]
     most = max(digits, default=0)
     cells: Cells = [None if value is None else f"{value:.{most}f}" for value in values]
-    return [cells, _differences(values, most)]
+    return [cells, _differences(table, values, most)]
 
 
-def _differences(values: Sequence[float | None], digits: int) -> Cells:
-    """Return the differences to the first value; the first cell is empty."""
-    first, *others = values
-    cells: Cells = [""]
-    for value in others:
-        if value is None or first is None:
+def _differences(table: PaperTable, values: Sequence[float | None], digits: int) -> Cells:
+    """Return the difference of each row to the row that it is compared with; empty for itself."""
+    by_row = dict(zip(table.rows, values, strict=True))
+    cells: Cells = []
+    for row, value in by_row.items():
+        base = table.base_of(row)
+        base_value = by_row[base] if base else None
+        if base is row:
+            cells.append("")
+        elif value is None or base_value is None:
             cells.append(None)
         else:
-            cells.append(f"{value - first:+.{digits}f}")
+            cells.append(f"{value - base_value:+.{digits}f}")
     return cells
 
 
@@ -97,16 +129,28 @@ def _updates(row: PaperRow) -> str | None:
 def _measured_heads(table: PaperTable) -> tuple[list[str], list[str]]:
     """Return a head for each measured column, and the names that all columns share.
 
-    A head contains the test set, checkpoint or metric only if it differs between columns.
+    A head contains the test set, checkpoint or metric only if it differs between columns. A column
+    of scores as printed has the checkpoints and metrics of its rows.
     """
-    fields = list(zip(*table.columns, strict=True))
+    columns = [_known_column(table, column) for column in table.columns]
+    fields = list(zip(*columns, strict=True))
     differs = [len(set(names)) > 1 for names in fields]
     heads = []
-    for column in table.columns:
+    for column in columns:
         names = [name for name, differing in zip(column, differs, strict=True) if differing]
         heads.append(" ".join(["measured", *names]))
     shared = [names[0] for names, differing in zip(fields, differs, strict=True) if not differing]
     return heads, shared
+
+
+def _known_column(table: PaperTable, column: ScoreColumn) -> ScoreColumn:
+    """Return a column with the names of the checkpoints and metrics of its rows."""
+    if column.checkpoint != PRINTED:
+        return column
+    own = [row.column(column) for row in table.rows if row.runs]
+    checkpoints = dict.fromkeys(known.checkpoint for known in own)
+    metrics = dict.fromkeys(known.metric for known in own)
+    return ScoreColumn(column.set_name, " or ".join(checkpoints), " or ".join(metrics))
 
 
 # Notes --------------------------------------------------------------------------------------------
@@ -119,6 +163,8 @@ def table_notes(table: PaperTable) -> list[str]:
         for number, row in enumerate(_noted_rows(table), 1)
     ]
     notes += _vocabulary_notes(table)
+    if any(row.trained for row in table.rows):
+        notes.append("trained: parameters of the runs, at their own vocabulary")
     if table.columns:
         _, shared = _measured_heads(table)
         prefix = f"{', '.join(shared)}; " if shared else ""
@@ -155,13 +201,35 @@ def _vocabulary_notes(table: PaperTable) -> list[str]:
 
 def table_warnings(table: PaperTable) -> list[str]:
     """Return warnings about runs: not comparable, different from the recipe, or without a score."""
-    unscored = [
-        run for run in table.runs if not any(run.record(column) for column in table.columns)
-    ]
-    warnings = [*comparability_warnings(table.runs, table.columns), *_deviation_warnings(table)]
+    scored = {run.folder for run in table.scored_runs()}
+    others = [run for run in table.runs if run.folder not in scored]
+    other_scores = [run for run in others if run.records and table.as_printed]
+    unscored = [run for run in others if run not in other_scores]
+    warnings = comparability_warnings(table.scores())
+    for row in table.rows:
+        runs = [run for run in row.runs if run.folder in scored]
+        warnings += [f"the same row and seed: {run_names(twins)}" for twins in equal_seeds(runs)]
+    warnings += _deviation_warnings(table)
+    warnings += _scoring_warnings(table, other_scores)
     if unscored:
         warnings.append(f"without a score here: {run_names(unscored)}")
     return warnings
+
+
+def _scoring_warnings(table: PaperTable, runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return the runs without a score of the kind that the paper prints, and what they have."""
+    folders = {run.folder for run in runs}
+    groups: dict[str, list[MeasuredRun]] = {}
+    for row in table.rows:
+        for run in row.runs:
+            if run.folder in folders:
+                kinds = dict.fromkeys(f"{note.checkpoint} by {note.metric}" for note in run.records)
+                text = f"{', '.join(kinds)}, not {row.paper.checkpoint} by {row.paper.metric}"
+                groups.setdefault(text, []).append(run)
+    return [
+        f"scored otherwise than in the paper: {run_names(members)}: {text} (--all shows the scores)"
+        for text, members in groups.items()
+    ]
 
 
 def _deviation_warnings(table: PaperTable) -> list[str]:
@@ -169,7 +237,7 @@ def _deviation_warnings(table: PaperTable) -> list[str]:
     groups: dict[str, list[MeasuredRun]] = {}
     for row in table.rows:
         for run in row.runs:
-            deviations = config_deviations(run.config, row.recipe)
+            deviations = config_deviations(run.config, row.config)
             if deviations:
                 groups.setdefault(", ".join(deviations), []).append(run)
     return [
@@ -183,32 +251,33 @@ def _deviation_warnings(table: PaperTable) -> list[str]:
 
 def table_as_dict(table: PaperTable) -> dict[str, Any]:
     """Return the table for JSON."""
-    baseline = table.rows[0]
-    rows = [_row_as_dict(row, baseline, table.columns) for row in table.rows]
+    rows = [_row_as_dict(table, row) for row in table.rows]
     return {"table": table.title, "rows": rows, "remarks": table_warnings(table)}
 
 
-def _row_as_dict(
-    row: PaperRow, baseline: PaperRow, columns: Sequence[ScoreColumn]
-) -> dict[str, Any]:
+def _row_as_dict(table: PaperTable, row: PaperRow) -> dict[str, Any]:
+    base = table.base_of(row)
     scores = [
-        _mean_as_dict(column, mean, mean_score(baseline.runs, column))
-        for column in columns
-        if (mean := mean_score(row.runs, column))
+        _mean_as_dict(row.column(column), mean, base.mean(column) if base else None)
+        for column in table.columns
+        if (mean := row.mean(column))
     ]
     return {
         "row": row.paper.row,
         "line": row.paper.line,
-        "recipe": str(row.path),
+        "recipe": str(row.path) if row.path else None,
         "parameters": {
             "printed": row.paper.parameters,
             "ours": row.count.total if row.count else None,
             "vocabulary": row.count.sizes if row.count else None,
             "vocabulary_of": row.count.origin if row.count else None,
             "adds_up": row.parameters_match,
+            "trained": row.trained.total if row.trained else None,
         },
         "note": row.paper.note,
         "printed": row.paper.bleu,
+        "printed_valid": row.paper.valid,
+        "compared_with": base.name if base else row.paper.compared_with,
         "measured": scores,
         "runs": [_run_as_dict(run) for run in row.runs],
     }
@@ -233,5 +302,6 @@ def _run_as_dict(run: MeasuredRun) -> dict[str, Any]:
         "precision": run.setting("training", "precision"),
         "updates": run.updates,
         "data": run.data,
+        **run.cost._asdict(),
         "scores": [record._asdict() for record in run.records],
     }

@@ -1,5 +1,6 @@
 """Run folders for reports: search, mean scores over seeds, and comparability warnings."""
 
+import hashlib
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +11,15 @@ import yaml
 
 from fusetk.errors import DataError, FusetkError
 from fusetk.evaluation.metrics import METRICS
+from fusetk.papers import AVERAGE
 from fusetk.reporting import score_log
+from fusetk.reporting.cost import Cost, read_cost, validation_bleu
 from fusetk.reporting.score_log import ScoreRecord
 from fusetk.runs import CHECKPOINTS, CONFIG, progress
 
 DEPTH = 5  # levels of folders that are searched below the start
 MAX_NAMES = 3  # runs that a warning names
+VALID = "valid"  # test set name of the BLEU of the best validation
 
 
 class MeasuredRun(NamedTuple):
@@ -27,6 +31,7 @@ class MeasuredRun(NamedTuple):
     records: Sequence[ScoreRecord]
     updates: int | None  # number of training updates
     data: str | None  # fingerprint of the training data
+    cost: Cost
 
     def setting(self, *keys: str) -> Any:
         """Return a value of the config, None if a key is missing."""
@@ -39,6 +44,20 @@ class MeasuredRun(NamedTuple):
         """Return the score of a column, None if the run has no such score."""
         return next((record for record in self.records if record.key == column), None)
 
+    def with_average(self, sets: Sequence[str]) -> "MeasuredRun":
+        """Return the run with the mean over ``sets`` for each checkpoint and metric.
+
+        There is no mean if a set has no score, or if the run has a score of this name already.
+        """
+        by_key = {record.key: record for record in self.records}
+        averages = []
+        for checkpoint, metric in dict.fromkeys(record.key[1:] for record in self.records):
+            parts = [by_key.get((name, checkpoint, metric)) for name in sets]
+            records = [record for record in parts if record]
+            if len(records) == len(sets) and (AVERAGE, checkpoint, metric) not in by_key:
+                averages.append(_average(records))
+        return self._replace(records=[*self.records, *averages])
+
 
 class ScoreColumn(NamedTuple):
     """The key of scores that are comparable: a column of a table."""
@@ -46,6 +65,20 @@ class ScoreColumn(NamedTuple):
     set_name: str
     checkpoint: str
     metric: str
+
+
+def _average(records: Sequence[ScoreRecord]) -> ScoreRecord:
+    """Return the unweighted mean of scores of several test sets, as papers average."""
+    updates = [record.updates for record in records if record.updates is not None]
+    references = "".join(record.references for record in records)
+    return records[0]._replace(
+        set_name=AVERAGE,
+        value=statistics.fmean(record.value for record in records),
+        details=f"mean of {', '.join(record.set_name for record in records)}",
+        sentences=sum(record.sentences for record in records),
+        references=hashlib.sha256(references.encode()).hexdigest(),
+        updates=min(updates, default=None),
+    )
 
 
 class MeanScore(NamedTuple):
@@ -113,7 +146,14 @@ def _read_run(folder: Path, name: str, warnings: list[str]) -> MeasuredRun:
         updates = max(recorded, default=None)
     if records and data is None:
         data = records[-1].data
-    return MeasuredRun(folder, name, config, records, updates, data)
+    run = MeasuredRun(folder, name, config, records, updates, data, read_cost(folder))
+    bleu = validation_bleu(folder)
+    metric = run.setting("paper", "metric")
+    if bleu is not None and isinstance(metric, str):
+        details = "in training"
+        record = ScoreRecord(VALID, "best", metric, bleu, details, details, 0, "", updates, data)
+        run = run._replace(records=[*records, record])
+    return run
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -173,19 +213,16 @@ def format_updates(run: MeasuredRun) -> str | None:
     return f"{run.updates:,}" if run.updates is not None else None
 
 
-def comparability_warnings(
-    runs: Sequence[MeasuredRun], columns: Sequence[ScoreColumn]
-) -> list[str]:
-    """Return the reasons why the scores of runs in these columns are not comparable."""
-    scored = [(run, record) for run in runs for column in columns if (record := run.record(column))]
-    unique = _unique_runs(run for run, _ in scored)
+def comparability_warnings(scored: Sequence[tuple[MeasuredRun, ScoreRecord]]) -> list[str]:
+    """Return the reasons why scores of runs are not comparable with each other."""
+    unique = unique_runs(run for run, _ in scored)
     precisions = [(run, run.setting("training", "precision")) for run in unique]
     warnings = [
         *_differences("updates trained", [(run, format_updates(run)) for run in unique]),
         *_differences("training.precision", precisions),
         *_differences("training data", [(run, run.data and run.data[:8]) for run in unique]),
     ]
-    for name, metric in dict.fromkeys((column.set_name, column.metric) for column in columns):
+    for name, metric in dict.fromkeys((record.set_name, record.metric) for _, record in scored):
         records = [
             (run, record)
             for run, record in scored
@@ -195,14 +232,13 @@ def comparability_warnings(
         signatures = [(run, record.signature) for run, record in records]
         warnings += _differences(f"the references of {name}", references)
         warnings += _differences(f"the signature of {metric} on {name}", signatures)
-    outdated = _unique_runs(run for run, record in scored if _is_outdated(record, run))
+    outdated = unique_runs(run for run, record in scored if _is_outdated(record, run))
     if outdated:
         warnings.append(f"trained further after a score was recorded: {run_names(outdated)}")
-    warnings += [f"the same row and seed: {run_names(runs)}" for runs in _equal_seeds(unique)]
     return warnings
 
 
-def _unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+def unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     return list({run.folder: run for run in runs}.values())
 
 
@@ -213,7 +249,7 @@ def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]
         groups.setdefault(value, []).append(run)
     if len(groups) < 2:
         return []
-    unique = [(value or "unknown", _unique_runs(runs)) for value, runs in groups.items()]
+    unique = [(value or "unknown", unique_runs(runs)) for value, runs in groups.items()]
     (value, runs), *others = sorted(unique, key=lambda group: -len(group[1]))
     most = f"{len(runs)} runs" if len(runs) > 1 else run_names(runs)
     rest = "; ".join(f"{other} ({run_names(members)})" for other, members in others)
@@ -227,10 +263,9 @@ def _is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:
     return record.updates < run.updates
 
 
-def _equal_seeds(runs: Sequence[MeasuredRun]) -> Iterator[list[MeasuredRun]]:
-    """Yield runs of one row with the same seed, which do not show the deviation over seeds."""
-    groups: dict[tuple[str, str], list[MeasuredRun]] = {}
+def equal_seeds(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
+    """Return runs of one row with the same seed, which do not show the deviation over seeds."""
+    groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
-        key = (str(run.setting("paper", "row")), str(run.setting("training", "seed")))
-        groups.setdefault(key, []).append(run)
-    return (group for group in groups.values() if len(group) > 1)
+        groups.setdefault(str(run.setting("training", "seed")), []).append(run)
+    return [group for group in groups.values() if len(group) > 1]

@@ -2,21 +2,36 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
+from fusetk.papers import AVERAGE, PaperConfig, TableConfig, read_tables, tables_path
+from fusetk.reporting.deviations import SECTIONS, config_deviations
 from fusetk.reporting.parameters import (
     count_parameters,
     matches_printed,
     vocabulary_sizes,
     vocabulary_sizes_of,
 )
-from fusetk.reporting.runs import MeasuredRun, ScoreColumn, collect_runs, score_columns
+from fusetk.reporting.runs import (
+    VALID,
+    MeanScore,
+    MeasuredRun,
+    ScoreColumn,
+    collect_runs,
+    mean_score,
+    score_columns,
+    unique_runs,
+)
+from fusetk.reporting.score_log import ScoreRecord
 from fusetk.runs import TEXT
 
 if TYPE_CHECKING:
-    from fusetk.recipe import PaperConfig, Recipe
+    from fusetk.recipe import Recipe
+
+PRINTED = "as printed"  # stands for the checkpoint and the metric of each row in a column
 
 
 class ParameterCount(NamedTuple):
@@ -29,13 +44,14 @@ class ParameterCount(NamedTuple):
 
 @dataclass(eq=False)
 class PaperRow:
-    """A row of a paper's table: its recipe and the runs of this recipe."""
+    """A row of a paper's table: its published values, its recipe and the runs of this recipe."""
 
-    path: Path
-    recipe: "Recipe"
-    paper: "PaperConfig"
+    paper: PaperConfig
+    recipe: "Recipe | None" = None  # None for a system of other authors
+    path: Path | None = None  # of the recipe
     runs: list[MeasuredRun] = field(default_factory=list)
     count: ParameterCount | None = None
+    trained: ParameterCount | None = None  # at the runs' vocabulary, if ``count`` is at another one
 
     @property
     def name(self) -> str:
@@ -47,15 +63,33 @@ class PaperRow:
         """The table and the name of the row."""
         return self.paper.table, self.name
 
-    def printed_bleu(self, set_name: str | None) -> float | None:
-        """Return the BLEU that the paper prints for a test set, None if it prints none.
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The recipe as plain values."""
+        return self.recipe.model_dump(mode="json") if self.recipe else {}
 
-        ``set_name`` is None for a paper that prints one BLEU without the name of a set.
-        """
-        bleu = self.paper.bleu
-        if isinstance(bleu, dict):
-            return bleu.get(set_name) if set_name is not None else None
-        return bleu if set_name is None else None
+    def printed(self) -> dict[str | None, float]:
+        """Return the published BLEU by test set; None is a set that the paper does not name."""
+        values: dict[str | None, float] = {}
+        if self.paper.valid is not None:
+            values[VALID] = self.paper.valid
+        if isinstance(self.paper.bleu, dict):
+            values.update(self.paper.bleu)
+        elif self.paper.bleu is not None:
+            values[AVERAGE if self.paper.average else None] = self.paper.bleu
+        return values
+
+    def mean(self, column: ScoreColumn) -> MeanScore | None:
+        """Return the mean score of the runs in a column; None if no run has such a score."""
+        return mean_score(self.runs, self.column(column))
+
+    def column(self, column: ScoreColumn) -> ScoreColumn:
+        """Return the column with the checkpoint and the metric of this row's published BLEU."""
+        if column.checkpoint != PRINTED:
+            return column
+        return column._replace(
+            checkpoint=self.paper.checkpoint or "", metric=self.paper.metric or ""
+        )
 
     @property
     def parameters_match(self) -> bool | None:
@@ -75,22 +109,42 @@ class PaperTable:
     title: str
     rows: list[PaperRow]
     columns: list[ScoreColumn]
+    as_printed: bool  # whether the columns have only scores of the kind that the paper prints
 
     @property
     def runs(self) -> list[MeasuredRun]:
-        """The runs of all rows."""
-        return [run for row in self.rows for run in row.runs]
+        """The runs of all rows, each once."""
+        return unique_runs(run for row in self.rows for run in row.runs)
 
     @property
     def printed_sets(self) -> list[str | None]:
-        """The test sets whose BLEU the paper prints; None for a set without a name."""
-        sets: dict[str | None, None] = {}
-        for row in self.rows:
-            if isinstance(row.paper.bleu, dict):
-                sets.update(dict.fromkeys(row.paper.bleu))
-            elif row.paper.bleu is not None:
-                sets[None] = None
-        return list(sets)
+        """The test sets whose BLEU the paper prints; None for a set without a name.
+
+        The validation text comes first.
+        """
+        sets = dict.fromkeys(name for row in self.rows for name in row.printed())
+        return sorted(sets, key=lambda name: name != VALID)
+
+    def base_of(self, row: PaperRow) -> PaperRow | None:
+        """Return the row to which the differences of a row are computed; None if it is missing."""
+        name = row.paper.compared_with
+        if name is None:
+            return self.rows[0]
+        return next((other for other in self.rows if other.name == name), None)
+
+    def scores(self) -> list[tuple[MeasuredRun, ScoreRecord]]:
+        """Return each score in a column, with its run."""
+        return [
+            (run, record)
+            for row in self.rows
+            for run in row.runs
+            for column in self.columns
+            if (record := run.record(row.column(column)))
+        ]
+
+    def scored_runs(self) -> list[MeasuredRun]:
+        """Return the runs that have a score in a column."""
+        return unique_runs(run for run, _ in self.scores())
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -99,7 +153,8 @@ class PaperTable:
 def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
     """Return the rows of the configs in files and folders, in the order of their tables.
 
-    Configs without ``paper.row`` are ignored. Raises ConfigError if no row is left, or if two
+    Configs without ``paper.row`` are ignored. If a config names a file of published tables, the
+    rows of other authors in its table are included. Raises ConfigError if no row is left, or if two
     configs describe the same row.
     """
     from fusetk import config as configs
@@ -107,26 +162,45 @@ def read_rows(paths: Iterable[Path]) -> list[PaperRow]:
 
     paths = list(paths)
     rows: dict[tuple[str, str], PaperRow] = {}
+    published: dict[str, TableConfig] = {}
+    titles: dict[str, None] = {}  # in the order of the file of tables
     for path in _config_files(paths):
-        paper = configs.load(path).values.get("paper")
+        document = configs.load(path)
+        paper = document.values.get("paper")
         if not isinstance(paper, dict) or paper.get("row") is None:
             continue
         recipe = recipes.load(path)
         assert recipe.paper is not None
-        row = PaperRow(path, recipe, recipe.paper)
+        row = PaperRow(recipe.paper, recipe, path)
         if row.key in rows:
             raise ConfigError(
                 f"{rows[row.key].path} and {path} both describe the row {row.name!r} of "
                 f"{row.paper.table}: give one of them"
             )
         rows[row.key] = row
+        if paper.get("tables") and row.paper.table not in published:
+            known = read_tables(tables_path(document))
+            published[row.paper.table] = known[row.paper.table]
+            titles.update(dict.fromkeys(known))
     if not rows:
         raise ConfigError(
             f"{', '.join(map(str, paths))}: no config here has a paper.row, so there is nothing to "
             "report: give recipes of a paper's table"
         )
-    # Rows without a line number come last, in the given order.
-    return sorted(rows.values(), key=lambda row: (row.paper.line is None, row.paper.line or 0))
+    for title, table in published.items():
+        for line in table.rows:
+            if line.authors:
+                values = table.values(line.row)
+                other = PaperRow(PaperConfig(table=title, row=line.row, **(values or {})))
+                rows.setdefault(other.key, other)
+    titles.update(dict.fromkeys(row.paper.table for row in rows.values()))
+    order = {title: i for i, title in enumerate(titles)}
+
+    def position(row: PaperRow) -> tuple[int, bool, int]:
+        # Rows without a line number come last, in the given order.
+        return order[row.paper.table], row.paper.line is None, row.paper.line or 0
+
+    return sorted(rows.values(), key=position)
 
 
 def _config_files(paths: Iterable[Path]) -> list[Path]:
@@ -144,12 +218,11 @@ def _config_files(paths: Iterable[Path]) -> list[Path]:
 def assign_runs(
     rows: Sequence[PaperRow], folders: Iterable[Path]
 ) -> tuple[dict[str, int], list[str]]:
-    """Add each run in the folders to its row.
+    """Add each run in the folders to the row that it names, and to each row with an equal config.
 
     Returns the number of runs in each folder that belong to no row, and warnings. Raises
     CheckpointError if a folder does not exist.
     """
-    by_key = {row.key: row for row in rows}
     visited: set[Path] = set()
     unmatched_runs: dict[str, int] = {}
     warnings: list[str] = []
@@ -165,48 +238,92 @@ def assign_runs(
             if run.folder.resolve() in visited:
                 continue
             visited.add(run.folder.resolve())
-            row = by_key.get((str(run.setting("paper", "table")), str(run.setting("paper", "row"))))
-            if row is None:
+            served = [row for row in rows if _serves(run, row)]
+            for row in served:
+                row.runs.append(run.with_average(row.paper.average) if row.paper.average else run)
+            if not served:
                 unmatched_runs[str(folder)] = unmatched_runs.get(str(folder), 0) + 1
-            else:
-                row.runs.append(run)
     return unmatched_runs, warnings
 
 
-def row_parameters(row: PaperRow) -> ParameterCount | None:
-    """Count parameters at the vocabulary of the paper, of a run, or of the prepared data.
+def _serves(run: MeasuredRun, row: PaperRow) -> bool:
+    """Whether a run names a row, or has the config of its recipe."""
+    if row.recipe is None:
+        return False
+    if (str(run.setting("paper", "table")), str(run.setting("paper", "row"))) == row.key:
+        return True
+    complete = all(isinstance(run.setting(section), dict) for section in SECTIONS)
+    return complete and not config_deviations(run.config, row.config)
 
-    Returns None if no vocabulary size is known.
+
+def count_row(row: PaperRow) -> None:
+    """Count the parameters of a row at the vocabulary of the paper, of a run, or of the data.
+
+    If its runs have another vocabulary than the paper, they are counted at theirs too. Without a
+    known vocabulary size, there is no count.
     """
+    texts = [run.folder / TEXT for run in row.runs if (run.folder / TEXT).is_dir()]
+    if row.recipe is None:
+        return
     try:
+        run_sizes = vocabulary_sizes_of(texts[0]) if texts else None
         if row.paper.vocabulary:
-            origin = "paper"
-            sizes = row.paper.vocabulary
-        elif texts := [run.folder / TEXT for run in row.runs if (run.folder / TEXT).is_dir()]:
-            origin = "runs"
-            sizes = vocabulary_sizes_of(texts[0])
+            row.count = _count(row.recipe, row.paper.vocabulary, "paper")
+        elif run_sizes:
+            row.count = _count(row.recipe, run_sizes, "runs")
         else:
-            origin = "data"
-            sizes = vocabulary_sizes(row.recipe)
+            row.count = _count(row.recipe, vocabulary_sizes(row.recipe), "data")
+        if run_sizes and run_sizes != tuple(row.count.sizes):
+            row.trained = _count(row.recipe, run_sizes, "runs")
     except FusetkError:
-        return None
-    return ParameterCount(sum(count_parameters(row.recipe, sizes).values()), sizes, origin)
+        return
+
+
+def _count(recipe: "Recipe", sizes: tuple[int, int], origin: str) -> ParameterCount:
+    return ParameterCount(sum(count_parameters(recipe, sizes).values()), sizes, origin)
 
 
 # Tables -------------------------------------------------------------------------------------------
 
 
-def make_tables(rows: Iterable[PaperRow]) -> list[PaperTable]:
-    """Group rows by table; each table has the columns of all its recorded scores."""
+def make_tables(rows: Iterable[PaperRow], all_scores: bool = False) -> list[PaperTable]:
+    """Group rows by table.
+
+    A table has the columns of the scores that the paper prints, if its rows say what these are.
+    Other tables, and with ``all_scores`` all tables, have the columns of all recorded scores.
+    """
     groups: dict[str, list[PaperRow]] = {}
     for row in rows:
         groups.setdefault(row.paper.table, []).append(row)
-    return [PaperTable(title, members, _columns(members)) for title, members in groups.items()]
+    tables = []
+    for title, members in groups.items():
+        says = any(row.paper.metric and row.paper.checkpoint for row in members)
+        as_printed = says and not all_scores
+        columns = _printed_columns(members) if as_printed else _columns(members)
+        tables.append(PaperTable(title, members, columns, as_printed))
+    return tables
 
 
 def _columns(rows: Sequence[PaperRow]) -> list[ScoreColumn]:
-    sets = [name for row in rows if isinstance(row.paper.bleu, dict) for name in row.paper.bleu]
-    return score_columns([run for row in rows for run in row.runs], list(dict.fromkeys(sets)))
+    """Return the columns of all recorded scores, in the order of the printed test sets."""
+    sets = dict.fromkeys(name for row in rows for name in row.printed() if name is not None)
+    return score_columns([run for row in rows for run in row.runs], list(sets))
+
+
+def _printed_columns(rows: Sequence[PaperRow]) -> list[ScoreColumn]:
+    """Return a column for each test set that the paper prints and that has a score.
+
+    If the paper does not name its test set, all test sets have a column.
+    """
+    sets = {name for row in rows for name in row.printed() if name is not None}
+    named = sets - {VALID}
+    printed = []
+    for name in dict.fromkeys(column.set_name for column in _columns(rows)):
+        column = ScoreColumn(name, PRINTED, PRINTED)
+        wanted = name in sets if named or name == VALID else True
+        if wanted and any(row.mean(column) for row in rows):
+            printed.append(column)
+    return printed
 
 
 def select_columns(tables: Sequence[PaperTable], choices: Mapping[str, Sequence[str]]) -> None:

@@ -144,8 +144,10 @@ def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> Chec
         advice = "raise the limit (ulimit -f)"
     else:
         kind = CheckpointError
-        reason = str(error)
-        advice = "fix this"
+        reason = getattr(error, "strerror", None) or str(error)
+        advice = "correct this"
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "allow writing, or choose another --run,"
     complete = checkpoints(path.parent.parent)
     note = f"{complete[-1].name} is complete; " if complete else ""
     return kind(

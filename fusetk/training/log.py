@@ -14,6 +14,7 @@ import rich.progress
 import torch
 from rich.console import Console
 
+from fusetk.data.sampler import UpdateSize
 from fusetk.errors import ConfigError
 from fusetk.files import write_if_changed
 from fusetk.processes import World
@@ -202,16 +203,23 @@ class Reporter:
     def restart(self) -> None:
         """Start a new average, and measure its time from now."""
         self._updates: list[UpdateStats] = []
+        self._sizes: list[UpdateSize] = []
         self._start = time.perf_counter()
 
     def update(
-        self, progress: Progress, stats: UpdateStats, rate: float, updates_left: float
+        self,
+        progress: Progress,
+        stats: UpdateStats,
+        size: UpdateSize,
+        rate: float,
+        updates_left: float,
     ) -> None:
         """Add an update, and report the average if it is due.
 
         ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
         self._updates.append(stats)
+        self._sizes.append(size)
         last = progress.update + updates_left if updates_left < math.inf else None
         self.log.show_progress(progress.update, last, epoch=progress.epoch + 1)
         if progress.update % self.log_every == 0:
@@ -228,6 +236,9 @@ class Reporter:
         norm = sum(norms) / len(norms) if norms else None
         speed = tokens / (time.perf_counter() - self._start)
         memory = peak_memory(self.device)
+        pairs = sum(size.pairs for size in self._sizes) / len(self._sizes)
+        padded = sum(size.padded for size in self._sizes)
+        padding = 1 - sum(size.tokens for size in self._sizes) / padded
         self.log.record(
             "train",
             {
@@ -240,12 +251,17 @@ class Reporter:
                 "tokens_per_second": speed,
                 "grad_norm": norm,
                 "tokens": tokens,
+                "pairs_per_update": pairs,
+                "padding": padding,
                 "memory": memory,
+                "device": device_name(self.device, self.world.size),
             },
         )
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
             f"(smoothed {smoothed_loss:.4f})  ppl {perplexity:.2f}  {speed:.0f} tokens/s  "
+            f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
+            f"padding {padding:.1%}  "
             f"gradient norm {math.nan if norm is None else norm:.2f}  lr {rate:.3e}  "
             f"memory {memory / 2**20:.0f} MB"
         )
@@ -272,6 +288,7 @@ class Reporter:
                 "epoch": round(progress.epochs, 3),
                 **results,
                 "best": is_best,
+                "seconds": seconds,
             },
         )
         values = "  ".join(
@@ -285,6 +302,15 @@ class Reporter:
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
+
+
+def device_name(device: torch.device, processes: int) -> str:
+    """Return the name of the hardware: `2 x NVIDIA H100`, or `CPU, 16 threads`."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{device.type.upper()}, {torch.get_num_threads()} threads"
+    return f"{processes} x {name}" if processes > 1 else name
 
 
 def peak_memory(device: torch.device) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import Indices
+from fusetk.data.sampler import Indices, update_size
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
 from fusetk.runs import CHECKPOINTS
@@ -141,7 +141,8 @@ class Trainer:
         progress = self.progress
         stage = self.stages.config(progress)
         rate = self.schedule.rate(progress.stage_update + 1, progress.schedule_state)
-        tokens = sum(int(self.corpus.target.lengths[pairs].sum()) for pairs in indices)
+        size = update_size(indices, self.corpus.source.lengths, self.corpus.target.lengths)
+        tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
         losses = self.gradients.compute(indices, tokens, progress.update, scale)
         stats = optimizer_step(
@@ -153,7 +154,7 @@ class Trainer:
             self.ema.update(progress.update)
         self.clock.add_to(progress, stage.end)
         updates_left = self.stages.updates_left(progress, updates_in_epoch)
-        self.reporter.update(progress, stats, rate, updates_left)
+        self.reporter.update(progress, stats, size, rate, updates_left)
 
     def _after_update(self) -> None:
         """Validate or save, if this is due."""

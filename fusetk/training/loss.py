@@ -68,7 +68,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(features)
         other = smoothing / (len(weight) - 1)  # target probability of each other token
         gap = 1 - smoothing - other  # its difference to that of y
-        cross_entropy = kernels.cross_entropy if kernels.usable(features) else plain_cross_entropy
+        fused = kernels.usable(features, [weight] if bias is None else [weight, bias])
+        cross_entropy = kernels.cross_entropy if fused else plain_cross_entropy
         with torch.autocast(features.device.type, enabled=False):
             matrix = weight.to(dtype)
             gradients = _Gradients(features, weight, bias) if with_gradient else None

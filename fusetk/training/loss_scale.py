@@ -8,6 +8,7 @@ import numpy as np
 
 from fusetk.data.sampler import Indices
 from fusetk.errors import FusetkError
+from fusetk.runs import CHECKPOINTS
 from fusetk.training.log import Log
 from fusetk.training.progress import Progress
 
@@ -75,9 +76,10 @@ class GradientCheck:
             f"{progress.skipped} in a row, {progress.skipped_ever} in total)"
         )
         if progress.skipped >= self.max_skipped:
+            best = self.run / CHECKPOINTS / "best"
+            earlier = f"use {best}, or " if best.exists() else ""
             raise FusetkError(
                 f"{progress.skipped} updates in a row after update {progress.update} had no finite "
                 "gradient: training has diverged; "
-                f"use checkpoints/best of {self.run}, or lower the learning rate, clip gradients, "
-                "or train in fp32"
+                f"{earlier}lower the learning rate, clip gradients, or train in fp32"
             )

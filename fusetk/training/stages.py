@@ -6,7 +6,7 @@ import torch
 
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import WeightedSpan, sampling_spans
-from fusetk.data.sampler import Groups, batches, fits, groups
+from fusetk.data.sampler import Groups, batches, fits, groups, pair_lengths
 from fusetk.errors import ConfigError
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.dropout import Dropout
@@ -54,9 +54,10 @@ class Stages:
                 )
 
     def _check_lengths(self) -> None:
-        lengths = self.corpus.target.lengths
+        source, target = self.corpus.source.lengths, self.corpus.target.lengths
         all_pairs = [WeightedSpan(0, len(self.corpus), 1.0)]
         for stage, spans in zip(self.configs, self.spans, strict=True):
+            lengths = pair_lengths(source, target, stage.batch)
             longest = (
                 int(lengths[start:end].max(initial=0)) for start, end, _ in spans or all_pairs
             )

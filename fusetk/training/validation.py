@@ -13,7 +13,7 @@ from fusetk.config import Config
 from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.sampler import BatchConfig, cut
+from fusetk.data.sampler import BatchConfig, Indices, cut
 from fusetk.data.text import read_lines
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
@@ -43,6 +43,13 @@ class ValidationConfig(Config):
     """Compute BLEU at each validation, even if `metric` is another metric."""
     tokens: int = Field(8192, ge=1)
     """Maximum number of target tokens in a batch when losses are computed."""
+    train_pairs: int | None = Field(None, ge=1)
+    """Number of training pairs, evenly spaced in the corpus, on which loss and accuracy are also
+    computed (`train_loss`, `train_accuracy`). Wang et al. 2018 show the accuracy on training text
+    (MLRF, Figure 4); they do not say on how much of it."""
+    train_dropout: bool = True
+    """Compute them with dropout, as in training. MLRF's text says that more dropout lowers the
+    accuracy on training text dramatically, so we think that the figure has it."""
 
 
 def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
@@ -56,17 +63,24 @@ def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
     return math.inf if math.isnan(value) else value, math.inf if math.isnan(loss) else loss
 
 
-class PartialResults(NamedTuple):
-    """The results of one process: sums over its part of the validation corpus."""
+class LossSums(NamedTuple):
+    """Sums over target tokens."""
 
     nll: float  # natural logarithm, without label smoothing
     correct: float  # number of tokens that are predicted correctly
     tokens: int
+
+
+class PartialResults(NamedTuple):
+    """The results of one process: sums over its part of the validation corpus."""
+
+    sums: LossSums
     translations: dict[int, str]  # by position in the corpus; empty without BLEU
+    train: LossSums | None = None  # of the training pairs, if the config names a number
 
 
 class Validator:
-    """The validation corpus, its references, and the computation of the metrics."""
+    """The validation corpus, its references (one or more), and the computation of the metrics."""
 
     def __init__(
         self, config: ValidationConfig, search: SearchConfig, folder: Path, pipeline: Pipeline
@@ -80,11 +94,24 @@ class Validator:
         self.search = search
         self.pipeline = pipeline
         self.translates = config.bleu or config.metric == "bleu"
-        self.references = list(read_lines(folder / f"valid.{pipeline.target_language}.txt"))
-        lengths = self.corpus.target.lengths
+        name = f"valid.{pipeline.target_language}"
+        self.references = [list(read_lines(folder / f"{name}.txt"))]
+        while (path := folder / f"{name}{len(self.references)}.txt").exists():
+            self.references.append(list(read_lines(path)))
+        self.batches = self._batches(self.corpus, np.arange(len(self.corpus)))
+        self.train_corpus: Corpus | None = None
+        if config.train_pairs:
+            self.train_corpus = Corpus.open(folder, "train")
+            last = len(self.train_corpus) - 1
+            pairs = np.unique(np.linspace(0, last, config.train_pairs).round().astype(np.int64))
+            self.train_batches = self._batches(self.train_corpus, pairs)
+
+    def _batches(self, corpus: Corpus, pairs: Indices) -> list[Indices]:
+        """Return the pairs in batches of similar target lengths."""
+        lengths = corpus.target.lengths[pairs]
         order = np.argsort(lengths, kind="stable")
-        batch = BatchConfig(size=max(config.tokens, int(lengths.max())))
-        self.batches = [order[start:end] for start, end in cut(lengths[order], batch)]
+        batch = BatchConfig(size=max(self.config.tokens, int(lengths.max())))
+        return [pairs[order[start:end]] for start, end in cut(lengths[order], batch)]
 
     def validate_part(
         self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
@@ -93,9 +120,11 @@ class Validator:
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
-                nll, correct, tokens = self._loss_sums(model, device, world)
+                sums = self._loss_sums(model, device, world, self.corpus, self.batches)
+                train = self._train_sums(model, device, world)
+            model.eval()
             translations = self._translations(model, world) if self.translates else {}
-            return PartialResults(nll, correct, tokens, translations)
+            return PartialResults(sums, translations, train)
         finally:
             model.train()
 
@@ -104,32 +133,43 @@ class Validator:
 
         BLEU is included if it is configured.
         """
-        tokens = sum(part.tokens for part in parts)
-        loss = math.fsum(part.nll for part in parts) / tokens
-        results = {
-            "loss": loss,
-            "ppl": math.exp(min(loss, 700.0)),
-            "accuracy": math.fsum(part.correct for part in parts) / tokens,
-        }
+        loss, accuracy = _means([part.sums for part in parts])
+        results = {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": accuracy}
+        if self.train_corpus is not None:
+            train = _means([part.train for part in parts if part.train is not None])
+            results["train_loss"], results["train_accuracy"] = train
         if self.translates:
             translations = {i: text for part in parts for i, text in part.translations.items()}
             hypotheses = [translations[i] for i in range(len(self.corpus))]
-            results["bleu"] = corpus_bleu(hypotheses, self.references)
+            results["bleu"] = corpus_bleu(hypotheses, *self.references)
         return results
 
+    def _train_sums(self, model: Seq2Seq, device: torch.device, world: World) -> LossSums | None:
+        """Return the sums of the training pairs; None if the config names no number."""
+        if self.train_corpus is None:
+            return None
+        model.train(self.config.train_dropout)
+        torch.manual_seed(world.rank)  # each update has a seed of its own
+        return self._loss_sums(model, device, world, self.train_corpus, self.train_batches)
+
     def _loss_sums(
-        self, model: Seq2Seq, device: torch.device, world: World
-    ) -> tuple[float, float, int]:
+        self,
+        model: Seq2Seq,
+        device: torch.device,
+        world: World,
+        corpus: Corpus,
+        batches: Sequence[Indices],
+    ) -> LossSums:
         nll = 0.0
         correct = 0.0
         tokens = 0
-        for indices in self.batches[world.rank :: world.size]:
-            batch = collate(self.corpus, indices).to(device)
+        for indices in batches[world.rank :: world.size]:
+            batch = collate(corpus, indices).to(device)
             sums = batch_loss(model, batch, 0.0)
             nll += float(sums.nll)
             correct += float(sums.correct)
             tokens += len(batch.target_index)
-        return nll, correct, tokens
+        return LossSums(nll, correct, tokens)
 
     def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
@@ -143,3 +183,10 @@ class Validator:
             for n_best in hypotheses
         ]
         return dict(zip(positions, texts, strict=True))
+
+
+def _means(parts: Sequence[LossSums]) -> tuple[float, float]:
+    """Return the loss per token and the accuracy over the parts of all processes."""
+    tokens = sum(part.tokens for part in parts)
+    loss = math.fsum(part.nll for part in parts) / tokens
+    return loss, math.fsum(part.correct for part in parts) / tokens

@@ -1,6 +1,8 @@
 """``fusetk report`` on run folders made by hand."""
 
+import csv
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import fusetk
 from fusetk import config, recipe, runs
 from fusetk.cli.main import main
 from fusetk.cli.tables import show
-from fusetk.errors import CheckpointError, DataError
+from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.reporting import score_log
 from fusetk.reporting.score_log import ScoreRecord
 
@@ -50,17 +52,21 @@ def line(output: str, begin: str) -> list[str]:
 
 @pytest.fixture
 def recipes(toy: Path, tmp_path: Path) -> Path:
-    """Three rows of a table, printed out of order, and a base without a row."""
+    """Three rows of a table, printed out of order, and a base without a row. Configs differ."""
     folder = tmp_path / "recipes"
     folder.mkdir()
-    papers = {
+    papers: dict[str, dict[str, Any]] = {
         "base": {"table": TABLE},
         "a_wide": {"table": TABLE, "row": "wide", "line": 3, "bleu": 32.97},
         "b_plain": {"table": TABLE, "row": "plain", "line": 1, "bleu": 32.6},
         "c_none": {"table": TABLE, "row": "none", "line": 2},
     }
+    rates = {"a_wide": 0.01, "c_none": 0.02}
     for name, paper in papers.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))
+        values: dict[str, Any] = {"extends": str(toy), "paper": paper}
+        if name in rates:
+            values["model"] = {"attention_dropout": rates[name]}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
     return folder
 
 
@@ -204,9 +210,12 @@ def test_a_column_for_each_set_checkpoint_and_metric(recipes: Path, tmp_path: Pa
 def test_bleu_of_several_sets_has_a_column_each(toy: Path, tmp_path: Path) -> None:
     for number, printed in enumerate([{"tst13": 30.1, "tst12": 28.0}, {"tst13": 31.0}], 1):
         paper = {"table": TABLE, "row": f"row{number}", "line": number, "bleu": printed}
-        (tmp_path / f"{number}.yaml").write_text(
-            yaml.safe_dump({"extends": str(toy), "paper": paper}, sort_keys=False)
-        )
+        values = {
+            "extends": str(toy),
+            "paper": paper,
+            "model": {"attention_dropout": number / 100},
+        }
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     make_run(tmp_path / "runs" / "x", tmp_path / "1.yaml", 1, bleu(5, "tst12"), bleu(6, "tst13"))
     output = report(tmp_path / "1.yaml", tmp_path / "2.yaml", "--runs", tmp_path / "runs")
     assert output.splitlines()[1].split()[2:6] == ["BLEU", "tst13", "Δ", "BLEU"]
@@ -260,8 +269,177 @@ def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: 
 def test_recipes_of_the_project_can_be_reported(folder: Path) -> None:
     reported = tables(folder)["tables"]
     assert reported and all(
-        row["parameters"]["ours"] for table in reported for row in table["rows"]
+        row["parameters"]["ours"] or not row["recipe"]
+        for table in reported
+        for row in table["rows"]
     )
+
+
+# Scores as the paper has them ---------------------------------------------------------------------
+
+
+SETS = ["a", "b"]
+
+
+@pytest.fixture
+def printed(toy: Path, tmp_path: Path) -> Path:
+    """Recipes of three rows whose published values are in a file, and a row of other authors."""
+    folder = tmp_path / "printed"
+    folder.mkdir()
+    rows = [
+        {"row": "theirs", "authors": "Somebody 2016", "bleu": 20.0},
+        {"row": "base", "bleu": 30.0},
+        {"row": "big", "bleu": 33.0, "compared_with": "big", "checkpoint": "average-2"},
+        {"row": "bigger", "bleu": 34.5, "compared_with": "big", "checkpoint": "average-2"},
+    ]
+    table = {
+        "metric": "multi-bleu-lc",
+        "checkpoint": "best",
+        "average": SETS,
+        "compared_with": "base",
+        "rows": rows,
+    }
+    again = {**table, "average": None, "rows": [{"row": "base again", "bleu": {"a": 31.0}}]}
+    (folder / "papers.txt").write_text(yaml.safe_dump({"tables": {TABLE: table, "T2": again}}))
+    for name, title, row, rate in (
+        ("1", TABLE, "base", 0.01),
+        ("2", TABLE, "big", 0.02),
+        ("3", TABLE, "bigger", 0.03),
+        ("4", "T2", "base again", 0.01),
+    ):
+        values = {
+            "extends": str(toy),
+            "model": {"attention_dropout": rate},
+            "paper": {"tables": "papers.txt", "table": title, "row": row},
+        }
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+    return folder
+
+
+def scores_of(checkpoint: str, *values: float, metric: str = "multi-bleu-lc") -> list[ScoreRecord]:
+    return [bleu(value, name, checkpoint, metric) for name, value in zip(SETS, values, strict=True)]
+
+
+def test_published_values_come_from_the_file_of_tables(printed: Path) -> None:
+    paper = recipe.load(printed / "3.yaml").paper
+    assert paper and (paper.bleu, paper.line, paper.average) == (34.5, 4, SETS)
+    assert (paper.metric, paper.checkpoint, paper.compared_with) == (
+        "multi-bleu-lc",
+        "average-2",
+        "big",
+    )
+    own = recipe.load(printed / "3.yaml", ["paper.bleu=1"]).paper
+    assert own and own.bleu == 1
+    for override, said in (
+        ("paper.row=biger", "has no row 'biger'; did you mean 'bigger'?"),
+        ("paper.table=T9", "has no table 'T9'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            recipe.load(printed / "3.yaml", [override])
+
+
+def test_a_run_keeps_its_published_values_without_the_file(printed: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", printed / "2.yaml", 1)
+    (printed / "papers.txt").unlink()
+    paper = recipe.load(run / "config.yaml").paper
+    assert paper and (paper.bleu, paper.tables) == (33.0, None)
+
+
+def test_the_average_of_the_sets_stands_beside_the_printed_one(
+    printed: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs / "base", printed / "1.yaml", 1, *scores_of("best", 10.0, 20.0))
+    make_run(runs / "big", printed / "2.yaml", 1, *scores_of("average-2", 20.0, 21.0))
+    make_run(runs / "bigger", printed / "3.yaml", 1, *scores_of("average-2", 21.0, 23.0)[:1])
+    (table, second) = tables(printed, "--runs", runs)["tables"]
+    means = [[score["mean"] for score in row["measured"]] for row in table["rows"]]
+    assert means == [[], [15.0], [20.5], []], "one of two sets has no average"
+    assert table["rows"][1]["measured"][0]["set_name"] == "average"
+    assert table["rows"][2]["measured"][0]["checkpoint"] == "average-2"
+    assert [score["mean"] for row in second["rows"] for score in row["measured"]] == [10.0]
+    assert [row["compared_with"] for row in table["rows"]] == ["base", "base", "big", "big"]
+    output = report(printed, "--runs", runs)
+    assert line(output, "theirs")[1:] == ["-", "-", "20.0", "-10.0", "-", "-"]
+    assert line(output, "bigger")[3:5] == ["34.5", "+1.5"]
+    assert "measured: average, best or average-2, multi-bleu-lc; mean" in output
+
+
+def test_a_run_serves_each_row_with_its_config(printed: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", printed / "4.yaml", 1, *scores_of("best", 10.0, 20.0))
+    first, second = tables(printed, "--runs", tmp_path / "run")["tables"]
+    assert [len(row["runs"]) for row in first["rows"]] == [0, 1, 0, 0]
+    assert [len(row["runs"]) for row in second["rows"]] == [1]
+    assert not first["remarks"] and not second["remarks"]
+
+
+def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path) -> None:
+    scores = [
+        *scores_of("best", 1.0, 2.0, metric="sacrebleu"),
+        *scores_of("last", 3.0, 4.0),
+    ]
+    make_run(tmp_path / "run", printed / "2.yaml", 1, *scores)
+    [table, _] = tables(printed, "--runs", tmp_path / "run")["tables"]
+    assert table["remarks"] == [
+        "scored otherwise than in the paper: run: best by sacrebleu, last by multi-bleu-lc, not "
+        "average-2 by multi-bleu-lc (--all shows the scores)"
+    ]
+    for words in (["--all"], ["--checkpoint", "last"], ["--metric", "sacrebleu"]):
+        [table, _] = tables(printed, "--runs", tmp_path / "run", *words)["tables"]
+        assert table["rows"][2]["measured"] and not table["remarks"]
+
+
+def test_the_best_validation_stands_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
+    paper = {"table": TABLE, "row": "one", "valid": 34.1, "bleu": 32.6}
+    paper |= {"metric": "multi-bleu-lc", "checkpoint": "best"}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))
+    run = make_run(tmp_path / "run", tmp_path / "one.yaml", 1, bleu(30.0, metric="multi-bleu-lc"))
+    records = [
+        {"kind": "valid", "update": 1, "bleu": 33.5, "best": True},
+        {"kind": "valid", "update": 2, "bleu": 33.0, "best": False},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    output = report(tmp_path / "one.yaml", "--runs", run)
+    heads = output.splitlines()[1]
+    assert heads.index("BLEU valid") < heads.index("measured valid") < heads.index("measured test")
+    assert line(output, "one")[3:] == ["34.1", "32.6", "33.50", "(1)", "30.00", "(1)"]
+
+
+def test_costs_are_in_markdown_csv_and_latex(recipes: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        run = make_run(tmp_path / "runs" / str(seed), recipes / "b_plain.yaml", seed, bleu(40.0))
+        records: list[dict[str, Any]] = [
+            {"kind": "train", "update": 4, "tokens": 4000, "tokens_per_second": 2.0},
+            {"kind": "train", "update": 8, "tokens": 2000, "tokens_per_second": 1.0},
+            {"kind": "valid", "update": 8, "loss": 1.0, "seconds": 1400.0, "best": True},
+        ]
+        for record in records[:2]:
+            record["device"] = "2 x GPU"
+        (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    cells = {"updates": "100", "hours": "1.50", "tokens/s": "2", "hardware": "2 x GPU"}
+    cells |= {"seeds": "1 2", "measured": "40.00 ±0.00 (2)"}
+    rows = list(csv.DictReader(report(recipes, "--runs", tmp_path, "--csv").splitlines()))
+    assert [row["row"] for row in rows] == ["plain", "none", "wide"]
+    assert {name: rows[0][name] for name in cells} == cells and rows[1]["hours"] == ""
+    markdown = report(recipes, "--runs", tmp_path, "--markdown")
+    assert "| 100 | 1.50 | 2 | 2 x GPU | 1 2 |" in markdown
+    latex = report(recipes, "--runs", tmp_path, "--latex")
+    assert r"40.00 $\pm$0.00 (2)" in latex and r"100 & 1.50 & 2 & 2 x GPU & 1 2 \\" in latex
+    [row] = [text for text in latex.splitlines() if text.startswith("plain")]
+    assert row.count("&") == latex.splitlines()[2].count("r") - latex.splitlines()[2].count(
+        "tabular"
+    )
+    [table] = tables(recipes, "--runs", tmp_path)["tables"]
+    assert table["rows"][0]["runs"][0]["hours"] == 1.5
+
+
+def test_latex_has_no_special_character_of_its_own(recipes: Path) -> None:
+    path = recipes / "d.yaml"
+    paper = {"row": "50 % & A_1 #2 {x} $", "note": "a~b^c\\d"}
+    path.write_text(yaml.safe_dump({"extends": "b_plain.yaml", "paper": paper}))
+    latex = report(path, "--latex")
+    assert r"50 \% \& A\_1 \#2 \{x\} \$\textsuperscript{1}" in latex
+    assert r"a\textasciitilde{}b\textasciicircum{}c\textbackslash{}d" in latex
 
 
 # Runs that are not comparable ------------------------------------------------------------
@@ -436,8 +614,10 @@ def test_the_same_sets_in_another_folder_are_no_deviation(sets: Path, tmp_path: 
 def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "a", recipes / "b_plain.yaml", 1, bleu(1.0))
-    make_run(runs / "b", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.row=another",))
-    make_run(runs / "c", recipes / "b_plain.yaml", 1, bleu(9.0), settings=("paper.table=another",))
+    changed = "model.dropout=0.3"
+    for name, key in (("b", "row"), ("c", "table")):
+        settings = (f"paper.{key}=another", changed)
+        make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(9.0), settings=settings)
     result = call(recipes, "--runs", runs, "--runs", runs / "a")
     assert f"2 runs in {runs} do not belong to a row of these tables" in result.stderr
     assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (

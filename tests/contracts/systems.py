@@ -211,6 +211,7 @@ COORDINATED: dict[str, dict[str, Any]] = {
 # The rows of DTMT's tables, and combinations of them.
 RECURRENT: dict[str, dict[str, Any]] = {
     "shallow": {side: {"cell": "gru", "depth": 0} for side in ("encoder", "query", "decoder")},
+    "L-GRU without the bias of H": {"linear_bias": False},
     "LAU, deeper": {side: {"cell": "lau", "depth": 2} for side in ("encoder", "query", "decoder")},
     "three cells and depths": {
         "encoder": {"cell": "lau", "depth": 0},

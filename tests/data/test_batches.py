@@ -1,12 +1,14 @@
 """Batches: every pair once an epoch, limited size, order fixed by seed and epoch, masks."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from fusetk.data.batch import collate, gather, pad
 from fusetk.data.corpus import Corpus, Sentences
-from fusetk.data.sampler import BatchConfig, batches, groups
+from fusetk.data.sampler import BatchConfig, batches, groups, update_size
 from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.errors import DataError
 
@@ -27,6 +29,44 @@ def test_batches_are_full_and_of_like_lengths() -> None:
     assert len(epoch) < 1.1 * TARGET.sum() / 300
     padded = sum(len(one) * TARGET[one].max() for one in epoch)
     assert padded < 1.08 * TARGET.sum()
+
+
+@pytest.mark.parametrize("unit", ["longest", "both"])
+def test_padded_batches_hold_at_most_the_size_and_one_more_pair_would_not_fit(unit: str) -> None:
+    def padded(pairs: np.ndarray) -> int:
+        lengths = SOURCE + TARGET if unit == "both" else np.maximum(SOURCE, TARGET)
+        return len(pairs) * int(lengths[pairs].max())
+
+    lengths = SOURCE + TARGET if unit == "both" else np.maximum(SOURCE, TARGET)
+    epoch = batches(SOURCE, TARGET, BatchConfig(size=300, unit=unit), 1, 0)  # type: ignore[arg-type]
+    assert sorted(np.concatenate(epoch)) == list(range(1000))
+    in_order = sorted(epoch, key=lambda one: (lengths[one].min(), lengths[one].max(), -len(one)))
+    ranges = [(int(lengths[pairs].min()), int(lengths[pairs].max())) for pairs in in_order]
+    assert all(high <= low for (_, high), (low, _) in pairwise(ranges))
+    for pairs, following in zip(in_order, [*in_order[1:], None], strict=True):
+        assert padded(pairs) <= 300
+        if following is not None:
+            assert (len(pairs) + 1) * int(lengths[following].min()) > 300
+
+
+def test_batches_by_the_longer_side_hold_fewer_pairs_and_those_of_both_sides_still_fewer() -> None:
+    numbers = [
+        len(batches(SOURCE, TARGET, BatchConfig(size=300, unit=unit), 1, 0))  # type: ignore[arg-type]
+        for unit in ("tokens", "longest", "both")
+    ]
+    assert numbers[0] < numbers[1] < numbers[2]
+
+
+def test_a_pair_that_fits_no_padded_batch_is_refused() -> None:
+    for unit, longest in (("longest", 39), ("both", int((SOURCE + TARGET).max()))):
+        with pytest.raises(DataError, match=f"{longest} tokens and a batch holds 20"):
+            batches(SOURCE, TARGET, BatchConfig(size=20, unit=unit), 1, 0)  # type: ignore[arg-type]
+
+
+def test_the_size_of_an_update_counts_pairs_tokens_and_padding() -> None:
+    source, target = np.array([3, 1, 2], np.int32), np.array([2, 5, 4], np.int32)
+    size = update_size([np.array([0, 1]), np.array([2])], source, target)
+    assert size == (3, 11, 17, 2 * (3 + 5) + (2 + 4))
 
 
 def test_seed_and_epoch_decide_the_order_alone() -> None:

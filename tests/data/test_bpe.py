@@ -146,3 +146,13 @@ def test_malformed_files(tmp_path: Path) -> None:
         bpe.read_vocabulary(path)
     path.write_text("ab 4\nc@@ 2\n")
     assert bpe.read_vocabulary(path, 3) == {"ab": 4}
+
+
+def test_codes_of_fastbpe_equal_those_of_subword_nmt() -> None:
+    codes = ["#version: 0.2", "l o", "lo w</w>", "e r</w>"]
+    counted = [f"{line} {9 - i}" for i, line in enumerate(codes[1:])]
+    first, second = BPE(codes), BPE(counted)
+    for line in ("low lower er", "lo", "slow"):
+        assert first.line(line) == second.line(line)
+    with pytest.raises(DataError, match="line 2: 'lo w</w>' is not a merge"):
+        BPE([counted[0], codes[2]])

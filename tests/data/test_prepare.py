@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from subword_nmt import apply_bpe
 
 from fusetk.data import binarize, preprocess
@@ -253,6 +254,50 @@ def test_truecase_is_learned_where_it_stands_and_undone(folder: Path) -> None:
     assert lines(folder / "out" / "words" / "train.en")[0] == "the dog sees the cat ."
     assert pipeline.raw("the cat isn &apos;t here . the dog is") == "The cat isn't here. The dog is"
     assert manifest.splits["train"]["pairs_out"] == 10
+
+
+def test_each_side_may_have_its_own_vocabulary_size(folder: Path) -> None:
+    size = {"source": 20, "target": 30}
+    made = prepare(config(folder, bpe=None, vocabulary={"size": size}))
+    assert {side: made.data["vocabulary"][side] for side in size} == size
+    made = prepare(config(folder, bpe=None, vocabulary={"size": {"target": 30}}))
+    assert made.data["vocabulary"]["source"] > made.data["vocabulary"]["target"] == 30
+    with pytest.raises(ValidationError, match="a joint vocabulary has one size"):
+        config(folder, vocabulary={"joint": True, "size": size})
+    with pytest.raises(ValidationError, match="greater than or equal to 5"):
+        config(folder, vocabulary={"size": {"source": 4}})
+
+
+def test_further_references_of_the_validation_text(folder: Path) -> None:
+    values = {"valid": [str(folder / "valid"), str(folder / "test")]}
+    first = prepare(config(folder, **values))
+    for name, number in (("valid", 23), ("test", 12)):
+        for reference in (1, 2):
+            text = "".join(f"Reference {reference}, {name} {i}.\n" for i in range(number))
+            (folder / f"{name}.en{reference}").write_text(text)
+    made = prepare(config(folder, **values, valid_references=3))
+    assert "words.valid" in made.made and "words.train" not in made.made
+    for reference in (1, 2):
+        texts = lines(folder / "out" / f"valid.en{reference}.txt")
+        assert len(texts) == len(lines(folder / "out" / "valid.en.txt")) == 35
+        assert texts[0] == f"reference {reference} , valid 0 ."
+        assert texts[-1] == f"reference {reference} , test 11 ."
+        raw = lines(folder / "out" / f"valid.en{reference}.raw")
+        assert raw[23] == f"Reference {reference}, test 0."
+    assert not prepare(config(folder, **values, valid_references=3)).made
+    (folder / "test.en2").write_text("One line.\n" * 12)
+    assert "words.valid" in prepare(config(folder, **values, valid_references=3)).made
+    (folder / "test.en2").write_text("One line.\n" * 11)
+    with pytest.raises(DataError, match=r"12 .*11"):
+        prepare(config(folder, **values, valid_references=3))
+    (folder / "test.en2").unlink()
+    with pytest.raises(DataError, match=r"test\.en2"):
+        prepare(config(folder, **values, valid_references=3))
+    prepare(config(folder, **values))
+    assert not list((folder / "out").glob("valid.en[0-9]*")), "files of old references are deleted"
+    assert first.data["fingerprint"] == prepare(config(folder, **values)).data["fingerprint"]
+    with pytest.raises(ValidationError, match="name files in"):
+        config(folder, valid={"every": 5}, valid_references=2)
 
 
 def test_vocabularies(folder: Path) -> None:

@@ -195,6 +195,29 @@ def test_lower_case() -> None:
     assert "case:lc" in signatures["multi-bleu-lc"]
 
 
+def test_split_hyphens_are_joined() -> None:
+    plain = ["a well-known state-of-the-art model .", "@-@ is left @-@"]
+    other = ["a well-known state-of-the-art system !", "@-@ was left @-@"]
+    expected = score(plain, [other], ["multi-bleu"])[0].value
+    for hyphen in ("@-@", "##AT##-##AT##"):
+        split, reference = (
+            [line.replace("-", f" {hyphen} ") for line in plain[:1]] + plain[1:],
+            [line.replace("-", f" {hyphen} ") for line in other[:1]] + other[1:],
+        )
+        [joined] = score(split, [reference], ["multi-bleu-joined"])
+        assert joined.value == pytest.approx(expected)
+        assert "hyphens:joined" in joined.signature
+        assert score(split, [reference], ["multi-bleu"])[0].value > expected
+    [lower] = score(
+        ["RICH @-@ text a b"], [["rich-text a b"]], ["multi-bleu-joined"], lowercase=True
+    )
+    assert (lower.metric, lower.value) == (
+        "multi-bleu-joined",
+        0.0,
+    ) and "case:lc" in lower.signature
+    assert lower.details.startswith("100.0/100.0/100.0/0.0") or lower.hypothesis_length == 3
+
+
 def test_corpus_bleu() -> None:
     hypotheses, streams = corpus(4)
     assert corpus_bleu(hypotheses, streams[0]) == multi_bleu(hypotheses, streams[:1])
@@ -399,7 +422,7 @@ def test_compounds_are_split_on_both_sides_in_multi_bleu_alone() -> None:
     for name in METRICS:
         [plain] = score(hypotheses, [reference], [name])
         [result] = score(hypotheses, [reference], [name], compound_split=True)
-        if name.startswith("multi-bleu"):
+        if name in ("multi-bleu", "multi-bleu-lc"):
             assert result.value == score(split[0], [split[1]], [name])[0].value > plain.value
             assert "compounds:split" in result.signature and "compounds" not in plain.signature
         else:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from shutil import copyfile
 
 from fusetk import recipe
 from fusetk.data.config import DataConfig
 from fusetk.data.prepare import Manifest, prepare
+from fusetk.papers import TableConfig, read_tables
 from fusetk.recipe import Recipe
 
 GROUNDS = {"base", "big"}  # configs that rows extend; they may be incomplete
@@ -25,19 +27,26 @@ def rows(folder: str) -> dict[str, Recipe]:
     return {name: row for name, row in recipes.items() if row.paper and row.paper.row}
 
 
+def published() -> dict[str, TableConfig]:
+    """Return the tables of the papers by name."""
+    return read_tables(RECIPES / "papers.yaml")
+
+
 def check_tables(folder: str, sizes: dict[str, int]) -> None:
     """Check that the rows of a folder make tables of these sizes.
 
-    The lines of a table are 1, 2, ..., and each row is in it once.
+    Each row is in its table once. The lines of a table are 1, 2, ..., except those of the rows of
+    other authors.
     """
     tables: dict[str, list[tuple[int | None, str | None]]] = {}
     for row in rows(folder).values():
         assert row.paper
         tables.setdefault(row.paper.table, []).append((row.paper.line, row.paper.row))
-    assert {table: sorted(line for line, _ in lines) for table, lines in tables.items()} == {
-        table: list(range(1, number + 1)) for table, number in sizes.items()
-    }
+    assert {table: len(members) for table, members in tables.items()} == sizes
     assert all(len({row for _, row in lines}) == len(lines) for lines in tables.values())
+    for table, lines in tables.items():
+        if table not in published():
+            assert sorted(line for line, _ in lines) == list(range(1, len(lines) + 1))
 
 
 def prepared(
@@ -52,6 +61,10 @@ def prepared(
         *(prefix for prefixes in data.test.values() for prefix in prefixes),
     }:
         write(tmp_path, Path(prefix).name, 40, (data.source, data.target))
+    for prefix in data.valid:
+        first = tmp_path / f"{Path(prefix).name}.{data.target}"
+        for number in range(1, data.valid_references):
+            copyfile(first, f"{first}{number}")
     changes = {
         "folder": str(tmp_path / "prepared"),
         "train": [str(tmp_path / Path(p).name) for p in data.train],

@@ -41,17 +41,18 @@ class Case:
         attention: bool = False,
         sources: int = 1,
         width: int = WIDTH,
+        linear_bias: bool = True,
     ):
         torch.manual_seed(0)
         self.packing = packing(LENGTHS, 8, 2)
         rows, slots = self.packing.sizes[0], len(self.packing.places)
-        self.first = randomised(Transition(kind, 2, READ, width, directions, norm))
+        self.first = randomised(Transition(kind, 2, READ, width, directions, norm, linear_bias))
         self.x = torch.randn(directions, slots, READ, requires_grad=True)
         self.h = torch.randn(directions, rows, width, requires_grad=True)
         self.leaves = [self.x, self.h, *self.first.parameters()]
         self.attention = randomised(AdditiveAttention(width, 4, sources)) if attention else None
         if self.attention is not None:
-            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm))
+            self.above = randomised(Transition(kind, 1, CONTEXT, width, 1, norm, linear_bias))
             self.keys = torch.randn(rows, sources * SOURCE, width, requires_grad=True)
             self.values = torch.randn(rows, sources * SOURCE, CONTEXT, requires_grad=True)
             self.mask = torch.arange(SOURCE) < torch.tensor([1, 2, 3, 3, 2, 1])[:rows, None]
@@ -142,6 +143,42 @@ def test_fused_kernels_compute_the_same_as_single_steps(
         assert output.weights is not None and expected.weights is not None
         close(output.contexts, expected.contexts, tolerance)
         close(output.weights, expected.weights, tolerance)
+
+
+@pytest.mark.parametrize("is_fused", [pytest.param(True, marks=fused), False])
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("kind", ["lau", "l-gru"])
+def test_without_a_bias_of_h_cells_compute_as_with_a_bias_of_zero(
+    kind, attention, is_fused, monkeypatch
+) -> None:
+    with_bias = Case(kind, 1, True, attention)
+    without = Case(kind, 1, True, attention, linear_bias=False)
+    for ours, theirs in zip(transitions(without), transitions(with_bias), strict=True):
+        theirs.cells[0].linear_bias.data.zero_()
+        weights = theirs.state_dict()
+        weights.pop("cells.0.linear_bias")
+        ours.load_state_dict(weights)
+    for ours, theirs in zip(without.leaves[:2], with_bias.leaves[:2], strict=True):
+        ours.data = theirs.data.clone()
+    if attention:
+        without.attention, without.keys, without.values = (
+            with_bias.attention,
+            with_bias.keys,
+            with_bias.values,
+        )
+    if not is_fused:
+        monkeypatch.setattr(recurrence.fused, "usable", lambda *_: False)
+    output, _ = without.run(0.0, torch.float32)
+    grads = [without.x.grad, without.h.grad, without.first.cells[0].input.grad]
+    expected, _ = with_bias.run(0.0, torch.float32)
+    expected_grads = [with_bias.x.grad, with_bias.h.grad, with_bias.first.cells[0].input.grad]
+    close_all([*output.states, *grads], [*expected.states, *expected_grads], 1e-6)
+    assert "linear_bias" not in dict(without.first.cells[0].named_parameters())
+    assert not any("linear_bias" in name for name in without.first.state_dict())
+
+
+def transitions(case: Case) -> list[Transition]:
+    return [case.first] if case.attention is None else [case.first, case.above]
 
 
 @fused

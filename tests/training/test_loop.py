@@ -20,16 +20,18 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
 from fusetk.files import digest
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
+from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.loop import Trainer
-from fusetk.training.validation import PartialResults, Validator
+from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train
 
@@ -578,8 +580,56 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
     for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
-    assert (
-        2**25
-        < json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])["memory"]
-        < 2**40
-    )
+    record = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 2**25 < record["memory"] < 2**40
+    assert f"{record['pairs_per_update']:.1f} pairs per update" in line
+    assert 0 <= record["padding"] < 1 and f"padding {record['padding']:.1%}" in line
+    assert record["device"].startswith("CPU, ") and record["tokens"] >= record["pairs_per_update"]
+
+
+def test_validation_counts_all_references(toy: Path, tmp_path: Path) -> None:
+    """BLEU against several references is that of ``fusetk score`` with all of them."""
+    recipe = load(toy, ["training.validation.bleu=true"])
+    source = Path(recipe.data.folder)
+    folder = tmp_path / "data"
+    shutil.copytree(source, folder)
+    first = (folder / f"valid.{recipe.data.target}.txt").read_text().splitlines()
+    second = [" ".join(reversed(line.split())) for line in first]
+    (folder / f"valid.{recipe.data.target}1.txt").write_text("".join(f"{x}\n" for x in second))
+    pipeline = Pipeline.load(folder / "text")
+    bleu = {}
+    for place in (source, folder):
+        validator = Validator(recipe.training.validation, recipe.decoding, place, pipeline)
+        part = PartialResults(LossSums(1.0, 1.0, 2), dict(enumerate(second)))
+        bleu[place] = validator.combine([part])["bleu"]
+    assert bleu[folder] == pytest.approx(100) and bleu[source] < 100
+
+
+def test_accuracy_on_training_text(toy: Path, tmp_path: Path) -> None:
+    """All training pairs without dropout give the loss of these pairs as validation text."""
+    settings = ["training.validation.train_pairs=1000", "training.validation.train_dropout=false"]
+    recipe = load(toy, settings)
+    folder = Path(recipe.data.folder)
+    pipeline = Pipeline.load(folder / "text")
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    cpu = torch.device("cpu")
+
+    def validate(config: ValidationConfig, corpus: Corpus | None = None) -> dict[str, float]:
+        validator = Validator(config, recipe.decoding, folder, pipeline)
+        if corpus:
+            validator.corpus = corpus
+            validator.batches = validator.train_batches
+        result = validator.combine([validator.validate_part(model, cpu, "fp32")])
+        assert model.training
+        return result
+
+    config = recipe.training.validation
+    results = validate(config)
+    plain = validate(config, Corpus.open(folder, "train"))
+    assert results["train_loss"] == pytest.approx(plain["loss"])
+    assert results["train_accuracy"] == pytest.approx(plain["accuracy"])
+    assert results["loss"] != results["train_loss"]
+    dropped = validate(config.model_copy(update={"train_dropout": True}))
+    assert dropped["train_loss"] != results["train_loss"] and dropped["loss"] == results["loss"]
+    assert dropped == validate(config.model_copy(update={"train_dropout": True}))
+    assert "train_loss" not in validate(ValidationConfig())

@@ -17,6 +17,7 @@ from fusetk.data.steps.filter import Filter
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.nfc import NFC
 from fusetk.data.steps.punctuation import NormalizePunctuation
+from fusetk.data.steps.sentencepiece import SentencePiece
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.steps.truecase import Truecase
 
@@ -26,6 +27,7 @@ STEPS: tuple[type[PrepStep], ...] = (
     Tokenize,
     Lowercase,
     Truecase,
+    SentencePiece,
     Filter,
     Deduplicate,
 )

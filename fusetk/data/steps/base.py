@@ -9,7 +9,7 @@ methods; Python refuses to create an object of a class that lacks one.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
@@ -49,6 +49,8 @@ class LineStep(PrepStep):
     side: Side = "both"
     """Side whose text the step changes."""
 
+    splits_words: ClassVar[bool] = False
+    """Whether the step splits text into subwords, so that it needs neither spaces nor BPE."""
     needs_spaces: ClassVar[bool] = False
     """Whether the step needs text with spaces between words."""
 
@@ -69,6 +71,10 @@ class LineStep(PrepStep):
         None if the step is not undone.
         """
         return None
+
+    def required_tokens(self) -> Sequence[str]:
+        """Return tokens that the vocabulary must have even if the training text has none."""
+        return ()
 
     def language_warning(self, language: str) -> str | None:
         """Return a warning if the step has no rules for the language."""

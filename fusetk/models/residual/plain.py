@@ -12,8 +12,11 @@ class PlainResidual(Residual):
 
     def after(self, stream: Tensor, y: Tensor) -> Tensor:
         norm = None if self.pre else self.norm
-        # With autocast, the input of a projected layer is bf16, which the kernel does not read.
-        is_float = stream.dtype == torch.float32
-        if is_float and isinstance(norm, nn.LayerNorm | None) and kernels.usable(stream):
+        parameters = [] if norm is None else norm.parameters()
+        if (
+            isinstance(norm, nn.LayerNorm | None)
+            and stream.dtype == torch.float32
+            and kernels.usable(stream, parameters)
+        ):
             return kernels.residual(stream, y, self.dropout.draw(), norm)
         return self.normed_output(stream + self.dropout(y))

@@ -5,6 +5,7 @@ memory. The functions accept float32 tensors; in bf16 under autocast, products a
 """
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,25 +60,29 @@ _Loss = struct(
 )
 
 
-def usable(x: Tensor) -> bool:
-    """Return whether the kernels compute on ``x``: on CPU, in float32 or with autocast to bf16.
+def usable(x: Tensor, parameters: Iterable[Tensor] = ()) -> bool:
+    """Return whether the kernels compute on ``x``: on CPU, in float32 or bf16.
 
-    The kernels do not read bf16 parameters.
+    ``parameters`` are those of the operation; they must be float32.
     """
     return (
         x.device.type == "cpu"
-        and (x.dtype == torch.float32 or torch.is_autocast_enabled("cpu"))
-        and product_dtype(x) in (torch.float32, torch.bfloat16)
         and x.dtype in (torch.float32, torch.bfloat16)
+        and product_dtype(x) in (torch.float32, torch.bfloat16)
+        and all(parameter.dtype == torch.float32 for parameter in parameters)
         and not torch.compiler.is_compiling()
-        and not _forward_mode()
+        and not transformed()
         and library("transformer") is not None
     )
 
 
-def _forward_mode() -> bool:
-    """Whether derivatives are computed in the forward pass, which the functions do not support."""
-    return torch.autograd.forward_ad._current_level >= 0
+def transformed() -> bool:
+    """Return whether ``torch.func`` or forward-mode derivatives wrap tensors.
+
+    Kernels cannot read such tensors.
+    """
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _call(name: str, arguments: Any, *mode: int) -> None:
@@ -172,8 +177,9 @@ class _ResidualSum(torch.autograd.Function):
         by_x, by_gain, by_shift = grad, None, None
         partial = _partial(2, width)
         arguments.partial = address(partial)
-        if ctx.saved_tensors:
-            total, gain, means, inverse_deviations = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        if saved:
+            total, gain, means, inverse_deviations = saved
             by_x = torch.empty_like(grad)
             arguments.sum = address(total)
             arguments.gain = address(gain)
@@ -181,7 +187,7 @@ class _ResidualSum(torch.autograd.Function):
             arguments.inverse_deviations = address(inverse_deviations)
         if ctx.mask is None and ctx.y_dtype == grad.dtype:
             by_y = by_x
-            if not ctx.saved_tensors:
+            if not saved:
                 return grad, grad, None, None, None, None
         else:
             by_y = torch.empty_like(grad, dtype=ctx.y_dtype)
@@ -191,7 +197,7 @@ class _ResidualSum(torch.autograd.Function):
         arguments.grad = address(grad)
         arguments.by_x = address(by_x)
         _call("residual", arguments, 1)
-        if ctx.saved_tensors:
+        if saved:
             by_gain, by_shift = partial.sum(0)
         return by_x, by_y, None, by_gain, by_shift, None
 

@@ -1,0 +1,127 @@
+"""What every command has: the options -q and --debug, and completion of file names in a shell."""
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+QUIET, DEBUG, INPUT = "fusetk.quiet", "fusetk.debug", "fusetk.input"  # keys of Context.meta
+
+# Names of values that are files or folders, in the help of options and arguments.
+FILES = ("FILE", "RUN", "CONFIG", "HYP", "REF", "DICTIONARY", "SRC", "TGT")
+DEVICES = ("auto", "cpu", "cuda")
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, parameter, value: context.meta.update({DEBUG: value}),
+    help="Print the traceback of an error.",
+)
+
+
+def with_common_options(command: click.Command) -> click.Command:
+    """Add -q and --debug to a command or to each member of a group, if it does not have them.
+
+    A command without an option -q prints its messages with ``inform``.
+    """
+    if isinstance(command, click.Group):
+        for member in command.commands.values():
+            with_common_options(member)
+        return command
+    names = {name for parameter in command.params for name in parameter.opts}
+    if "--quiet" not in names:
+        _append(command, _quiet_option)
+    if "--debug" not in names:
+        _append(command, debug_option)
+    for parameter in command.params:
+        _complete(parameter, command)
+    return command
+
+
+def inform(message: str) -> None:
+    """Print a message to standard error, but not with -q."""
+    if not is_quiet():
+        click.echo(message, err=True)
+
+
+def is_quiet() -> bool:
+    """Whether the user gave -q to a command that has it from ``with_common_options``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
+def print_traceback(context: click.Context) -> None:
+    """Print the traceback of the current error if the user gave --debug."""
+    if context.meta.get(DEBUG):
+        click.echo(traceback.format_exc(), err=True, nl=False)
+
+
+def input_argument(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a decorator that adds an argument FILE, which means the same as ``-i FILE``.
+
+    ``option`` is the parameter of -i, whose callback is ``input_or_argument``.
+    """
+
+    def store(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is None:
+            return
+        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the input is given twice, as {value} and with -i: give one")
+        context.meta[INPUT] = value
+
+    return click.argument(
+        "file", required=False, expose_value=False, callback=store, metavar="[FILE]"
+    )
+
+
+def input_or_argument(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Return the file that was given as an argument, or the value of -i."""
+    return parameter.type_cast_value(context, context.meta.get(INPUT, value))
+
+
+def _append(command: click.Command, option: Callable[[Any], Any]) -> None:
+    """Add an option at the end of the list in the help."""
+
+    def holder() -> None:
+        """Hold the option until it is moved to the command."""
+
+    option(holder)
+    command.params += holder.__click_params__  # type: ignore[attr-defined]
+
+
+def _quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda context, parameter, value: context.meta.update({QUIET: value}),
+        help="Do not print messages other than warnings and errors to standard error.",
+    )(command)
+
+
+def _complete(parameter: click.Parameter, command: click.Command) -> None:
+    """Let a shell complete the names of files and devices where the type is plain text."""
+    if not isinstance(parameter.type, click.types.StringParamType):
+        return
+    names = re.findall("[A-Z]+", parameter.make_metavar(click.Context(command)))
+    if parameter.name == "device":
+        parameter._custom_shell_complete = _devices
+    elif set(names) & set(FILES):
+        parameter._custom_shell_complete = _files
+
+
+def _files(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _devices(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in DEVICES if name.startswith(incomplete)]

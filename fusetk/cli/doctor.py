@@ -1,0 +1,56 @@
+"""``fusetk doctor``."""
+
+import json
+from typing import Any
+
+import click
+
+from fusetk.cli.options import processors, threads_option
+
+
+@click.command("doctor")
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(threads: int | None, as_json: bool) -> None:
+    """Describe this machine: versions, kernels, limits of speed, and what is slow.
+
+    The limits are the rates of one large matrix product in each number type. The command also
+    prints the ways to compute that fusetk measured as the fastest on this machine. They are stored
+    in the cache folder.
+    """
+    from fusetk.doctor import examine
+
+    description = examine(processors(), threads)
+    if as_json:
+        click.echo(json.dumps(description, indent=2))
+    else:
+        click.echo("\n".join(_lines(description)))
+
+
+def _lines(description: dict[str, Any]) -> list[str]:
+    memory = description["memory_gb"]
+    lines = [
+        f"fusetk {description['fusetk']}, Python {description['python']}",
+        "packages: " + ", ".join(f"{name} {v}" for name, v in description["packages"].items()),
+        f"processor: {description['processor']}",
+        f"instructions: {' '.join(description['instructions']) or 'unknown'}",
+        f"threads: {description['threads']} of {description['processors']} processors",
+        f"memory: {_or_unknown(memory['total'])} GB, {_or_unknown(memory['available'])} available",
+        "GPUs: " + ("; ".join(description["gpus"]) or "none"),
+        "",
+        "compiled kernels:",
+        *(f"  {name}: {state}" for name, state in description["kernels"].items()),
+        "cache folders:",
+        *(f"  {folder}: {state}" for folder, state in description["cache"].items()),
+        "ways to compute, measured on this machine:",
+        *(f"  {name}: {way}" for name, way in description["choices"].items()),
+        "rate of one large product:",
+    ]
+    for name, rate in description["gflops"].items():
+        lines.append(f"  {name}: " + (f"{rate:,.0f} GFLOP/s" if rate else "not supported"))
+    lines += ["", *(f"slow: {sentence}" for sentence in description["advice"])]
+    return lines if description["advice"] else [*lines, "nothing is slow"]
+
+
+def _or_unknown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,}"

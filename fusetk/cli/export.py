@@ -1,0 +1,50 @@
+"""``fusetk export``."""
+
+from pathlib import Path
+
+import click
+
+from fusetk.cli.common_options import inform
+from fusetk.cli.options import raw_option
+
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_float32")
+EXAMPLE = "Example: fusetk export runs/my --to ctranslate2 -o my.ct2 --quantization int8"
+
+
+@click.command("export", epilog=EXAMPLE)
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["ctranslate2"]),
+    default="ctranslate2",
+    show_default=True,
+    help="Format of the model.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New folder for the model.",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    help="Type of the weights. Default: float32, which gives the scores of fusetk.",
+)
+@raw_option
+def command(run: Path, form: str, output: Path, quantization: str | None, raw: bool) -> None:
+    """Write the model of RUN, a run folder or a checkpoint, for another program.
+
+    CTranslate2 translates with plain Transformers on CPU and GPU, also with 8-bit weights. Models
+    with fusions, other connections or other backbones are refused with the reason. The new folder
+    also has the text preparation of the run in `text`: CTranslate2 reads and writes tokens, and
+    `fusetk.data.pipeline.Pipeline` converts raw text to tokens and back.
+    """
+    from fusetk import ctranslate2
+    from fusetk.system import load_model
+
+    ctranslate2.export(load_model(run, "cpu", raw), output, quantization)
+    inform(f"{output}: model for {form}, {quantization or 'float32'} weights")

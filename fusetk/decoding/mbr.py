@@ -1,0 +1,95 @@
+"""Minimum Bayes risk decoding: the translation that is most similar to all others.
+
+Kumar and Byrne 2004; with samples, Eikema and Aziz 2022.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fusetk.decoding.requests import Request
+from fusetk.decoding.translate import Translation, Translator
+
+CANDIDATES = 16  # translations of a sentence that are compared, by default
+
+Utility = Callable[[str, str], float]
+"""Similarity of a translation to another one, from 0 to 100."""
+
+
+def utility(name: str) -> Utility:
+    """Return the utility `chrf` or `bleu`: a score of one sentence by sacrebleu."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    scorer: Any = CHRF() if name == "chrf" else BLEU(effective_order=True)
+
+    def score(translation: str, other: str) -> float:
+        return float(scorer.sentence_score(translation, [other]).score)
+
+    return score
+
+
+def expected_utilities(
+    texts: Sequence[str], weights: Sequence[float], similarity: Utility
+) -> list[float]:
+    """Return the mean similarity of each text to all texts, weighted by ``weights``.
+
+    Equal texts are compared once.
+    """
+    mass: Counter[str] = Counter()
+    for text, weight in zip(texts, weights, strict=True):
+        mass[text] += weight  # type: ignore[assignment]
+    total = math.fsum(mass.values())
+    expected = {
+        text: math.fsum(weight * similarity(text, other) for other, weight in mass.items()) / total
+        for text in mass
+    }
+    return [expected[text] for text in texts]
+
+
+def rank(
+    candidates: Sequence[Translation], similarity: Utility, sampled: bool
+) -> list[Translation]:
+    """Return the candidates with their expected utilities, the highest first.
+
+    Samples have equal weights. Translations of a search are weighted by their probabilities. Equal
+    texts are returned once. Ties remain in the order of the candidates.
+    """
+    best = max((candidate.score for candidate in candidates), default=0.0)
+    weights = [1.0 if sampled else math.exp(row.score - best) for row in candidates]
+    expected = expected_utilities([row.text for row in candidates], weights, similarity)
+    rows: dict[str, Translation] = {}
+    for candidate, value in zip(candidates, expected, strict=True):
+        rows.setdefault(candidate.text, candidate._replace(utility=value))
+    return sorted(rows.values(), key=lambda row: -(row.utility or 0.0))
+
+
+class MbrTranslator(Translator):
+    """A translator whose best translations have the highest expected utility."""
+
+    def __init__(self, translator: Translator, similarity: Utility, n_best: int = 1):
+        """The translations of ``translator`` are the candidates.
+
+        ``n_best`` is the number of translations that are returned.
+        """
+        super().__init__(
+            translator.models, translator.pipeline, translator.config, translator.extras
+        )
+        self.similarity = similarity
+        self.returned = n_best
+
+    def n_best(
+        self,
+        lines: Sequence[str | Request],
+        tokenized: bool = False,
+        first: int | Sequence[int] = 1,
+    ) -> list[list[Translation]]:
+        """Return the translations of each line with the highest expected utility, best first.
+
+        The arguments and errors are those of ``Translator.n_best``.
+        """
+        return [
+            rank(candidates, self.similarity, self.config.sample)[: self.returned]
+            for candidates in super().n_best(lines, tokenized, first)
+        ]

@@ -1,0 +1,174 @@
+"""A description of this machine: its limits, the ways to compute on it, and what is slow."""
+
+import importlib.metadata
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusetk import __version__, machine
+from fusetk.nn.fused import build, enabled
+
+PACKAGES = ("torch", "numpy", "sacremoses", "subword-nmt", "sacrebleu", "safetensors", "pydantic")
+KERNELS = ("recurrence", "transformer")  # sources in nn/fused
+# Instructions that decide on the speed of products, as Linux names them.
+INSTRUCTIONS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
+SIZE = 1024  # rows and columns of the matrices of a large product
+SECONDS = 0.3  # duration of the measurement of a product
+
+
+def examine(processors: int, threads: int | None = None) -> dict[str, Any]:
+    """Return a description of this machine as nested values for JSON.
+
+    ``processors`` is the number that this process may use, and ``threads`` the number of threads of
+    the products, by default PyTorch's. The key ``advice`` lists what is slow and what to do.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    machine.device_of("cpu")
+    description: dict[str, Any] = {
+        "fusetk": __version__ + (f" ({revision})" if (revision := machine.revision()) else ""),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "processor": machine.processor(),
+        "instructions": _instructions(),
+        "threads": torch.get_num_threads(),
+        "processors": processors,
+        "memory_gb": _memory(),
+        "gpus": _gpus(),
+        "kernels": {name: _kernel(name) for name in KERNELS},
+        "cache": {str(folder): _cache_state(folder) for folder in build.cache_folders()},
+        "choices": machine.choices().ways,
+        "gflops": {name: _rate(*make) for name, make in PRODUCTS.items()},
+    }
+    return {**description, "advice": _advice(description)}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _instructions() -> list[str]:
+    flags: set[str] = set()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = set(line.partition(":")[2].split())
+                break
+    return [name for name in INSTRUCTIONS if name in flags]
+
+
+def _memory() -> dict[str, float | None]:
+    """Return the total and the available memory in GB."""
+    fields = {}
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            fields[name] = round(int(value.split()[0]) * 1024 / 1e9, 1)
+    return {"total": fields.get("MemTotal"), "available": fields.get("MemAvailable")}
+
+
+def _gpus() -> list[str]:
+    if not torch.cuda.is_available():
+        return []
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for gpu in properties]
+
+
+def _kernel(name: str) -> str:
+    """Return ``compiled``, or the reason why the kernels are missing."""
+    if not enabled():
+        return "disabled by FUSETK_KERNELS"
+    build.library.cache_clear()  # an earlier call has already printed the warning
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if build.library(name) is not None:
+            return "compiled"
+    return str(caught[-1].message) if caught else "not compiled"
+
+
+def _cache_state(folder: Path) -> str:
+    """Return the number of files in a cache folder, or why it cannot be used."""
+    if not folder.exists():
+        return "does not exist"
+    if not os.access(folder, os.W_OK):
+        return "cannot be written"
+    return f"{sum(path.is_file() for path in folder.iterdir())} files"
+
+
+def _rate(multiply: Callable[..., object], dtype: torch.dtype) -> float | None:
+    """Return billions of operations a second of a large product, two for each multiply-add.
+
+    Returns None if PyTorch does not support the product here.
+    """
+    a, b = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
+    try:
+        multiply(a, b)
+        start = time.perf_counter()
+        products = 0
+        while products == 0 or time.perf_counter() - start < SECONDS:
+            multiply(a, b)
+            products += 1
+    except (RuntimeError, AttributeError):
+        return None
+    return round(2 * products * SIZE**3 / (time.perf_counter() - start) / 1e9, 1)
+
+
+PRODUCTS: dict[str, tuple[Callable[..., object], torch.dtype]] = {
+    "float32": (torch.matmul, torch.float32),
+    "bf16": (torch.matmul, torch.bfloat16),
+    "int8": (getattr(torch, "_int_mm", None) or torch.matmul, torch.int8),
+}
+
+
+def _advice(description: dict[str, Any]) -> list[str]:
+    """Return a sentence for each thing that makes fusetk slow here."""
+    advice = []
+    if any("disabled" in state for state in description["kernels"].values()):
+        advice.append("the compiled kernels are disabled: unset FUSETK_KERNELS")
+    elif any(state != "compiled" for state in description["kernels"].values()):
+        advice.append(
+            "the C++ kernels are not compiled, so training is several times slower on CPU: install "
+            "a C++ compiler (g++ or clang++), or name it in CXX"
+        )
+    threads, processors = description["threads"], description["processors"]
+    if threads < processors:
+        advice.append(
+            f"PyTorch uses {threads} of {processors} processors: set --threads {processors}, or "
+            "OMP_NUM_THREADS"
+        )
+    rates = description["gflops"]
+    if rates["bf16"] is None or rates["bf16"] < 1.2 * rates["float32"]:
+        advice.append(
+            "products in bf16 are not faster than in float32 on this processor, which emulates "
+            "them: train and decode on CPU with fp32"
+        )
+    if all(state == "cannot be written" for state in description["cache"].values()):
+        advice.append(
+            "no cache folder can be written, so each process compiles and measures again: set "
+            "XDG_CACHE_HOME to a folder that you can write"
+        )
+    available = description["memory_gb"]["available"]
+    if available is not None and available < 2:
+        advice.append(f"only {available} GB of memory are available: end other programs")
+    return advice

@@ -1,0 +1,60 @@
+"""Reported tables as CSV and LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from fusetk.reporting.layout import table_cells, table_notes
+from fusetk.reporting.tables import PaperTable
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "¹": r"\textsuperscript{1}",
+    "²": r"\textsuperscript{2}",
+    "³": r"\textsuperscript{3}",
+    **{digit: f"\\textsuperscript{{{i}}}" for i, digit in enumerate("⁴⁵⁶⁷⁸⁹", 4)},
+    "⁰": r"\textsuperscript{0}",
+}
+
+
+def csv_text(tables: Sequence[PaperTable]) -> str:
+    """Return the tables as CSV: for each a line of heads, then a line for each row.
+
+    The first column is the table's name. An unknown value is empty.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for table in tables:
+        heads, rows = table_cells(table, costs=True)
+        writer.writerow(["table", "row", *heads[1:]])
+        writer.writerows([table.title, *(cell or "" for cell in row)] for row in rows)
+    return file.getvalue()
+
+
+def latex_text(table: PaperTable) -> str:
+    """Return a table as LaTeX, for the package booktabs. The notes are in its caption."""
+    heads, rows = table_cells(table, costs=True)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        r"\toprule",
+        " & ".join(map(_escape, heads)) + r" \\",
+        r"\midrule",
+        *(" & ".join(_escape(cell or "--") for cell in row) + r" \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        f"\\caption{{{'. '.join(map(_escape, [table.title, *table_notes(table)]))}.}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    """Return the text with LaTeX commands for its special characters."""
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,137 @@
+"""Translation of concurrent requests in common batches, with a bounded queue."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fusetk.decoding.translate import Translation
+
+
+class Wish(NamedTuple):
+    """What a request wants to know about each sentence."""
+
+    n_best: int = 1
+    alignment: bool = False
+
+
+Translate = Callable[[Sequence[str], Wish], list[list[Translation]]]
+
+
+class QueueFull(Exception):
+    """The queue has no room for the sentences of a request."""
+
+
+class Closed(Exception):
+    """The batcher is closed."""
+
+
+@dataclass
+class Job:
+    """The sentences of one request."""
+
+    lines: Sequence[str]
+    wish: Wish
+    result: "Future[list[list[Translation]]]" = field(default_factory=Future)
+
+
+class Batcher:
+    """A queue of requests and a thread that translates them.
+
+    The thread takes the oldest request, waits up to ``window`` seconds for others, and translates
+    those with the same wish together, up to ``batch`` sentences (or one larger request). The queue
+    holds ``queue`` sentences, those in translation not counted.
+    """
+
+    def __init__(self, translate: Translate, batch: int, queue: int, window: float = 0.005):
+        self.translate = translate
+        self.batch = batch
+        self.queue = queue
+        self.window = window
+        self._jobs: deque[Job] = deque()
+        self._waiting = 0  # sentences in the queue
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="translation", daemon=True)
+        self._thread.start()
+
+    def submit(self, lines: Sequence[str], wish: Wish) -> "Future[list[list[Translation]]]":
+        """Return a future of the translations. Cancel it if nobody waits for them any more.
+
+        Raises QueueFull if the queue has no room, and Closed after ``close``.
+        """
+        job = Job(lines, wish)
+        with self._changed:
+            if self._closed:
+                raise Closed
+            if self._waiting + len(lines) > self.queue:
+                raise QueueFull
+            self._jobs.append(job)
+            self._waiting += len(lines)
+            self._changed.notify()
+        return job.result
+
+    def close(self) -> None:
+        """Cancel the requests in the queue, and wait until the current batch is finished."""
+        with self._changed:
+            self._closed = True
+            for job in self._jobs:
+                job.result.cancel()
+            self._jobs.clear()
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """The number of sentences in the queue."""
+        return self._waiting
+
+    def _run(self) -> None:
+        while jobs := self._next_batch():
+            self._translate(jobs)
+
+    def _next_batch(self) -> list[Job]:
+        """Wait for requests and take those of one batch; an empty list after ``close``."""
+        with self._changed:
+            while True:
+                while not self._jobs and not self._closed:
+                    self._changed.wait()
+                end = time.monotonic() + self.window
+                while self._waiting < self.batch and not self._closed:
+                    if not self._changed.wait(max(0.0, end - time.monotonic())):
+                        break
+                if self._closed:
+                    return []
+                if jobs := self._take():
+                    return jobs
+
+    def _take(self) -> list[Job]:
+        """Remove the oldest request and those that fit into its batch, without cancelled ones."""
+        taken: list[Job] = []
+        size = 0
+        for job in list(self._jobs):
+            fits = not taken or (job.wish == taken[0].wish and size + len(job.lines) <= self.batch)
+            if not fits:
+                continue
+            self._jobs.remove(job)
+            self._waiting -= len(job.lines)
+            if job.result.set_running_or_notify_cancel():
+                taken.append(job)
+                size += len(job.lines)
+        return taken
+
+    def _translate(self, jobs: Sequence[Job]) -> None:
+        lines = [line for job in jobs for line in job.lines]
+        try:
+            translations = self.translate(lines, jobs[0].wish)
+        except Exception as error:  # a failure of one batch must not end the thread
+            for job in jobs:
+                job.result.set_exception(error)
+            return
+        start = 0
+        for job in jobs:
+            job.result.set_result(translations[start : start + len(job.lines)])
+            start += len(job.lines)

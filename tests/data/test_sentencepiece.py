@@ -1,0 +1,76 @@
+"""The step sentencepiece: from raw text to raw text, also without spaces between words."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.prepare import prepare
+from fusetk.data.steps.sentencepiece import PieceModel, SentencePiece, join_pieces
+from fusetk.errors import ConfigError, DataError
+from fusetk.recipe import load
+
+CHINESE = ["我們今天去學校", "你今天去哪裡", "他們去學校學習", "今天天氣很好"] * 30
+ENGLISH = ["We go to school today.", "Where do you go?", "They learn; at school."] * 40
+
+
+def prepared(toy: Path, folder: Path, *settings: str) -> Pipeline:
+    for side, lines in (("de", CHINESE), ("en", ENGLISH)):
+        (folder / f"text.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    steps = "{step: sentencepiece, size: 330}"
+    paths = [f"data.{split}=[{folder / 'text'}]" for split in ("train", "valid")]
+    recipe = load(toy, [f"data.folder={folder / 'p'}", f"data.steps=[{steps}]", *paths, *settings])
+    messages: list[str] = []
+    prepare(recipe.data, report=messages.append)
+    assert not any("spaces" in message for message in messages)
+    return Pipeline.load(folder / "p" / "text")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fusetk\[sentencepiece\]'"):
+        SentencePiece(step="sentencepiece").learn(["a"])
+
+
+def test_bpe_and_sentencepiece_exclude_each_other(toy: Path) -> None:
+    with pytest.raises(ConfigError, match="splits words into subwords: set bpe: null"):
+        load(toy, ["data.steps=[{step: sentencepiece}]", "data.bpe={merges: 3}"])
+
+
+def test_pieces_and_bytes_become_raw_text() -> None:
+    assert join_pieces("▁It ▁is <0xE4> <0xBD> <0xA0> , ▁ü ber") == "It is你, über"
+    assert join_pieces("<0xE4> a") == "\ufffda" and join_pieces("") == ""
+
+
+def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    pipeline = prepared(toy, tmp_path)
+    for side, lines in (("source", CHINESE), ("target", ENGLISH)):
+        vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
+        for line in dict.fromkeys([*lines, "ж 🎈 x"]):
+            tokens = pipeline.subwords(side, pipeline.words(side, line))
+            assert vocabulary.decode(vocabulary.encode(tokens)) == tokens, "no token is unknown"
+            assert pipeline.raw(pipeline.join(tokens)) == line
+    assert len(pipeline.subwords("source", pipeline.words("source", CHINESE[0]))) < 7
+
+
+def test_the_model_is_learned_again_identically(toy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    step = SentencePiece(step="sentencepiece", size=310)
+    first, second = (step.learn(ENGLISH) for _ in range(2))
+    assert first.content == second.content
+    first.save(tmp_path / "model")
+    loaded = step.load(tmp_path / "model")
+    copy: PieceModel = pickle.loads(pickle.dumps(loaded))
+    assert copy(ENGLISH[0]) == loaded(ENGLISH[0]) == first(ENGLISH[0])
+
+
+def test_text_and_models_that_cannot_be_used(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    step = SentencePiece(step="sentencepiece", size=8)
+    with pytest.raises(DataError, match="cannot learn a model of size 8"):
+        step.learn([])
+    (tmp_path / "model").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="model is not a model of SentencePiece"):
+        step.load(tmp_path / "model")

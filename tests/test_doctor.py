@@ -1,0 +1,74 @@
+"""``fusetk doctor`` names what is slow and why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk import doctor, machine
+from fusetk.cli.main import main
+from fusetk.nn.fused import build
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure small products for a short time."""
+    monkeypatch.setattr(doctor, "SIZE", 64)
+    monkeypatch.setattr(doctor, "SECONDS", 0.001)
+
+
+def examined(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
+
+
+def test_the_description_has_the_choices_and_the_limits() -> None:
+    description = examined()
+    assert description["choices"] == machine.choices().ways
+    assert description["gflops"]["float32"] > 0
+    assert set(description["kernels"]) == {path.stem for path in build.FOLDER.glob("*.cpp")}
+    text = CliRunner().invoke(main, ["doctor"]).stdout
+    for name, way in description["choices"].items():
+        assert f"  {name}: {way}" in text
+    assert description["processor"] in text
+
+
+def test_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        description = examined()
+    build.library.cache_clear()
+    assert "no compiler no-such-compiler" in description["kernels"]["transformer"]
+    assert any("install a C++ compiler" in sentence for sentence in description["advice"])
+
+
+def test_advice_with_disabled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSETK_KERNELS", "off")
+        description = examined()
+    build.library.cache_clear()
+    assert set(description["kernels"].values()) == {"disabled by FUSETK_KERNELS"}
+    assert "the compiled kernels are disabled: unset FUSETK_KERNELS" in description["advice"]
+
+
+@pytest.mark.parametrize("bf16, emulated", [(100.0, True), (None, True), (190.0, False)])
+def test_advice_about_bf16(
+    monkeypatch: pytest.MonkeyPatch, bf16: float | None, emulated: bool
+) -> None:
+    rates = {"float32": 100.0, "bf16": bf16, "int8": None}
+    monkeypatch.setattr(doctor, "PRODUCTS", {name: (name,) for name in rates})
+    monkeypatch.setattr(doctor, "_rate", rates.__getitem__)
+    description = examined()
+    assert any("emulates" in sentence for sentence in description["advice"]) == emulated
+    assert "int8: not supported" in CliRunner().invoke(main, ["doctor"]).stdout
+
+
+def test_advice_about_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusetk.cli.doctor.processors", lambda: 64)
+    description = examined("--threads", "1")
+    assert any("uses 1 of 64 processors" in sentence for sentence in description["advice"])

@@ -1,0 +1,221 @@
+"""The HTTP service: answers, limits, wrong requests, and many requests at once."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk import system
+from fusetk.cli.main import main
+from fusetk.decoding.translate import Translation
+from fusetk.recipe import load
+from fusetk.serving.batching import Batcher, Closed, QueueFull, Wish
+from fusetk.train import train
+
+LINES = ["eins zwei", "drei", "", "vier fünf sechs sieben", "unbekannt"]
+
+
+class Gate:
+    """A function that translates after ``open`` is set, and records its batches."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.batches: list[tuple[list[str], Wish]] = []
+
+    def __call__(self, lines: Sequence[str], wish: Wish) -> list[list[Translation]]:
+        self.batches.append((list(lines), wish))
+        self.open.wait(10)
+        if "fail" in lines:
+            raise ValueError("failed")
+        return [[Translation(line.upper(), [], 0.0, 0.0)] for line in lines]
+
+
+def waits(batcher: Batcher, gate: Gate) -> None:
+    """Wait until the first request is in translation."""
+    end = time.monotonic() + 10
+    while not gate.batches and time.monotonic() < end:
+        time.sleep(0.001)
+    assert gate.batches and batcher.waiting == 0
+
+
+def test_requests_are_translated_together_and_answered_in_order() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, batch=4, queue=100, window=0.0)
+    first = batcher.submit(["a"], Wish())
+    waits(batcher, gate)
+    futures = [batcher.submit([f"b{i}", f"c{i}"], Wish()) for i in range(3)]
+    other = batcher.submit(["d"], Wish(n_best=2))
+    futures[1].cancel()
+    gate.open.set()
+    assert first.result(10)[0][0].text == "A"
+    assert [rows[0].text for rows in futures[2].result(10)] == ["B2", "C2"]
+    assert other.result(10)[0][0].text == "D"
+    assert [lines for lines, _ in gate.batches] == [["a"], ["b0", "c0", "b2", "c2"], ["d"]]
+    batcher.close()
+
+
+def test_the_queue_is_bounded_and_a_failure_ends_one_batch_only() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, batch=2, queue=3, window=0.0)
+    batcher.submit(["a"], Wish())
+    waits(batcher, gate)
+    failing = batcher.submit(["fail"], Wish(n_best=3))
+    last = batcher.submit(["b", "c"], Wish())
+    with pytest.raises(QueueFull):
+        batcher.submit(["d"], Wish())
+    gate.open.set()
+    with pytest.raises(ValueError, match="failed"):
+        failing.result(10)
+    assert len(last.result(10)) == 2
+    batcher.close()
+    with pytest.raises(Closed):
+        batcher.submit(["e"], Wish())
+
+
+def test_closing_cancels_what_waits() -> None:
+    gate = Gate()
+    batcher = Batcher(gate, batch=1, queue=3, window=0.0)
+    running = batcher.submit(["a"], Wish())
+    waits(batcher, gate)
+    waiting = batcher.submit(["b"], Wish())
+    closing = threading.Thread(target=batcher.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        waiting.result(10)
+    gate.open.set()
+    closing.join(10)
+    assert running.result(0) and not closing.is_alive()
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    result = CliRunner().invoke(main, ["serve", "run"])
+    assert result.exit_code == 2 and "pip install 'fusetk[serve]'" in result.stderr
+
+
+# The service --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("serving") / "run"
+    train(load(toy), run, "cpu", quiet=True)
+    return run
+
+
+@pytest.fixture(scope="module")
+def port(run: Path) -> Iterator[int]:
+    """The port of a service in a thread."""
+    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("starlette")
+    from fusetk.serving.app import Limits, make_app
+
+    limits = Limits(sentences=8, characters=100, n_best=3, queue=16, batch=8)
+    config = uvicorn.Config(make_app(system.load(run, "cpu"), limits), port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def ask(port: int, body: object, method: str = "POST", path: str = "/translate") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, content)
+        response = connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text) if text[:1] == b"{" else text
+    finally:
+        connection.close()
+
+
+def test_answers_equal_the_translations_of_the_system(port: int, run: Path) -> None:
+    loaded = system.load(run, "cpu")
+    status, answer = ask(port, {"text": LINES})
+    assert status == 200
+    assert [sentence["text"] for sentence in answer["sentences"]] == loaded.translate(LINES)
+    status, answer = ask(port, {"text": LINES[0], "n_best": 3, "alignment": True})
+    expected = loaded.n_best([LINES[0]], n_best=3, beam=3)[0]
+    assert [row["text"] for row in answer["translations"]] == [row.text for row in expected]
+    for row, other in zip(answer["translations"], expected, strict=True):
+        assert row["score"] == pytest.approx(other.score, abs=1e-5)
+        assert row["tokens"] == other.tokens and len(row["alignment"]) == len(row["tokens"])
+    assert answer["source_tokens"] == LINES[0].split()
+    assert ask(port, {"text": " "}) == (200, {"text": "", "translations": []})
+    assert ask(port, {"text": []}) == (200, {"sentences": []})
+    assert ask(port, b"", "GET", "/health") == (200, {"status": "ok", "waiting": 0})
+
+
+WRONG = [
+    (b"", 400, "not valid JSON"),
+    (b"\xff\xfe", 400, "not valid JSON"),
+    (b"[" * 10_000, 400, "not valid JSON"),
+    (b'"text"', 400, "must be an object"),
+    ({}, 400, "text must be a string"),
+    ({"text": [1]}, 400, "text must be a string"),
+    ({"text": "a", "n_bset": 2}, 400, "unknown key 'n_bset'; the keys are text, n_best"),
+    ({"text": "a", "n_best": 4}, 400, "n_best must be a whole number from 1 to 3"),
+    ({"text": "a", "n_best": True}, 400, "n_best must be a whole number"),
+    ({"text": "a", "alignment": 1}, 400, "alignment must be true or false"),
+    ({"text": "a\nb"}, 400, "sentence 1 has a line feed"),
+    (b'{"text": "\\ud800"}', 400, "half of a surrogate pair"),
+    ({"text": "a" * 101}, 413, "sentence 1 has 101 characters; at most 100"),
+    ({"text": ["a"] * 9}, 413, "text has 9 sentences; at most 8"),
+    (b'"' + b"a" * 100_000, 413, "more than"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "reason"), WRONG, ids=[row[2] for row in WRONG])
+def test_wrong_requests(port: int, body: object, status: int, reason: str) -> None:
+    answered, answer = ask(port, body)
+    assert answered == status and reason in answer["error"]
+
+
+def test_many_requests_at_once_among_wrong_ones(port: int, run: Path) -> None:
+    loaded = system.load(run, "cpu")
+    expected = dict(zip(LINES, loaded.translate(LINES), strict=True))
+
+    def request(i: int) -> str:
+        if i % 5 == 4:
+            body, wanted, _ = WRONG[i // 5 % len(WRONG)]
+            assert ask(port, body)[0] == wanted
+            return "wrong"
+        line = LINES[i % 5]
+        status, answer = ask(port, {"text": [line] * (1 + i % 7), "n_best": 1 + i % 3})
+        if status == 503:
+            assert answer == {"error": "the queue is full: try again"}
+            return "full"
+        assert status == 200
+        for sentence in answer["sentences"]:
+            assert i % 3 == 2 or sentence["text"] == expected[line]
+        return "answered"
+
+    with ThreadPoolExecutor(24) as threads:
+        results = list(threads.map(request, range(150)))
+    # The number of answers depends on the speed of the machine: the queue is short.
+    assert results.count("wrong") == 30 and results.count("answered") > 4
+    assert ask(port, {"text": LINES[0]})[1]["text"] == expected[LINES[0]]
+
+
+def test_a_client_that_leaves(port: int) -> None:
+    for _ in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.putrequest("POST", "/translate")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders()
+        connection.send(b'{"text": ')
+        connection.close()
+    assert ask(port, {"text": LINES[0]})[0] == 200

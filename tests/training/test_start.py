@@ -1,0 +1,195 @@
+"""Training and preparation that start from an existing run, codes and vocabularies."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from fusetk.cli.main import main
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.prepare import prepare
+from fusetk.errors import ConfigError, DataError
+from fusetk.recipe import Recipe, load
+from fusetk.system import build
+from fusetk.train import train
+from fusetk.training.start import start_from
+from fusetk.weights import read_tensors
+
+
+@pytest.fixture(scope="module")
+def parent(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with BPE on the toy corpus."""
+    folder = tmp_path_factory.mktemp("parent")
+    recipe = load(
+        toy, [f"data.folder={folder / 'data'}", "data.bpe={merges: 20}", "training.log_every=100"]
+    )
+    prepare(recipe.data)
+    train(recipe, folder / "run", "cpu", quiet=True)
+    return folder / "run"
+
+
+def second(toy: Path, parent: Path, folder: Path, *settings: str) -> Recipe:
+    """A config for a second corpus, with a word that the first does not have."""
+    for side, word in (("de", "elf"), ("en", "ELF")):
+        text = (toy.parent / f"valid.{side}").read_text(encoding="utf-8")
+        (folder / f"new.{side}").write_text(text.replace("\n", f" {word}ß\n"), encoding="utf-8")
+    text = parent / "text"
+    return load(
+        toy,
+        [
+            f"data.folder={folder / 'prepared'}",
+            f"data.train=[{folder / 'new'}]",
+            f"data.bpe={{codes: {text / 'bpe.codes'}}}",
+            f"data.vocabulary={{source: {text / 'vocab.de'}, target: {text / 'vocab.en'}}}",
+            f"training.start_from={parent}",
+            *settings,
+        ],
+    )
+
+
+def test_existing_codes_and_vocabularies_give_the_same_ids(
+    toy: Path, parent: Path, tmp_path: Path
+) -> None:
+    recipe = second(toy, parent, tmp_path, f"data.train=[{toy.parent / 'train'}]")
+    prepare(recipe.data)
+    first = parent.parent / "data"
+    old, new = Pipeline.load(first / "text"), Pipeline.load(tmp_path / "prepared" / "text")
+    assert old.source_vocab.tokens == new.source_vocab.tokens
+    assert old.bpe["source"].codes == new.bpe["source"].codes
+    ids = [
+        sorted(path.name for path in folder.iterdir()) for folder in (first, tmp_path / "prepared")
+    ]
+    assert ids[0] == ids[1]
+    for name in ids[0]:
+        path = first / name
+        if path.is_file() and name.startswith("train.") and path.suffix != ".json":
+            assert path.read_bytes() == (tmp_path / "prepared" / name).read_bytes(), name
+
+
+def test_a_vocabulary_is_extended_at_its_end(toy: Path, parent: Path, tmp_path: Path) -> None:
+    recipe = second(toy, parent, tmp_path, "data.vocabulary.extend=true")
+    prepare(recipe.data)
+    old = Pipeline.load(parent / "text")
+    new = Pipeline.load(tmp_path / "prepared" / "text")
+    for side in ("source_vocab", "target_vocab"):
+        before, after = getattr(old, side).tokens, getattr(new, side).tokens
+        assert after[: len(before)] == before and "ß" in after[len(before) :]
+    prepare(second(toy, parent, tmp_path, f"data.vocabulary.size={len(before)}",
+                   "data.vocabulary.extend=true").data)  # fmt: skip
+    assert Pipeline.load(tmp_path / "prepared" / "text").target_vocab.tokens == before
+
+
+def test_weights_are_matched_by_name_and_rows_by_token(
+    toy: Path, parent: Path, tmp_path: Path
+) -> None:
+    recipe = second(toy, parent, tmp_path, "data.vocabulary.extend=true")
+    prepare(recipe.data)
+    pipeline = Pipeline.load(tmp_path / "prepared" / "text")
+    sizes = len(pipeline.source_vocab), len(pipeline.target_vocab)
+    torch.manual_seed(3)
+    model = build(recipe, *sizes)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    report = start_from(model, parent, pipeline)
+    tensors = read_tensors((parent / "checkpoints" / "best").resolve(), "model.safetensors")
+    assert sorted(report.copied) == sorted(tensors) and not report.missing + report.different
+    for name, parameter in model.named_parameters():
+        known = len(tensors[name])
+        assert torch.equal(parameter[:known], tensors[name]), name
+        assert torch.equal(parameter[known:], before[name][known:]), name
+    assert {rows.name for rows in report.rows if rows.new} >= {"source.tokens.weight"}
+
+
+def test_what_does_not_fit_is_named(toy: Path, parent: Path, tmp_path: Path) -> None:
+    settings = ["model.encoder.layers=2", "model.decoder.layers=1", "model.ffn=32"]
+    recipe = second(toy, parent, tmp_path, *settings)
+    pipeline = Pipeline.load(parent / "text")
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    report = start_from(model, parent, pipeline)
+    assert all(name.startswith("encoder.layers.1.") for name in report.missing)
+    assert "encoder.layers.0.ffn.hidden.weight" in report.different and not report.unused
+    text = "\n".join(report.lines())
+    assert "because the run does not have them" in text and "because their shapes differ" in text
+    other = build(load(toy, ["model.width=16", "model.ffn=24"]), 10, 10)
+    with pytest.raises(ConfigError, match=r"no weight of .* fits this model"):
+        start_from(other, parent, pipeline)
+
+
+def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: Path) -> None:
+    """The walk of the documentation: a config that extends that of the run, prep, train, decode."""
+    second(toy, parent, tmp_path)
+    values = {
+        "extends": str(toy),
+        "data": {
+            "folder": "prepared",
+            "train": ["new"],
+            "bpe": {"codes": str(parent / "text" / "bpe.codes")},
+            "vocabulary": {
+                "source": str(parent / "text" / "vocab.de"),
+                "target": str(parent / "text" / "vocab.en"),
+            },
+        },
+        "training": {"start_from": str(parent)},
+    }
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    def call(*words: object) -> str:
+        result = CliRunner().invoke(main, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    run = tmp_path / "tuned"
+    call("train", tmp_path / "tuned.yaml", "--prep", "-d", "cpu", "-r", run, "-q")
+    log = (run / "log.txt").read_text()
+    assert f"start from {parent / 'checkpoints'}" in log and "weights copied" in log
+    first = [json.loads(line) for line in (parent / "metrics.jsonl").read_text().splitlines()]
+    tuned = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        next(record["loss"] for record in records if record["kind"] == "valid")
+        for records in (first, tuned)
+    ]
+    assert losses[1] < losses[0], "a run that starts from weights begins with a lower loss"
+    call("train", tmp_path / "tuned.yaml", "-d", "cpu", "-r", run, "-q")  # does not start again
+    assert (run / "log.txt").read_text().count("weights copied") == 1
+    text = tmp_path / "in.de"
+    text.write_text("eins zwei\n", encoding="utf-8")
+    call("decode", "-m", run, text, "-o", tmp_path / "out")
+    with pytest.raises(ConfigError, match="start_from"):
+        train(load(tmp_path / "tuned.yaml", ["training.start_from=null"]), run, "cpu", quiet=True)
+
+
+def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_path: Path) -> None:
+    codes = tmp_path / "codes"
+    codes.write_text((parent / "text" / "bpe.codes").read_text())
+    recipe = second(toy, parent, tmp_path, f"data.bpe.codes={codes}")
+    prepare(recipe.data)
+    codes.write_text("#version: 0.2\ne i\n")
+    with pytest.raises(DataError, match=r"data\.bpe\.codes\.0: .* run fusetk prep"):
+        train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert "bpe" in prepare(recipe.data).made and "bpe" not in prepare(recipe.data).made
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.bpe={}", "give one of merges"),
+        ("data.bpe={merges: 3, codes: a}", "give one of merges"),
+        ("data.bpe={codes: [a, b, c]}", "data.bpe.codes: must have at most 2 items"),
+        ("data.vocabulary={extend: true}", "extend has an effect with source or target only"),
+        ("data.vocabulary={joint: true, source: a, target: b}", "a joint vocabulary has one file"),
+    ],
+)
+def test_settings_that_contradict(toy: Path, setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(toy, [setting])
+
+
+def test_codes_that_cannot_be_used(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "codes").write_text("#version: 0.2\na b c d\n")
+    folder = f"data.folder={tmp_path / 'p'}"
+    with pytest.raises(DataError, match=r"codes, line 2: .* is not a merge"):
+        prepare(load(toy, [folder, f"data.bpe={{codes: {tmp_path / 'codes'}}}"]).data)
+    with pytest.raises(DataError, match=r"codez does not exist; did you mean codes\?"):
+        prepare(load(toy, [folder, f"data.bpe={{codes: {tmp_path / 'codez'}}}"]).data)
