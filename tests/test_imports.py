@@ -38,7 +38,7 @@ ALLOWED = {
         "weights",
     },
     "recipe": {"papers", "training", "decoding", "models", "data"},
-    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "data"},
+    "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn"},
     "serving": {"system", "decoding"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},

@@ -628,12 +628,12 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
 
 
 def test_a_row_from_raw_text_to_bleu(tmp_path):
-    found = run_row(tmp_path, "wmt14_ende/table5_wo_lgru_and_techniques.yaml")
-    assert set(found) == {
+    scores = run_row(tmp_path, "wmt14_ende/table5_wo_lgru_and_techniques.yaml")
+    assert set(scores) == {
         ("newstest2014", "best", metric)
         for metric in ("multi-bleu", "multi-bleu-joined", "sacrebleu")
     }
-    assert all(note["sentences"] == 3 for note in found.values())
+    assert all(note["sentences"] == 3 for note in scores.values())
 
 
 @pytest.mark.slow

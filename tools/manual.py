@@ -24,6 +24,7 @@ from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
+from fusetk.models.residual import RESIDUALS
 from fusetk.models.stack import ATTENDS, CONNECTIONS
 from fusetk.recipe import Recipe
 from fusetk.training.optim import OPTIMIZERS
@@ -34,6 +35,7 @@ from tools.troff import bold, escape, italic, page, prose
 REGISTRIES: dict[str, Mapping[str, type]] = {
     "model": MODELS,
     "connect": CONNECTIONS,
+    "residual": RESIDUALS,
     "fuse": FUSIONS,
     "attend": ATTENDS,
     "optimizer": OPTIMIZERS,

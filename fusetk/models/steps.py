@@ -6,7 +6,7 @@ its tokens, so a search that reorders or drops hypotheses selects rows of this l
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,40 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.models.residual.base import Residual
 from fusetk.models.residual.plain import PlainResidual
-from fusetk.nn.attention import SelfAttention
+from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
 
-if TYPE_CHECKING:
-    from fusetk.models.stack import Stack
-    from fusetk.models.transformer import (
-        TransformerDecoderLayer,
-        TransformerEncoderLayer,
-        TransformerLayer,
-    )
+
+class Parts(Protocol):
+    """The modules of a ``TransformerLayer``."""
+
+    @property
+    def training(self) -> bool: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def read(self) -> nn.Module: ...
+    @property
+    def attention(self) -> SelfAttention: ...
+    @property
+    def attention_residual(self) -> Residual: ...
+    @property
+    def ffn(self) -> nn.Module: ...
+    @property
+    def ffn_residual(self) -> Residual: ...
+
+
+class DecoderParts(Parts, Protocol):
+    """The modules of a ``TransformerDecoderLayer``."""
+
+    @property
+    def cross(self) -> CrossAttention: ...
+    @property
+    def cross_residual(self) -> Residual: ...
+    @property
+    def gate(self) -> nn.Module | None: ...
 
 
 class Shared(NamedTuple):
@@ -80,12 +102,12 @@ class StepContext(NamedTuple):
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
 
 
-def usable(module: nn.Module, x: Tensor) -> bool:
+def usable(module: Parts, x: Tensor) -> bool:
     """Return whether the kernels can compute ``module`` for ``x``."""
     return not module.training and kernels.usable(x)
 
 
-def needs_caches(decoder: "Stack", tgt_in: Tensor) -> bool:
+def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
     """Return whether the ordinary code should read the first target tokens (B, T).
 
     It reads several tokens at once and records the weights of self-attention.
@@ -109,7 +131,7 @@ def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
 
 
 def decoder_layer(
-    layer: "TransformerDecoderLayer", x: Tensor, context: StepContext
+    layer: DecoderParts, x: Tensor, context: StepContext
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute a decoder layer for (R, 1, input width) -> (R, 1, D).
 
@@ -137,7 +159,7 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> Tensor:
+def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     shape = x.shape
     x = _read(layer, x)
@@ -158,7 +180,7 @@ def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> 
     return _feed_forward(layer, x).view(*shape[:-1], layer.width)
 
 
-def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool:
+def encoder_layer_is_usable(layer: Parts, x: Tensor) -> bool:
     """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
     return (
         _is_plain(layer, layer.attention_residual, layer.ffn_residual)
@@ -167,7 +189,7 @@ def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool
     )
 
 
-def decoder_is_usable(layers: Sequence["TransformerDecoderLayer"], x: Tensor) -> bool:
+def decoder_is_usable(layers: Sequence[DecoderParts], x: Tensor) -> bool:
     """Return whether ``decoder_layer`` can compute all layers."""
     return all(
         usable(layer, x)
@@ -176,7 +198,7 @@ def decoder_is_usable(layers: Sequence["TransformerDecoderLayer"], x: Tensor) ->
     )
 
 
-def _is_plain(layer: "TransformerLayer", *residuals: Residual) -> bool:
+def _is_plain(layer: Parts, *residuals: Residual) -> bool:
     """Whether a layer has the usual sub-layers, residual sums and normalisation."""
     return (
         type(layer.attention) is SelfAttention
@@ -188,7 +210,7 @@ def _is_plain(layer: "TransformerLayer", *residuals: Residual) -> bool:
     )
 
 
-def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepContext) -> Tensor:
+def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tensor:
     """Return the result of cross-attention without the bias of its last projection."""
     cross = layer.cross
     weights = None
@@ -205,7 +227,7 @@ def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepCon
     return _product(cross.out, y)
 
 
-def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
+def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     ffn = layer.ffn
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
@@ -220,7 +242,7 @@ def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
-def _read(layer: "TransformerLayer", x: Tensor) -> Tensor:
+def _read(layer: Parts, x: Tensor) -> Tensor:
     """Return the layer's input as contiguous rows (R, D)."""
     return layer.read(x).reshape(-1, layer.width).contiguous()
 

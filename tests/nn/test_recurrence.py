@@ -153,13 +153,13 @@ def test_without_a_bias_of_h_cells_compute_as_with_a_bias_of_zero(
 ) -> None:
     with_bias = Case(kind, 1, True, attention)
     without = Case(kind, 1, True, attention, linear_bias=False)
-    for ours, theirs in zip(transitions(without), transitions(with_bias), strict=True):
-        theirs.cells[0].linear_bias.data.zero_()
-        weights = theirs.state_dict()
+    for part, biased in zip(transitions(without), transitions(with_bias), strict=True):
+        biased.cells[0].linear_bias.data.zero_()
+        weights = biased.state_dict()
         weights.pop("cells.0.linear_bias")
-        ours.load_state_dict(weights)
-    for ours, theirs in zip(without.leaves[:2], with_bias.leaves[:2], strict=True):
-        ours.data = theirs.data.clone()
+        part.load_state_dict(weights)
+    for part, biased in zip(without.leaves[:2], with_bias.leaves[:2], strict=True):
+        part.data = biased.data.clone()
     if attention:
         without.attention, without.keys, without.values = (
             with_bias.attention,
