@@ -90,7 +90,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
             key = match["side"], match["site"], match[5] or ""
             sites.setdefault(key, {})[int(match[4])] = _numbers(values)
     readings = []
-    for (side, site, what), weights in sorted(sites.items()):
+    for (side, site, what), weights in sites.items():
         attends = site.endswith("attend")
         stack = stacks.get(side)
         depth = None if stack is None else len(stack.layers)
@@ -294,7 +294,7 @@ class ReadingMeans:
         deviation = np.sqrt(np.maximum(square - mean**2, 0))
         return [
             _panel(reading, mean, ".mean", "weight"),
-            _panel(reading, deviation, ".deviation", "standard deviation over the positions"),
+            _panel(reading, deviation, ".deviation", "standard deviation"),
         ]
 
 

@@ -535,6 +535,22 @@ def test_layer_scale_begins_smaller_in_deeper_stacks() -> None:
     assert all(a > b for a, b in pairwise(factors))
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_streams_in_bf16(norm: str) -> None:
+    """The stream is bf16 in a model in bf16, and with autocast in layers that project it."""
+    module = chain("plain", {}, norm).float()
+    module.matrices = module.matrices.float()
+    expected = module(inputs().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(
+            module(inputs().bfloat16()).float(), expected, rtol=0.1, atol=0.1
+        )
+    module.bfloat16()
+    module.matrices = module.matrices.bfloat16()
+    output = module(inputs().bfloat16())
+    torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.1)
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 

@@ -58,11 +58,15 @@ def test_a_subclass_replaces_the_layers_by_two_methods() -> None:
             return x, None
 
     class Changed(Transformer):
-        def encoder_layer(self, config: Any, planned: Any, name: str, input_width: int) -> Layer:
+        def encoder_layer(
+            self, config: Any, residuals: Any, planned: Any, name: str, input_width: int
+        ) -> Layer:
             return Identity()
 
-        def decoder_layer(self, config: Any, planned: Any, name: str, input_width: int) -> Layer:
-            return Doubling(config, name, input_width, planned.width, [8])
+        def decoder_layer(
+            self, config: Any, residuals: Any, planned: Any, name: str, input_width: int
+        ) -> Layer:
+            return Doubling(config, name, input_width, planned.width, [8], residuals)
 
     model = Changed(config(dropout=0), 9, 9).eval()
     plain = Transformer(config(dropout=0), 9, 9).eval()

@@ -69,14 +69,14 @@ class DepthQuery(nn.Module):
     def forward(self, stream: DepthSources) -> Tensor:
         """Return the weighted sum of the sources (..., D)."""
         layers = stream.blocks.layers(self.width)
-        query = (self.query * self.gain).unsqueeze(-1)
-        scores = combine(layers, query).squeeze(-1) * stream.scales
+        query = self.query * self.gain
+        scores = combine(query.unsqueeze(0), layers.mT).squeeze(-2) * stream.scales
         if stream.partial is None:
             weights = scores.softmax(-1)
             trace.record(self.name, weights)
             return combine(weights.unsqueeze(-2), layers).squeeze(-2)
         partial = stream.partial
-        score = combine(partial.unsqueeze(-2), query).squeeze(-1) * inverse_rms(partial)
+        score = (partial * query).sum(-1, keepdim=True) * inverse_rms(partial)
         weights = torch.cat((scores, score), -1).softmax(-1)
         trace.record(self.name, weights)
         complete = combine(weights[..., None, :-1], layers).squeeze(-2)

@@ -16,6 +16,7 @@ from fusetk.models.residual.base import (
     SubLayer,
     require_norm,
 )
+from fusetk.nn.norm import EPSILON
 from fusetk.nn.precision import combine
 
 
@@ -118,8 +119,11 @@ class HyperResidual(Residual):
         """Return A_m (..., n), B (..., n) and A_r^T (..., n new, n old) for (..., n, D)."""
         if not self.dynamic:
             return self.read, self.write, self.mix.mT
-        n, width = streams.shape[-2:]
-        changes = (F.layer_norm(streams, (width,)) @ self.project).tanh()
+        n = streams.shape[-2]
+        # norm(H) W, computed from H W so that norm(H) is not kept for the backward pass
+        variance, mean = torch.var_mean(streams, -1, correction=0, keepdim=True)
+        projected = streams @ self.project - mean * self.project.sum(0)
+        changes = ((variance + EPSILON).rsqrt() * projected).tanh()
         read, write, mix = changes.split((1, 1, n), -1)
         return (
             self.read + self.input_scale * read.squeeze(-1),

@@ -3,8 +3,8 @@
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fusetk.models.residual.attention import inverse_rms
 from fusetk.models.residual.base import (
     Norm,
     Residual,
@@ -106,7 +106,8 @@ class ManifoldResidual(Residual):
         n = self.streams
         sizes = (n, n, n * n)
         flat = streams.flatten(-2)
-        scores = F.rms_norm(flat, flat.shape[-1:], eps=1e-6) @ self.project
+        # RMSNorm(v) W, computed from v W so that RMSNorm(v) is not kept for the backward pass
+        scores = (flat @ self.project) * inverse_rms(flat)
         pre, post, res = (
             scale * part + bias
             for scale, part, bias in zip(

@@ -74,7 +74,7 @@ SITES: list[tuple[dict[str, Any], list[str], list[str], list[str]]] = [
     ),
     (
         {"connect": {"kind": "mudd", "streams": 1}},
-        ["decoder.connect", "encoder.connect"],
+        ["encoder.connect", "decoder.connect"],
         ["l1", "l2", "top"],
         ["l0", "l1", "l2"],
     ),
@@ -130,7 +130,7 @@ def test_learned_weights_need_no_text() -> None:
     )
     assert not connect.needs_text(model)
     panels = {panel.name: panel for panel in connect.panels(model)}
-    assert list(panels) == ["decoder.attend", "encoder.connect", "encoder.residual"]
+    assert list(panels) == ["encoder.connect", "decoder.attend", "encoder.residual"]
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
     assert list(panels["decoder.attend"].y) == ["l1", "l2"]
     assert list(panels["encoder.connect"].y) == ["l2"]
