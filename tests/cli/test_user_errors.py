@@ -50,7 +50,7 @@ def refused(*words: str) -> str:
         ("train", "give CONFIG: fusetk train CONFIG; fusetk train --help lists the options"),
         (f"train a.yaml -r {__file__}", f"--run: '{__file__}' is a file; give a folder"),
         ("score a -r b --metric bleu", "--metric: unknown value 'bleu'; did you mean 'sacrebleu'?"),
-        ("text tokenise", "fusetk text: unknown command 'tokenise'; did you mean tokenize?"),
+        ("text tokenise", "unknown command 'text tokenise'; did you mean tokenize?"),
         ("average a", "give exactly one of --last, --best and --update"),
     ],
 )
