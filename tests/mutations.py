@@ -494,7 +494,7 @@ MUTATIONS = [
         "known = [(i, old.ids[token])",
         "known = [(i, min(i, len(old) - 1))",
         ("training/test_start.py",),
-        "rows_by_token",
+        "another_order",
     ),
     Mutation(
         "an extended vocabulary is sorted anew",

@@ -14,7 +14,13 @@ from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import COMMANDS, main
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
-from tools.manual import commands
+
+
+def commands() -> dict[str, click.Command]:
+    """Return all commands by name."""
+    context = click.Context(main)
+    found = {name: main.get_command(context, name) for name in COMMANDS}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def refused(*words: str) -> str:
