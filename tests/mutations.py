@@ -616,6 +616,47 @@ MUTATIONS = [
         ("contracts/test_meta.py",),
         "update",
     ),
+    # Starting from existing runs, export, service
+    Mutation(
+        "rows of known tokens are copied in the order of ids",
+        "training/start.py",
+        "known = [(i, old.ids[token])",
+        "known = [(i, min(i, len(old) - 1))",
+        ("training/test_start.py",),
+        "another_order",
+    ),
+    Mutation(
+        "an extended vocabulary is sorted anew",
+        "data/binarize.py",
+        "existing.tokens[len(SPECIAL) :] + added.tokens[len(SPECIAL) :]",
+        "added.tokens[len(SPECIAL) :] + existing.tokens[len(SPECIAL) :]",
+        ("training/test_start.py",),
+        "extended_at_its_end",
+    ),
+    Mutation(
+        "the queue of the service has no bound",
+        "serving/batching.py",
+        "if self._waiting + len(lines) > self.queue:",
+        "if False:",
+        ("test_serving.py",),
+        "bounded",
+    ),
+    Mutation(
+        "repeated samples count once in minimum Bayes risk decoding",
+        "decoding/mbr.py",
+        "mass[text] += weight",
+        "mass[text] = weight",
+        ("decoding/test_mbr.py",),
+        "samples_have_equal_weights",
+    ),
+    Mutation(
+        "true is accepted as a number in a config",
+        "config/schema.py",
+        "types & {int, float} and bool not in types",
+        "False",
+        ("cli/test_user_errors.py",),
+        "our_words",
+    ),
 ]
 
 

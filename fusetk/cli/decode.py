@@ -1,5 +1,6 @@
 """``fusetk decode``."""
 
+import sys
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import click
 from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.mbr import mbr_translator
 from fusetk.cli.memory import memory_advice
+from fusetk.cli.progress import LineProgress
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -16,6 +18,7 @@ from fusetk.decoding.requests import DecodeInputs
 from fusetk.decoding.translate_lines import (
     InputRange,
     LineTranslator,
+    count_remaining,
     input_range,
     translate_input,
 )
@@ -109,7 +112,13 @@ def command(
             click.echo(f"warning: {slow}", err=True)
         translate = memory_advice("lower --batch-tokens or the beam (-b)")(line_translator)
         report = (lambda message: None) if quiet else partial(click.echo, err=True)
-        speed = translate_input(world, inputs, lines, translate, output, chunk, report)
+        # Translations on the terminal show the progress themselves.
+        silent = quiet or not world.first or (target == "-" and sys.stdout.isatty())
+        total = None if silent else count_remaining(inputs, lines)
+        with LineProgress(total, silent) as progress:
+            line_translator.translator.on_batch = lambda n: progress.batch(n * world.size)
+            tracked = progress.tracked(translate, world.size)
+            speed = translate_input(world, inputs, lines, tracked, output, chunk, report)
     world.close()
     if speed:
         report(str(speed))

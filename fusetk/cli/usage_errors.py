@@ -34,7 +34,8 @@ def usage_sentence(error: click.UsageError, context: click.Context) -> str | Non
         known = getattr(context.command, "commands", {})
         near = difflib.get_close_matches(unknown[1], known, 1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        return f"{_command(context)}: unknown command {unknown[1]!r}; {hint}"
+        name = f"{_command(context)} {unknown[1]}".removeprefix("fusetk ")
+        return f"unknown command {name!r}; {hint}"
     return message
 
 

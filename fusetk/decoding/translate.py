@@ -1,7 +1,7 @@
 """Text in, text out: sentences are sorted into batches, searched, and put back in order."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -86,6 +86,8 @@ class Translator:
         self.pipeline = pipeline
         self.config = config
         self.extras = extras or Extras()
+        # Called with the number of sentences after each batch.
+        self.on_batch: Callable[[int], None] = lambda sentences: None
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:
         """Return the best translation of each line; an empty string for a blank line.
@@ -176,6 +178,7 @@ class Translator:
             )
             for i, n_best in zip(batch, results, strict=True):
                 hypotheses[i] = n_best
+            self.on_batch(len(batch))
         return hypotheses
 
     def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:

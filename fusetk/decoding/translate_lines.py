@@ -55,6 +55,17 @@ def input_range(
     return InputRange(start, end, point)
 
 
+def count_remaining(inputs: DecodeInputs, lines: InputRange) -> int | None:
+    """Return the number of lines to translate; None if the input can be read only once."""
+    if lines.end is not None:
+        return lines.end - lines.first
+    if Path(inputs.source) not in inputs.regular_files:
+        return None
+    from fusetk.data.manifest import count_lines
+
+    return count_lines(Path(inputs.source)) - lines.first
+
+
 def read_chunks(
     inputs: DecodeInputs,
     lines: InputRange,

@@ -48,7 +48,6 @@ def rescore_input(
     else:
         report(str(corpus))
     if not corpus.sentences:
-        log.warning("no sentence was scored: the source has no text")
         return
     if corpus.unknown > MANY_UNKNOWN * corpus.tokens:
         log.warning(

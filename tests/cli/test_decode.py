@@ -146,7 +146,7 @@ def test_settings_come_from_the_run_and_options_win(tmp_path, trained):
     greedy = make_run(tmp_path / "greedy", beam=1)
     assert output("-m", greedy) == output("-m", trained, "-b", 1)
     result = decode("-m", greedy, "--n-best", 2)
-    assert result.exit_code == 2 and "n_best 2 is more than beam 1" in result.stderr
+    assert result.exit_code == 2 and "--n-best 2 is more than --beam 1" in result.stderr
     result = decode("-m", greedy, "-b", 0)
     assert result.exit_code == 2 and "--beam" in result.stderr
     normalized = output("-m", trained, "--json", "-n", 2)

@@ -306,4 +306,5 @@ def test_every_option_has_a_heading():
 
     assert isinstance(command, Sections)
     shown = [name for names in command.sections.values() for name in names]
-    assert sorted(shown) == sorted(option.name for option in command.params)
+    added = {"file", "debug"}  # an argument, and an option that every command has
+    assert sorted(shown) == sorted({option.name for option in command.params} - added)

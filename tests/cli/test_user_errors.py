@@ -14,7 +14,13 @@ from fusetk.cli.foreign import option_advice
 from fusetk.cli.main import COMMANDS, main
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
-from tools.manual import commands
+
+
+def commands() -> dict[str, click.Command]:
+    """Return all commands by name."""
+    context = click.Context(main)
+    found = {name: main.get_command(context, name) for name in COMMANDS}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def refused(*words: str) -> str:
@@ -50,7 +56,7 @@ def refused(*words: str) -> str:
         ("train", "give CONFIG: fusetk train CONFIG; fusetk train --help lists the options"),
         (f"train a.yaml -r {__file__}", f"--run: '{__file__}' is a file; give a folder"),
         ("score a -r b --metric bleu", "--metric: unknown value 'bleu'; did you mean 'sacrebleu'?"),
-        ("text tokenise", "fusetk text: unknown command 'tokenise'; did you mean tokenize?"),
+        ("text tokenise", "unknown command 'text tokenise'; did you mean tokenize?"),
         ("average a", "give exactly one of --last, --best and --update"),
     ],
 )

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from fusetk.cli.main import main
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
+from fusetk.data.vocab import Vocabulary
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
 from fusetk.system import build
@@ -193,3 +194,17 @@ def test_codes_that_cannot_be_used(toy: Path, tmp_path: Path) -> None:
         prepare(load(toy, [folder, f"data.bpe={{codes: {tmp_path / 'codes'}}}"]).data)
     with pytest.raises(DataError, match=r"codez does not exist; did you mean codes\?"):
         prepare(load(toy, [folder, f"data.bpe={{codes: {tmp_path / 'codez'}}}"]).data)
+
+
+def test_rows_follow_their_tokens_in_another_order(toy: Path, parent: Path) -> None:
+    old = Pipeline.load(parent / "text")
+    source, target = (
+        Vocabulary(list(reversed(vocabulary.tokens[4:])))
+        for vocabulary in (old.source_vocab, old.target_vocab)
+    )
+    model = build(load(toy), len(source), len(target))
+    start_from(model, parent, Pipeline(old, old.bpe, (source, target)))
+    tensors = read_tensors((parent / "checkpoints" / "best").resolve(), "model.safetensors")
+    for name in ("source.tokens.weight", "target.tokens.weight", "output.bias"):
+        rows, before = model.get_parameter(name), tensors[name]
+        assert torch.equal(rows[:4], before[:4]) and torch.equal(rows[4:].flip(0), before[4:])
