@@ -37,6 +37,24 @@ class BestTokens(NamedTuple):
     states: list[State]
     attention: Tensor | None  # as in ``NextToken``
 
+    def at_places(self, places: Tensor, count: int) -> "BestTokens":
+        """Return ``count`` rows, with the rows of this object at ``places`` (R,).
+
+        The tokens of the other rows have the logit -inf.
+        """
+        rows = index_of(places, count)
+        is_empty = torch.ones(count, 1, dtype=torch.bool).index_fill(0, places, False)
+        logits, token, log_z = (tensor[rows] for tensor in (self.logits, self.token, self.log_z))
+        attention = None if self.attention is None else self.attention[rows]
+        return BestTokens(
+            logits.masked_fill(is_empty, -math.inf), token, log_z, self.states, attention
+        )
+
+
+def index_of(places: Tensor, count: int) -> Tensor:
+    """Return the inverse (count,) of ``places`` (R,): each place's index; 0 for other places."""
+    return places.new_zeros(count).index_copy(0, places, torch.arange(len(places)))
+
 
 class Scorer:
     """Models with one target vocabulary that read the same hypotheses.
@@ -78,20 +96,22 @@ class Scorer:
             mean = log_probs.logsumexp(0) - math.log(len(logits))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
 
-    def best(
-        self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
-    ) -> BestTokens | None:
-        """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
-
-        Only the tokens that ``rules`` allows are among them. Returns None, without reading the
-        tokens, if the models need ``step``.
-        """
+    @property
+    def chooses(self) -> bool:
+        """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
         output = self.models[0].output
         weight = output.scale if isinstance(output, Int8Linear) else output.weight
-        if len(self.models) > 1 or not kernels.usable(weight):
-            return None
+        return len(self.models) == 1 and kernels.usable(weight)
+
+    def best(
+        self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
+    ) -> BestTokens:
+        """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
+
+        Only the tokens that ``rules`` allows are among them. The property ``chooses`` must be True.
+        """
         [features], next_states, attention = self._read(tokens, states)
-        rows = max(1, PIECE // len(weight))
+        rows = max(1, PIECE // len(self.models[0].output.weight))
         only: Iterable[Tensor | None] = repeat(None)
         if rules.only is not None:
             only = rules.only.split(rows)
