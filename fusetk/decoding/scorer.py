@@ -133,8 +133,9 @@ class Scorer:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, Int8Linear):
-            logits = output.product(features)
-            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+            sums, scales = output.sums(features)
+            sums = sums.to(torch.int32)
+            return kernels.best_tokens(sums, output.bias, forbidden, only, count, scales)
         return kernels.best_tokens(output(features).float(), None, forbidden, only, count)
 
     def _read(

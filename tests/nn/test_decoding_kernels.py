@@ -108,6 +108,15 @@ def test_best_tokens(size, count, biased):
     assert torch.equal(token[:, :real][filled], order[:, :real][filled])
 
 
+def test_best_tokens_of_8_bits():
+    x, forbidden = torch.randn(5, 24), torch.tensor([0, 3])
+    linear = Int8Linear(torch.randn(133, 24), torch.randn(133))
+    sums, scales = linear.sums(x)
+    results = kernels.best_tokens(sums, linear.bias, forbidden, None, 4, scales)
+    expected = kernels.best_tokens(linear.product(x), linear.bias, forbidden, None, 4)
+    assert all(map(torch.equal, results, expected))
+
+
 @pytest.mark.parametrize("place", [0, 17, 36])
 def test_nan_is_not_lost(place):
     x = torch.randn(2, 37)
