@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk import trace
-from fusetk.nn.attention import SelfAttention
+from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
         TransformerEncoderLayer,
         TransformerLayer,
     )
+
+
+# Padding is left out if the real tokens are less than this fraction; the removal copies rows.
+MIN_REAL = 0.9
 
 
 class Shared(NamedTuple):
@@ -138,22 +142,51 @@ def decoder_layer(
 def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     shape = x.shape
-    x = _read(layer, x)
+    real = _real_rows(mask)
+    x = _read(layer, x if real is None else x.flatten(0, 1)[real])
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
-    queries, keys, values = projections.chunk(3, -1)
+    keys, values = _padded(projections, real, mask).split(layer.width, -1)[1:]
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
     source = kernels.source(
-        keys.view(len(mask), 1, -1, layer.width),
-        values.view(len(mask), 1, -1, layer.width),
+        keys[:, None],
+        values[:, None],
         None if bias is None else bias[2 * layer.width :],
         mask.sum(1),
     )
     sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
+    if real is not None:
+        sentences = sentences[real]
+    queries = projections[:, : layer.width]
     y = kernels.attend_source(queries, bias, source, sentences, attention.heads)
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
-    return _feed_forward(layer, x).view(*shape[:-1], layer.width)
+    return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
+
+
+def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
+    real = _real_rows(mask) if usable(cross, sources[0]) else None
+    if real is None:
+        return cross.keys_values(sources)
+    parts = [
+        _padded(project(source.flatten(0, 1)[real]), real, mask)
+        for project, source in zip(cross.project, sources, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _real_rows(mask: Tensor) -> Tensor | None:
+    """Return the real tokens as indices of B * S rows; None if little is padding."""
+    real = mask.flatten().nonzero()[:, 0]
+    return real if len(real) < MIN_REAL * mask.numel() else None
+
+
+def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
+    """Return rows (N, D) of the real tokens as (B, S, D); with ``real`` None, N is B * S."""
+    if real is not None:
+        rows = rows.new_zeros(mask.numel(), rows.shape[1]).index_copy(0, real, rows)
+    return rows.view(*mask.shape, -1)
 
 
 def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool:

@@ -364,7 +364,7 @@ class Transformer(Seq2Seq):
             layer for layer in self.decoder.layers if isinstance(layer, TransformerDecoderLayer)
         ]
         keys_values = tuple(
-            layer.cross.keys_values(sources[self.attend.sources_of(i)])
+            steps.keys_values(layer.cross, sources[self.attend.sources_of(i)], memory.mask)
             for i, layer in enumerate(layers)
         )
         if steps.usable(self, keys_values[0]):
