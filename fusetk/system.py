@@ -228,7 +228,8 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
                 if isinstance(child, nn.Linear):
                     setattr(parent, name, Int8Linear(child.weight, child.bias))
     assert isinstance(model.output, OutputProjection)
-    model.output = Int8Linear(model.output.weight, model.output.bias)
+    output: Any = Int8Linear(model.output.weight, model.output.bias)
+    model.output = output
     return model
 
 

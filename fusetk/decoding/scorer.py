@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ class Scorer:
     @property
     def chooses(self) -> bool:
         """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
-        output = self.models[0].output
+        output: Any = self.models[0].output
         weight = output.scale if isinstance(output, Int8Linear) else output.weight
         return len(self.models) == 1 and kernels.usable(weight)
 
@@ -128,7 +128,7 @@ class Scorer:
     def _best(
         self, features: Tensor, forbidden: Tensor, only: Tensor | None, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        output = self.models[0].output
+        output: Any = self.models[0].output
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)

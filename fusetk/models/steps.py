@@ -215,10 +215,11 @@ def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
     ffn = layer.ffn
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
-    if isinstance(ffn.hidden, Int8Linear):
-        hidden = ffn.hidden.product(before, ffn.hidden.bias, relu)
+    linear: nn.Linear | Int8Linear = ffn.hidden
+    if isinstance(linear, Int8Linear):
+        hidden = linear.product(before, linear.bias, relu)
     else:
-        hidden = kernels.add_bias(_product(ffn.hidden, before), ffn.hidden.bias, relu)
+        hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
     if not relu:
         hidden = ffn.activation(hidden)
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
