@@ -15,7 +15,8 @@ import torch
 import fusetk
 from fusetk.decoding.translate import Request
 from fusetk.errors import ConfigError, DataError
-from fusetk.system import load_model, to_int8
+from fusetk.models.quantization import to_int8
+from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
 from tools.manual import commands
 

@@ -2,11 +2,12 @@
 
 The results are those of the layers' ordinary code, up to rounding. A search state holds the
 projections of each step as the step computed them. Each hypothesis has a list of the rows that hold
-its tokens, so a search that reorders or drops hypotheses selects rows of this list only.
+its tokens, so a search that reorders or drops hypotheses selects rows of this list only. Layers and
+residual connections are those of ``fusetk.models.transformer``, which imports this module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,6 @@ from fusetk import trace
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
-
-if TYPE_CHECKING:
-    from fusetk.models.stack import Stack
-    from fusetk.models.transformer import (
-        Residual,
-        TransformerDecoderLayer,
-        TransformerEncoderLayer,
-        TransformerLayer,
-    )
-
 
 # Padding is left out if the real tokens are less than this fraction; the removal copies rows.
 MIN_REAL = 0.9
@@ -87,7 +78,7 @@ def usable(module: nn.Module, x: Tensor) -> bool:
     return not module.training and kernels.usable(x)
 
 
-def needs_caches(decoder: "Stack", tgt_in: Tensor) -> bool:
+def needs_caches(decoder: Any, tgt_in: Tensor) -> bool:
     """Return whether the ordinary code should read the first target tokens (B, T).
 
     It reads several tokens at once and records the weights of self-attention.
@@ -110,9 +101,7 @@ def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
     return Hypotheses(sentences, sentences.new_empty(len(mask), 0), shared)
 
 
-def decoder_layer(
-    layer: "TransformerDecoderLayer", x: Tensor, context: StepContext
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def decoder_layer(layer: Any, x: Tensor, context: StepContext) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute a decoder layer for (R, 1, input width) -> (R, 1, D).
 
     Also return the projections of all steps.
@@ -139,7 +128,7 @@ def decoder_layer(
     return _feed_forward(layer, x).view(*shape[:-1], layer.width), steps
 
 
-def encoder_layer(layer: "TransformerEncoderLayer", x: Tensor, mask: Tensor) -> Tensor:
+def encoder_layer(layer: Any, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     shape = x.shape
     real = _real_rows(mask)
@@ -189,12 +178,12 @@ def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
     return rows.view(*mask.shape, -1)
 
 
-def encoder_layer_is_usable(layer: "TransformerEncoderLayer", x: Tensor) -> bool:
+def encoder_layer_is_usable(layer: Any, x: Tensor) -> bool:
     """Return whether ``encoder_layer`` can compute the layer; it records no attention weights."""
     return usable(layer, x) and not trace.wanted(layer.attention.name)
 
 
-def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepContext) -> Tensor:
+def _attend_source(layer: Any, x: Tensor, context: StepContext) -> Tensor:
     """Return the result of cross-attention without the bias of its last projection."""
     cross = layer.cross
     weights = None
@@ -211,7 +200,7 @@ def _attend_source(layer: "TransformerDecoderLayer", x: Tensor, context: StepCon
     return _product(cross.out, y)
 
 
-def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
+def _feed_forward(layer: Any, x: Tensor) -> Tensor:
     ffn = layer.ffn
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
@@ -225,7 +214,7 @@ def _feed_forward(layer: "TransformerLayer", x: Tensor) -> Tensor:
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)
 
 
-def _read(layer: "TransformerLayer", x: Tensor) -> Tensor:
+def _read(layer: Any, x: Tensor) -> Tensor:
     """Return the layer's input as contiguous rows (R, D)."""
     return layer.read(x).reshape(-1, layer.width).contiguous()
 
@@ -241,9 +230,9 @@ def _with_bias(linear: nn.Linear, x: Tensor) -> Tensor:
     return x if linear.bias is None else x + linear.bias
 
 
-def _before(residual: "Residual", x: Tensor) -> Tensor:
+def _before(residual: Any, x: Tensor) -> Tensor:
     return kernels.add_norm(x, None, None, residual.norm) if residual.pre else x
 
 
-def _after(residual: "Residual", x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
+def _after(residual: Any, x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
     return kernels.add_norm(x, y, bias, None if residual.pre else residual.norm)

@@ -32,6 +32,7 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
 from fusetk.machine import device_of
 from fusetk.models import Seq2Seq
+from fusetk.models.quantization import to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.positions import sinusoids
@@ -72,7 +73,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         plain.translate_ids(sources)
     work = product_operations(counter)
     if precision == "int8":
-        model = system.to_int8(model)
+        model = to_int8(model)
     translator = Translator([model], pipeline, config)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     ratios: dict[str, list[float]] = {"the limit of float32": []}

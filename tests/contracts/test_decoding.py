@@ -21,11 +21,12 @@ from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError
+from fusetk.models.quantization import to_int8
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.nested import map_tensors, select
-from fusetk.system import to_bf16, to_int8
+from fusetk.system import to_bf16
 from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
