@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fusetk import DEVICE
@@ -24,9 +23,7 @@ from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of
 from fusetk.models import Seq2Seq, build_model
-from fusetk.models.transformer import Transformer
-from fusetk.nn.int8 import Int8Linear
-from fusetk.nn.output import OutputProjection
+from fusetk.models.quantization import to_int8
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import load_weights, read_state
@@ -217,32 +214,6 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
     model.to(torch.bfloat16)
     model.output = output
-    return model
-
-
-def to_int8(model: Seq2Seq) -> Seq2Seq:
-    """Replace the linear maps of the layers, and the output projection, by those of 8 bits.
-
-    Embeddings, normalisations and fusions stay float32. Raises ConfigError if the model is not a
-    Transformer on CPU.
-    """
-    device = next(model.parameters()).device.type
-    if device != "cpu":
-        raise ConfigError(
-            f"precision int8 needs the device cpu, not {device}: choose cpu or the precision bf16"
-        )
-    if not isinstance(model, Transformer):
-        raise ConfigError(
-            "precision int8 needs the backbone transformer, and this model has another one: "
-            "choose fp32 or bf16"
-        )
-    for layer in model.layers():
-        for parent in list(layer.modules()):
-            for name, child in parent.named_children():
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, Int8Linear(child.weight, child.bias))
-    assert isinstance(model.output, OutputProjection)
-    model.output = Int8Linear(model.output.weight, model.output.bias)
     return model
 
 

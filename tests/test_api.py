@@ -15,6 +15,8 @@ import torch
 import fusetk
 from fusetk.decoding.translate import Request
 from fusetk.errors import ConfigError, DataError
+from fusetk.models.quantization import to_int8
+from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
 from tools.manual import commands
 
@@ -42,6 +44,8 @@ def test_it_translates_as_the_command_does(trained: Path) -> None:
         system.translate(LINES, baem=2)
     with pytest.raises(ConfigError, match="fp8"):
         fusetk.load(trained, precision="fp8")
+    with pytest.raises(ConfigError, match="device cpu, not meta"):
+        to_int8(load_model(trained).model.to("meta"))
 
 
 def test_it_scores_what_it_finds_as_the_search_did(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ the n best finished hypotheses.
 - The rule is ``beam`` and K hypotheses are finished.
 - The rule is ``first`` and n hypotheses are finished.
 
+With the rule ``exact``, the search removes a live hypothesis as soon as its bound is not above the
+n-th best finished value (not with groups or constraints). This saves work and does not change the
+result: extensions of this hypothesis have lower scores than all candidates that can still become
+one of the n best, so they are behind these candidates in every order.
+
 A beam of 1 is greedy search, whatever the rule: it takes the most probable token at each step until
 EOS.
 
@@ -64,7 +69,7 @@ from torch.nn import functional as F
 from fusetk.data.vocab import BOS, EOS
 from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.scorer import BestTokens, NextToken, Scorer
+from fusetk.decoding.scorer import Scorer, index_of
 from fusetk.decoding.scores import bound, covered, value
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
@@ -109,14 +114,25 @@ def search(
         states = scorer.select(states, rows, None)
     finished = _Finished(mask, config)
     live = _initial(src, src_mask, mask, config)
+    # Without this, the models read the empty places of the beams, too.
+    skips_empty = (
+        groups == 1
+        and mask.is_simple
+        and scorer.chooses
+        and all(state.per_sentence is None for state in states)
+    )
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
     for length in range(1, mask.longest + 1):
-        live, best, states = _step(live, states, length, scorer, mask, config)
+        places = _filled_places(live) if skips_empty else None
+        live, best, states = _step(live, states, length, scorer, mask, config, places)
         has_nan = has_nan | best.score.isnan().any()
         finished.add(live, best, length)
-        live, parent_rows = _advance(live, best)
+        live, parent_rows = _advance(live, best, places)
+        live = live._replace(score=finished.without_hopeless(live, length))
         done = finished.done(live, length)
-        live, states = _remove_finished(live, parent_rows, done, groups, scorer, states)
+        live, states = _remove_finished(
+            live, parent_rows, done, groups, scorer, states, skips_empty
+        )
         if not len(live.search_index):
             break
     if has_nan:
@@ -175,30 +191,46 @@ def _step(
     scorer: Scorer,
     mask: TokenMask,
     config: SearchConfig,
+    places: Tensor | None,
 ) -> tuple[_Live, _Best, list]:
     """Read the last tokens of the live hypotheses.
 
     Return the hypotheses with their new coverage, the candidates, and the models' states.
+    ``places`` are those of ``_filled_places`` if the states have no other rows.
     """
     tokens = live.prefix[:, :, -1].flatten()
     rules = None
-    if config.groups == 1:
+    if config.groups == 1 and scorer.chooses:
         rules = mask.simple_rules(live.search_index, live.prefix.shape[1], length)
-    step: BestTokens | NextToken | None = None
-    if rules is not None:
-        step = scorer.best(tokens, states, rules, _tokens_needed(config))
-    if step is None:
-        step = scorer.step(tokens, states)
-    if live.coverage is not None and step.attention is not None:
-        live = live._replace(coverage=live.coverage + step.attention.view_as(live.coverage))
-    if isinstance(step, BestTokens):
-        score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
-        best = _best_of_searches(live, score, step.token, config, mask)
-    else:
-        mask.apply(step.logits, live.search_index, live.prefix, length, live.num_met)
+    if rules is None:
+        scored = scorer.step(tokens, states)
+        live = _covering(live, scored.attention)
+        mask.apply(scored.logits, live.search_index, live.prefix, length, live.num_met)
         extend = _extend if config.groups == 1 else _extend_groups
-        best = extend(live, step.logits, step.log_z, config, mask)
-    return live, best, step.states
+        return live, extend(live, scored.logits, scored.log_z, config, mask), scored.states
+    if places is not None:
+        tokens = tokens[places]
+        only = None if rules.only is None else rules.only[places]
+        rules = rules._replace(only=only)
+    step = scorer.best(tokens, states, rules, _tokens_needed(config))
+    if places is not None:
+        step = step.at_places(places, live.score.numel())
+    live = _covering(live, step.attention)
+    score = live.score.reshape(-1, 1) + (step.logits - step.log_z)
+    return live, _best_of_searches(live, score, step.token, config, mask), step.states
+
+
+def _filled_places(live: _Live) -> Tensor | None:
+    """Return the places of hypotheses as indices of A * W places; None if all are filled."""
+    filled = (live.score != NEG_INF).flatten()
+    return None if filled.all() else filled.nonzero()[:, 0]
+
+
+def _covering(live: _Live, attention: Tensor | None) -> _Live:
+    """Add the attention (A * W, S) of a step to the coverage."""
+    if live.coverage is None or attention is None:
+        return live
+    return live._replace(coverage=live.coverage + attention.view_as(live.coverage))
 
 
 def _tokens_needed(config: SearchConfig) -> int:
@@ -311,8 +343,11 @@ def _extend_groups(
     return _Best(*interleaved)
 
 
-def _advance(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
-    """Return the next live hypotheses (point 2), and the rows (A, W') of their parents."""
+def _advance(live: _Live, best: _Best, places: Tensor | None) -> tuple[_Live, Tensor]:
+    """Return the next live hypotheses (point 2), and the rows (A, W') of their parents' states.
+
+    ``places`` are those of ``_step``.
+    """
     searches, width, _ = live.prefix.shape
     chosen = best.chosen
     score = best.score.masked_fill(best.token == EOS, NEG_INF).gather(1, chosen)
@@ -322,15 +357,24 @@ def _advance(live: _Live, best: _Best) -> tuple[_Live, Tensor]:
     prefix = torch.cat((live.prefix.flatten(0, 1)[rows], token[:, :, None]), dim=2)
     num_met = None if best.num_met is None else best.num_met.gather(1, chosen)
     coverage = None if live.coverage is None else live.coverage.flatten(0, 1)[rows]
+    if places is not None:
+        rows = index_of(places, live.score.numel())[rows]
     return _Live(live.search_index, prefix, score, num_met, coverage), rows
 
 
 def _remove_finished(
-    live: _Live, rows: Tensor, done: Tensor, groups: int, scorer: Scorer, states: list
+    live: _Live,
+    rows: Tensor,
+    done: Tensor,
+    groups: int,
+    scorer: Scorer,
+    states: list,
+    skips_empty: bool,
 ) -> tuple[_Live, list]:
     """Give the states the order of the live hypotheses, and remove sentences that are done.
 
-    Sentences are removed only if they reach ``COMPACTION_THRESHOLD``. ``rows`` (A, W) are those of
+    Sentences are removed only if they reach ``COMPACTION_THRESHOLD``, or if ``skips_empty``: then
+    the states do not have the empty places of the beams either. ``rows`` (A, W) are those of
     ``_advance``. ``done`` (A,) is True for searches that are done.
     """
     sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
@@ -340,6 +384,12 @@ def _remove_finished(
         return live._replace(search_index=live.search_index[:0]), states
     if num_done or groups > 1:
         live = live._replace(score=live.score.masked_fill(done[:, None], NEG_INF))
+    if skips_empty:
+        if num_done:
+            live, rows = select((live, rows), (~done).nonzero()[:, 0])
+        places = _filled_places(live)
+        rows = rows.flatten()
+        return live, scorer.select(states, rows if places is None else rows[places], None)
     if num_done < COMPACTION_THRESHOLD * len(flags):
         same_order = rows.shape[1] == 1  # greedy search
         return live, scorer.select(states, None if same_order else rows.flatten(), None)
@@ -397,6 +447,19 @@ class _Finished:
         self.score[searches] = torch.cat((self.score[searches], score), dim=1).gather(1, order)
         self.length[searches] = lengths.gather(1, order)
         self.ids[searches] = ids.gather(1, order[:, :, None].expand(-1, -1, ids.shape[2]))
+
+    def without_hopeless(self, live: _Live, length: int) -> Tensor:
+        """Return the scores (A, W) of the live hypotheses, -inf if they cannot change the result.
+
+        See "exact" in the definition. All candidates of such a hypothesis have lower scores than
+        those of the others that matter. So the hypothesis does not change the order of the others.
+        """
+        if self.config.stop != "exact" or self.config.groups > 1 or live.num_met is not None:
+            return live.score
+        limit = self.limit[live.search_index][:, None]
+        reachable = bound(live.score, length, limit, self.longest, self.config)
+        worst_result = self.normalized[live.search_index, -1:]
+        return live.score.masked_fill(reachable <= worst_result, NEG_INF)
 
     def done(self, live: _Live, length: int) -> Tensor:
         """Return which of the live searches are done (A,) after step ``length``."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,24 @@ class BestTokens(NamedTuple):
     log_z: Tensor  # (R, 1)
     states: list[State]
     attention: Tensor | None  # as in ``NextToken``
+
+    def at_places(self, places: Tensor, count: int) -> "BestTokens":
+        """Return ``count`` rows, with the rows of this object at ``places`` (R,).
+
+        The tokens of the other rows have the logit -inf.
+        """
+        rows = index_of(places, count)
+        is_empty = torch.ones(count, 1, dtype=torch.bool).index_fill(0, places, False)
+        logits, token, log_z = (tensor[rows] for tensor in (self.logits, self.token, self.log_z))
+        attention = None if self.attention is None else self.attention[rows]
+        return BestTokens(
+            logits.masked_fill(is_empty, -math.inf), token, log_z, self.states, attention
+        )
+
+
+def index_of(places: Tensor, count: int) -> Tensor:
+    """Return the inverse (count,) of ``places`` (R,): each place's index; 0 for other places."""
+    return places.new_zeros(count).index_copy(0, places, torch.arange(len(places)))
 
 
 class Scorer:
@@ -78,20 +96,22 @@ class Scorer:
             mean = log_probs.logsumexp(0) - math.log(len(logits))
         return NextToken(mean, mean.new_zeros(len(mean), 1), next_states, mean_attention)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
+        output: Any = self.models[0].output
+        weight = output.scale if isinstance(output, Int8Linear) else output.weight
+        return len(self.models) == 1 and kernels.usable(weight)
+
     def best(
         self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
-    ) -> BestTokens | None:
+    ) -> BestTokens:
         """Read one token of each hypothesis (R,) and return the ``count`` best next tokens.
 
-        Only the tokens that ``rules`` allows are among them. Returns None, without reading the
-        tokens, if the models need ``step``.
+        Only the tokens that ``rules`` allows are among them. The property ``chooses`` must be True.
         """
-        output = self.models[0].output
-        weight = output.scale if isinstance(output, Int8Linear) else output.weight
-        if len(self.models) > 1 or not kernels.usable(weight):
-            return None
         [features], next_states, attention = self._read(tokens, states)
-        rows = max(1, PIECE // len(weight))
+        rows = max(1, PIECE // len(self.models[0].output.weight))
         only: Iterable[Tensor | None] = repeat(None)
         if rules.only is not None:
             only = rules.only.split(rows)
@@ -108,13 +128,14 @@ class Scorer:
     def _best(
         self, features: Tensor, forbidden: Tensor, only: Tensor | None, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        output = self.models[0].output
+        output: Any = self.models[0].output
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, Int8Linear):
-            logits = output.product(features)
-            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+            sums, scales = output.sums(features)
+            sums = sums.to(torch.int32)
+            return kernels.best_tokens(sums, output.bias, forbidden, only, count, scales)
         return kernels.best_tokens(output(features).float(), None, forbidden, only, count)
 
     def _read(

@@ -56,18 +56,18 @@ def value(score: Score, length: int, config: SearchConfig) -> Score:
 
 
 def bound(score: Tensor, length: int, limit: Tensor, longest: int, config: SearchConfig) -> Tensor:
-    """Return the best possible values (A,) of live hypotheses with scores (A,).
+    """Return the best possible values (...) of live hypotheses with scores (...).
 
-    The hypotheses have ``length`` tokens and can grow to ``limit`` (A,) tokens, including EOS.
-    ``longest`` is the maximum of all limits.
+    The hypotheses have ``length`` tokens and can grow to ``limit`` tokens, including EOS. The shape
+    of ``limit`` broadcasts to (...). ``longest`` is the maximum of all limits.
     """
     penalty = PENALTIES[config.penalty]
     if not config.word_penalty:
         return score / penalty(limit.float(), config.normalize)
     lengths = torch.arange(length + 1, max(length + 1, longest) + 1, device=score.device)
-    penalized = score[:, None] - config.word_penalty * lengths
+    penalized = score[..., None] - config.word_penalty * lengths
     values = penalized / penalty(lengths.float(), config.normalize)
-    return values.masked_fill(lengths > limit[:, None], -torch.inf).amax(1)
+    return values.masked_fill(lengths > limit[..., None], -torch.inf).amax(-1)
 
 
 def covered(coverage: Tensor, config: SearchConfig) -> Tensor:

@@ -16,7 +16,6 @@ from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.token_mask import max_positions
 from fusetk.errors import DataError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
-from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.weightnorm import NormedLinear
 
@@ -98,7 +97,7 @@ def _forward(
 
 
 def log_probabilities(
-    output: OutputProjection | NormedLinear | Int8Linear, features: Tensor, tokens: Tensor
+    output: OutputProjection | NormedLinear, features: Tensor, tokens: Tensor
 ) -> Tensor:
     """Return the natural-log probabilities (N,), float32, of tokens (N,) given features (N, D)."""
     piece = PIECE if features.device.type == "cpu" else PIECE_GPU

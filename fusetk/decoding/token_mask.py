@@ -120,6 +120,12 @@ class TokenMask:
         if forced is not None:
             logits.masked_fill_(is_forced, NEG_INF).scatter_(1, forced, forced_logits)
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether ``simple_rules`` returns the rules of all steps."""
+        one_minimum = self._smallest_minimum == self._largest_minimum
+        return self.constraints is None and not self.ngram and one_minimum
+
     def simple_rules(self, search_index: Tensor, width: int, length: int) -> SimpleRules | None:
         """Return the rules that ``apply`` enforces for the tokens with the number ``length``.
 
@@ -127,7 +133,7 @@ class TokenMask:
         ``SimpleRules``.
         """
         some_are_too_short = self._smallest_minimum < length <= self._largest_minimum
-        if self.constraints is not None or self.ngram or some_are_too_short:
+        if not self.is_simple and (some_are_too_short or self.constraints or self.ngram):
             return None
         too_short = length <= self._smallest_minimum
         forbidden = [*self.forbidden, EOS] if too_short else self.forbidden

@@ -22,7 +22,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
-from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.rows import Rows
@@ -87,8 +86,9 @@ class Seq2Seq(nn.Module):
     max_positions: int | None = None
     """Length of the longest sentence that the model can read, in tokens with EOS; None: no
     limit."""
-    output: OutputProjection | NormedLinear | Int8Linear
-    """The output projection (..., D) -> (..., V). It returns logits."""
+    output: OutputProjection | NormedLinear
+    """The output projection (..., D) -> (..., V). It returns logits. With the precision int8, an
+    ``Int8Linear`` replaces it."""
 
     @property
     def kind(self) -> str:

@@ -2,7 +2,8 @@
 
 The results are those of the layers' ordinary code, up to rounding. A search state holds the
 projections of each step as the step computed them. Each hypothesis has a list of the rows that hold
-its tokens, so a search that reorders or drops hypotheses selects rows of this list only.
+its tokens, so a search that reorders or drops hypotheses selects rows of this list only. Layers and
+residual connections are those of ``fusetk.models.transformer``, which imports this module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,9 @@ from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
+
+# Padding is left out if the real tokens are less than this fraction; the removal copies rows.
+MIN_REAL = 0.9
 
 
 class Parts(Protocol):
@@ -102,7 +106,7 @@ class StepContext(NamedTuple):
     steps: tuple[Tensor, ...]  # projections of the t earlier steps
 
 
-def usable(module: Parts, x: Tensor) -> bool:
+def usable(module: Parts | nn.Module, x: Tensor) -> bool:
     """Return whether the kernels can compute ``module`` for ``x``."""
     return not module.training and kernels.usable(x)
 
@@ -162,22 +166,51 @@ def decoder_layer(
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     shape = x.shape
-    x = _read(layer, x)
+    real = _real_rows(mask)
+    x = _read(layer, x if real is None else x.flatten(0, 1)[real])
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
-    queries, keys, values = projections.chunk(3, -1)
+    keys, values = _padded(projections, real, mask).split(layer.width, -1)[1:]
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
     source = kernels.source(
-        keys.view(len(mask), 1, -1, layer.width),
-        values.view(len(mask), 1, -1, layer.width),
+        keys[:, None],
+        values[:, None],
         None if bias is None else bias[2 * layer.width :],
         mask.sum(1),
     )
     sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
+    if real is not None:
+        sentences = sentences[real]
+    queries = projections[:, : layer.width]
     y = kernels.attend_source(queries, bias, source, sentences, attention.heads)
     x = _after(layer.attention_residual, x, _product(attention.out, y), attention.out.bias)
-    return _feed_forward(layer, x).view(*shape[:-1], layer.width)
+    return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
+
+
+def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
+    real = _real_rows(mask) if usable(cross, sources[0]) else None
+    if real is None:
+        return cross.keys_values(sources)
+    parts = [
+        _padded(project(source.flatten(0, 1)[real]), real, mask)
+        for project, source in zip(cross.project, sources, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _real_rows(mask: Tensor) -> Tensor | None:
+    """Return the real tokens as indices of B * S rows; None if little is padding."""
+    real = mask.flatten().nonzero()[:, 0]
+    return real if len(real) < MIN_REAL * mask.numel() else None
+
+
+def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
+    """Return rows (N, D) of the real tokens as (B, S, D); with ``real`` None, N is B * S."""
+    if real is not None:
+        rows = rows.new_zeros(mask.numel(), rows.shape[1]).index_copy(0, real, rows)
+    return rows.view(*mask.shape, -1)
 
 
 def encoder_layer_is_usable(layer: Parts, x: Tensor) -> bool:
@@ -232,11 +265,11 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
-    into_hidden: nn.Module = ffn.hidden
-    if isinstance(into_hidden, Int8Linear):
-        hidden = into_hidden.product(before, into_hidden.bias, relu)
+    linear: nn.Linear | Int8Linear = ffn.hidden
+    if isinstance(linear, Int8Linear):
+        hidden = linear.product(before, linear.bias, relu)
     else:
-        hidden = kernels.add_bias(_product(ffn.hidden, before), ffn.hidden.bias, relu)
+        hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
     if not relu:
         hidden = ffn.activation(hidden)
     return _after(layer.ffn_residual, x, _product(ffn.out, hidden), ffn.out.bias)

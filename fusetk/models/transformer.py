@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017) with configurable connections, fusions and attention."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -504,7 +504,9 @@ class Transformer(Seq2Seq):
         return Memory(history, output, src_mask)
 
     def start(self, memory: Memory) -> State:
-        keys_values = self._keys_values(memory)
+        keys_values = self._keys_values(
+            memory, lambda cross, sources: steps.keys_values(cross, sources, memory.mask)
+        )
         if steps.decoder_is_usable(self._decoder_layers(), keys_values[0]):
             return State(None, steps.start(keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)
@@ -515,14 +517,21 @@ class Transformer(Seq2Seq):
         slots = torch.empty(len(mask), 0, dtype=torch.int64, device=mask.device)
         return State((keys_values, mask, self._empty_caches(keys_values)), slots, 0)
 
-    def _keys_values(self, memory: Memory) -> tuple[Tensor, ...]:
-        """Return the source keys and values of each decoder layer (B, n * S, 2D)."""
+    def _keys_values(
+        self,
+        memory: Memory,
+        project: Callable[[CrossAttention, Sequence[Tensor]], Tensor] = CrossAttention.keys_values,
+    ) -> tuple[Tensor, ...]:
+        """Return the source keys and values of each decoder layer (B, n * S, 2D).
+
+        ``project`` computes those of one layer from its sources.
+        """
         sources = [
             norm(source)
             for norm, source in zip(self.source_norms, self.attend.sources(memory), strict=True)
         ]
         return tuple(
-            layer.cross.keys_values(sources[self.attend.sources_of(i)])
+            project(layer.cross, sources[self.attend.sources_of(i)])
             for i, layer in enumerate(self._decoder_layers())
         )
 

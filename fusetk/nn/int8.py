@@ -33,14 +33,18 @@ class Int8Linear(nn.Module):
         out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
         return out.view(*x.shape[:-1], -1)
 
-    def product(self, x: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Return x W^T + ``bias`` for x (R, width), or the ReLU of it."""
+    def sums(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return integers (R, out) and their scales (R,) and (out,): x W^T for x (R, width)."""
         fused = kernels.usable(x)
         rounded, row_scale = kernels.quantize(x.contiguous()) if fused else quantize(x.float())
-        sums = integer_product(rounded, self.weight)
-        if fused:
-            return kernels.rescale(sums, row_scale, self.scale, bias, relu)
-        out = sums.float() * row_scale[:, None] * self.scale
+        return integer_product(rounded, self.weight), (row_scale, self.scale)
+
+    def product(self, x: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Return x W^T + ``bias`` for x (R, width), or the ReLU of it."""
+        sums, (row_scale, scale) = self.sums(x)
+        if kernels.usable(x):
+            return kernels.rescale(sums, row_scale, scale, bias, relu)
+        out = sums.float() * row_scale[:, None] * scale
         if bias is not None:
             out = out + bias
         return out.relu() if relu else out

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
+def options(
+    description: str | None, precisions: Sequence[str] = ("fp32", "bf16")
+) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark of configs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", nargs="+")
-    parser.add_argument("--precision", nargs="+", default=["fp32"], choices=["fp32", "bf16"])
+    parser.add_argument("--precision", nargs="+", default=["fp32"], choices=precisions)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument(
         "--vocabulary",

@@ -192,10 +192,11 @@ def test_a_wide_beam_gets_one_warning_with_its_cost(trained):
         )
 
 
-def test_bf16_is_close(trained):
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_lower_precision_is_close(trained, precision):
     rows = [
-        output("-m", trained, "--json", "-b", 1, "--precision", precision)[0]
-        for precision in ("fp32", "bf16")
+        output("-m", trained, "--json", "-b", 1, "--precision", each)[0]
+        for each in ("fp32", precision)
     ]
     plain, short = (json.loads(row)["translations"][0]["score"] for row in rows)
     assert short == pytest.approx(plain, rel=0.2) and short != plain

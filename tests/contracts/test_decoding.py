@@ -20,7 +20,11 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
+from fusetk.errors import ConfigError
+from fusetk.models.quantization import to_int8
 from fusetk.models.seq2seq import Seq2Seq, State
+from fusetk.models.transformer import Transformer
+from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.nested import map_tensors, select
 from fusetk.system import to_bf16
 from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
@@ -261,6 +265,31 @@ def test_translations_do_not_depend_on_the_batch(searched_model):
         assert_same(hypotheses, expected)
     for source, expected in zip(SOURCES, together, strict=True):
         assert_same(search(models, *batch([source]), config)[0], expected)
+
+
+@pytest.mark.parametrize("stop", ["exact", "beam"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monkeypatch):
+    config = SearchConfig(beam=beam, n_best=min(2, beam), stop=stop, max_length_extra=6)
+    with_kernels = search([searched_model], *batch(SOURCES), config)
+    monkeypatch.setattr(kernels, "library", lambda name: None)
+    without = search([searched_model], *batch(SOURCES), config)
+    for hypotheses, expected in zip(with_kernels, without, strict=True):
+        assert_same(hypotheses, expected)
+
+
+def test_precision_int8_is_close_and_translates(searched_model):
+    if not isinstance(searched_model, Transformer):
+        with pytest.raises(ConfigError, match="backbone transformer"):
+            to_int8(copy.deepcopy(searched_model))
+        return
+    tokens = prefixes(len(SOURCES))
+    expected = forced(searched_model, tokens)
+    rounded = to_int8(copy.deepcopy(searched_model))
+    logits = forced(rounded, tokens)
+    assert (logits - expected).abs().mean() < 0.2 * expected.std()
+    close(read(rounded, tokens, begin(rounded), [1] * LENGTH)[0], logits)
+    assert all(search([rounded], *batch(SOURCES), SearchConfig(beam=3, max_length_extra=6)))
 
 
 REQUESTS = [

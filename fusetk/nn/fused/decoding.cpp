@@ -5,6 +5,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -346,19 +347,50 @@ void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int
     }
 }
 
+// sums (R, D) of integers, times the scales of its rows and columns, + bias, in place as floats.
+// The bias may be null. With `relu`, negative results become 0.
+void rescale(
+    Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
+    const float *column_scale, const float *bias, Int relu
+) {
+    const Vector lowest = fill(relu ? 0 : -INFINITY);
+#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
+    for (Int r = 0; r < rows; r++) {
+        int32_t *from = sums + r * width;
+        float *to = (float *)from;
+        const float scale = row_scale[r];
+        Int j = 0;
+        for (; j + LANES <= width; j += LANES) {
+            Vector v = __builtin_convertvector(*(IntVector *)(from + j), Vector);
+            v = v * scale * load(column_scale + j);
+            if (bias) v += load(bias + j);
+            store(to + j, larger(v, lowest));
+        }
+        for (; j < width; j++) {
+            float v = (float)from[j] * scale * column_scale[j] + (bias ? bias[j] : 0);
+            v = relu && v < 0 ? 0 : v;
+            memcpy(to + j, &v, sizeof v);
+        }
+    }
+}
+
 // The n best tokens of each row of logits + bias, best first, the lower id first among equal ones,
 // and log_z, the logarithm of the sum of exp(logits). The tokens of `forbidden` are never chosen.
 // If only[r] >= 0, row r has this token alone. Other places of a row have the score -inf and token
-// 0. With NaN in a row, its log_z is NaN. `logits` is overwritten.
+// 0. With NaN in a row, its log_z is NaN. `logits` is overwritten. With row_scale and column_scale,
+// the logits are integers, and the scales multiply them.
 void best_tokens(
-    Int threads, Int rows, Int size, float *logits, const float *bias, Int num_forbidden,
-    const Int *forbidden, const Int *only, Int n, float *best, Int *token, float *log_z
+    Int threads, Int rows, Int size, float *logits, const float *row_scale,
+    const float *column_scale, const float *bias, Int num_forbidden, const Int *forbidden,
+    const Int *only, Int n, float *best, Int *token, float *log_z
 ) {
     const Int full = size / LANES * LANES;
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
     for (Int r = 0; r < rows; r++) {
         float *x = logits + r * size, *top = best + r * n;
         Int *id = token + r * n;
+        if (row_scale)
+            rescale(1, 1, size, (int32_t *)x, row_scale + r, column_scale, NULL, 0);
         const Int single = only ? only[r] : -1;
         for (Int i = 0; i < n; i++) top[i] = -INFINITY, id[i] = 0;
         if (single >= 0) {
@@ -453,33 +485,6 @@ void quantize(
         }
         for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + round) - round);
         scale[r] = highest / 127.0f;
-    }
-}
-
-// sums (R, D) of integers, times the scales of its rows and columns, + bias, in place as floats.
-// The bias may be null. With `relu`, negative results become 0.
-void rescale(
-    Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
-    const float *column_scale, const float *bias, Int relu
-) {
-    const Vector lowest = fill(relu ? 0 : -INFINITY);
-#pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
-    for (Int r = 0; r < rows; r++) {
-        int32_t *from = sums + r * width;
-        float *to = (float *)from;
-        const float scale = row_scale[r];
-        Int j = 0;
-        for (; j + LANES <= width; j += LANES) {
-            Vector v = __builtin_convertvector(*(IntVector *)(from + j), Vector);
-            v = v * scale * load(column_scale + j);
-            if (bias) v += load(bias + j);
-            store(to + j, larger(v, lowest));
-        }
-        for (; j < width; j++) {
-            float v = (float)from[j] * scale * column_scale[j] + (bias ? bias[j] : 0);
-            v = relu && v < 0 ? 0 : v;
-            memcpy(to + j, &v, sizeof v);
-        }
     }
 }
 

@@ -127,24 +127,30 @@ def attend_source(
 
 
 def best_tokens(
-    logits: Tensor, bias: Tensor | None, forbidden: Tensor, only: Tensor | None, count: int
+    logits: Tensor,
+    bias: Tensor | None,
+    forbidden: Tensor,
+    only: Tensor | None,
+    count: int,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ``count`` best logits (R, n), their tokens (R, n), and log_z (R, 1).
 
     ``logits`` (R, V) come without ``bias`` (V,) and are overwritten. ``forbidden`` tokens are never
     among the best. ``only`` (R,) is the only allowed token of each row, or -1. Missing tokens have
     the logit -inf. Of equal logits, the lower token comes first. log_z is the logarithm of the sum
-    of the exponentials of all V logits.
+    of the exponentials of all V logits. With ``scales`` of rows (R,) and columns (V,), the logits
+    are int32, and the scales multiply them.
     """
     logits = logits.contiguous()
     if only is not None:
         only = only.contiguous()
     rows, size = logits.shape
-    best = logits.new_empty(rows, count)
+    best = torch.empty(rows, count)
     token = torch.empty(rows, count, dtype=torch.int64)
-    log_z = logits.new_empty(rows, 1)
+    log_z = torch.empty(rows, 1)
     _call(
-        *("best_tokens", rows, size, logits, bias, len(forbidden), forbidden, only, count),
+        *("best_tokens", rows, size, logits, *scales, bias, len(forbidden), forbidden, only, count),
         *(best, token, log_z),
     )
     return best, token, log_z

@@ -1,0 +1,167 @@
+"""The kernels for decoding compute what torch computes."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusetk.nn import int8
+from fusetk.nn.fused import build
+from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.int8 import Int8Linear, integer_product
+
+pytestmark = pytest.mark.skipif(
+    build.library("decoding") is None, reason="there is no C++ compiler"
+)
+
+WIDTHS = [(16, 2), (12, 3), (64, 2), (80, 4)]  # features and heads
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        yield
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "heads"), WIDTHS)
+@pytest.mark.parametrize("length", [1, 7, 16, 35])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_to_earlier_tokens(width, heads, length, biased):
+    rows = [5, *[6] * (length - 1)]  # of each step
+    steps = [torch.randn(count, 3 * width) for count in rows]
+    bias = torch.randn(3 * width) if biased else None
+    ancestors = torch.stack([torch.randint(count, (rows[-1],)) for count in rows], 1)
+    ancestors[:, -1] = torch.arange(rows[-1])
+    result = kernels.attend_history(steps, ancestors, heads, bias)
+    tokens = torch.stack([steps[t][ancestors[:, t]] for t in range(length)], 1)
+    q, k, v = (tokens if bias is None else tokens + bias).chunk(3, -1)
+    q, k, v = heads_of(q[:, -1:], heads), heads_of(k, heads), heads_of(v, heads)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    close(result, expected.transpose(1, 2).flatten(1))
+
+
+@pytest.mark.parametrize(("width", "heads"), WIDTHS)
+@pytest.mark.parametrize(("sources", "length"), [(1, 5), (1, 33), (3, 16)])
+def test_attention_to_the_source(width, heads, sources, length):
+    sentences = torch.tensor([0, 0, 2, 1, 2])
+    lengths = torch.tensor([length, 1, length - 2])
+    keys, values = torch.randn(3, sources, length, 2 * width).chunk(2, -1)
+    queries, bias = torch.randn(5, width), torch.randn(width)
+    source = kernels.source(keys, values, None, lengths)
+    weights = torch.empty(5, sources * heads, length)
+    result = kernels.attend_source(queries, bias, source, sentences, heads, weights)
+    q = heads_of((queries + bias)[:, None, None], heads)  # (R, 1, H, 1, d)
+    k, v = (heads_of(x[sentences], heads) for x in (keys, values))  # (R, n, H, S, d)
+    scores = q @ k.mT / math.sqrt(width // heads)
+    hidden = torch.arange(length) >= lengths[sentences, None]
+    expected = scores.masked_fill(hidden[:, None, None, None], -math.inf).softmax(-1)
+    close(weights.view(expected[:, :, :, 0].shape), expected[:, :, :, 0])
+    contexts = (expected @ v).sum(1)[:, :, 0].flatten(1) / math.sqrt(sources)
+    close(result, contexts)
+
+
+@pytest.mark.parametrize("width", [5, 16, 70])
+def test_residual_sum_and_normalisation(width):
+    x, y, bias = torch.randn(4, width), torch.randn(4, width), torch.randn(width)
+    norm = nn.LayerNorm(width)
+    norm.weight.data.normal_()
+    norm.bias.data.normal_()
+    close(kernels.add_norm(x, y, bias, norm), norm(x + y + bias))
+    close(kernels.add_norm(x, None, None, norm), norm(x))
+    close(kernels.add_norm(x, y, bias, None), x + y + bias)
+    close(kernels.add_bias(x.clone(), bias, relu=True), (x + bias).relu())
+    close(kernels.add_bias(x.clone(), bias, relu=False), x + bias)
+
+
+@pytest.mark.parametrize("size", [6, 32, 133, 300])
+@pytest.mark.parametrize("count", [1, 4, 20])
+@pytest.mark.parametrize("biased", [False, True])
+def test_best_tokens(size, count, biased):
+    logits = torch.randn(7, size).mul(4).round()  # rounded: several tokens are equal
+    bias = torch.randn(size) if biased else None
+    forbidden = torch.tensor([0, 3])
+    only = torch.tensor([-1, 3, -1, 5, -1, -1, -1])
+    best, token, log_z = kernels.best_tokens(logits.clone(), bias, forbidden, only, count)
+    scores = logits if bias is None else logits + bias
+    close(log_z, scores.logsumexp(1, keepdim=True))
+    allowed = scores.index_fill(1, forbidden, -math.inf)
+    for row, single in enumerate(only.tolist()):
+        if single >= 0:
+            allowed[row] = -math.inf
+            allowed[row, single] = scores[row, single]
+    expected, order = allowed.sort(dim=1, descending=True, stable=True)
+    real = min(count, size)
+    assert torch.equal(best[:, :real], expected[:, :real])
+    assert (best[:, real:] == -math.inf).all()
+    filled = best[:, :real] > -math.inf
+    assert torch.equal(token[:, :real][filled], order[:, :real][filled])
+
+
+def test_best_tokens_of_8_bits():
+    x, forbidden = torch.randn(5, 24), torch.tensor([0, 3])
+    linear = Int8Linear(torch.randn(133, 24), torch.randn(133))
+    sums, scales = linear.sums(x)
+    results = kernels.best_tokens(sums, linear.bias, forbidden, None, 4, scales)
+    expected = kernels.best_tokens(linear.product(x), linear.bias, forbidden, None, 4)
+    assert all(map(torch.equal, results, expected))
+
+
+@pytest.mark.parametrize("place", [0, 17, 36])
+def test_nan_is_not_lost(place):
+    x = torch.randn(2, 37)
+    x[1, place] = math.nan
+    _, _, log_z = kernels.best_tokens(x.clone(), None, torch.tensor([0]), None, 3)
+    assert log_z[0].isfinite() and log_z[1].isnan()
+    bias = torch.zeros(37)
+    assert kernels.add_bias(x.clone(), bias, relu=True)[1, place].isnan()
+    assert kernels.add_norm(x, None, None, nn.LayerNorm(37))[1].isnan().all()
+
+
+def test_threads_give_the_same_bits():
+    logits = torch.randn(40, 500)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("width", [5, 64, 70])
+def test_products_of_8_bits_are_those_without_kernels(width, monkeypatch):
+    x = torch.randn(3, 2, width) * torch.tensor([1e-3, 1.0, 40.0])[:, None, None]
+    x[0, 1] = 0
+    exact = nn.Linear(width, 33)
+    linear = Int8Linear(exact.weight, exact.bias)
+    result = linear(x)
+    assert torch.equal(linear.product(x[1], linear.bias, relu=True), result[1].relu())
+    assert (result - exact(x)).norm() < 0.02 * exact(x).norm()
+    monkeypatch.setattr(kernels, "library", lambda name: None)
+    close(linear(x), result)
+    close(linear.product(x[1], linear.bias, relu=True), result[1].relu())
+    monkeypatch.setattr(int8, "_has_exact_products", lambda: False)
+    close(linear(x), result)
+
+
+@pytest.mark.parametrize("width", [64, 2000])
+def test_integer_products_are_exact(width, monkeypatch):
+    a, b = (torch.randint(-127, 128, (9, width), dtype=torch.int8) for _ in range(2))
+    a[0] = b[0] = 127
+    expected = a.double() @ b.double().T
+    assert torch.equal(integer_product(a, b).double(), expected)
+    monkeypatch.setattr(int8, "_has_exact_products", lambda: False)
+    assert torch.equal(integer_product(a, b).double(), expected)
