@@ -413,7 +413,9 @@ FIRST_GRADIENTS: list[tuple[dict[str, Any], set[str], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("side", "first", "never"), FIRST_GRADIENTS, ids=str)
+@pytest.mark.parametrize(
+    ("side", "first", "never"), FIRST_GRADIENTS, ids=[str(side) for side, _, _ in FIRST_GRADIENTS]
+)
 def test_parameters_without_a_gradient_at_the_first_update(
     side: dict[str, Any], first: set[str], never: str | None
 ) -> None:
