@@ -10,6 +10,7 @@ from fusetk.decoding.formats import OutputFormat, ResumePoint, find_resume_point
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.requests import DecodeInputs, Request, line_range, read_requests, skip_done
 from fusetk.decoding.stream import chunks
+from fusetk.errors import DataError
 
 if TYPE_CHECKING:
     from fusetk.decoding.distributed import Chunk, ChunkOutput, Translate
@@ -56,14 +57,21 @@ def input_range(
 
 
 def count_remaining(inputs: DecodeInputs, lines: InputRange) -> int | None:
-    """Return the number of lines to translate; None if the input can be read only once."""
+    """Return the number of lines to translate.
+
+    Returns None if the input can be read only once, or if a line is not UTF-8: the lines before it
+    are translated.
+    """
     if lines.end is not None:
         return lines.end - lines.first
     if Path(inputs.source) not in inputs.regular_files:
         return None
     from fusetk.data.manifest import count_lines
 
-    return count_lines(Path(inputs.source)) - lines.first
+    try:
+        return count_lines(Path(inputs.source)) - lines.first
+    except DataError:
+        return None
 
 
 def read_chunks(

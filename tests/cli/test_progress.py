@@ -50,7 +50,7 @@ def test_a_terminal_has_a_bar_in_one_line(run: Path, tmp_path: Path, width: int)
     text.write_text("eins zwei\n" * 120, encoding="utf-8")
     command = [sys.executable, "-m", "fusetk", "decode", "-m", str(run), str(text), "-b", "1"]
     command += ["--batch-tokens", "40", "-d", "cpu", "-o", str(tmp_path / "out")]
-    shown = {}
+    messages = {}
     for quiet in ([], ["-q"]):
         terminal, other = pty.openpty()
         environment = {
@@ -61,12 +61,12 @@ def test_a_terminal_has_a_bar_in_one_line(run: Path, tmp_path: Path, width: int)
         }
         process = subprocess.Popen([*command, *quiet], stderr=other, env=environment)
         os.close(other)
-        shown[bool(quiet)] = read(terminal)
+        messages[bool(quiet)] = read(terminal)
         assert process.wait() == 0
-    assert shown[True] == ""
-    assert " of 120 lines" in shown[False] and "lines/s" in shown[False]
-    assert "120 sentences in" in shown[False]
-    bars = [line for line in shown[False].split("\r") if "lines/s" in line]
+    assert messages[True] == ""
+    assert " of 120 lines" in messages[False] and "lines/s" in messages[False]
+    assert "120 sentences in" in messages[False]
+    bars = [line for line in messages[False].split("\r") if "lines/s" in line]
     assert bars and not any("\n" in bar.rstrip("\n") for bar in bars)
 
 

@@ -202,14 +202,14 @@ def test_compound_split_of_raw_text(files: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "metrics"),
     [
-        ("", "multi-bleu, multi-bleu-lc"),
-        ("--metric all", "multi-bleu, multi-bleu-lc, multi-bleu-joined"),
+        ("", "multi-bleu and multi-bleu-lc"),
+        ("--metric all", "multi-bleu, multi-bleu-lc and multi-bleu-joined"),
         ("--metric sacrebleu --metric multi-bleu-lc", "multi-bleu-lc"),
         ("--lowercase", "multi-bleu-lc"),
-        ("--system other=other", "multi-bleu, multi-bleu-lc"),
+        ("--system other=other", "multi-bleu and multi-bleu-lc"),
         (
             "--system other=other --significance bootstrap --samples 5",
-            "multi-bleu, multi-bleu-lc",
+            "multi-bleu and multi-bleu-lc",
         ),
         ("--by-length", "multi-bleu"),
         ("--by-length --system other=other", "multi-bleu"),

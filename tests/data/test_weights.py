@@ -339,7 +339,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
                 "cpu",
                 quiet=True,
             )
-    with pytest.raises(ConfigError, match=r"weights\.first.*greater than or equal to 0"):
+    with pytest.raises(ConfigError, match=r"weights\.first.*must be at least 0"):
         load(toy, [*two, "training.stages.0.weights={first: -1}"])
     assert not (tmp_path / "run").exists()
 

@@ -305,12 +305,12 @@ def test_results_do_not_depend_on_the_batch(options):
 
 def test_settings_without_an_effect_are_refused():
     for options, reason in [
-        ({"groups": 3}, "beam 4 cannot be divided into 3 equal groups"),
+        ({"groups": 3}, "beam 4 is not a multiple of groups 3"),
         ({"top_k": 3}, "top_k has an effect on samples only"),
         ({"temperature": 0.5}, "temperature has an effect on samples only"),
         ({"n_best": 5}, "n_best 5 is more than beam 4"),
         ({"seed": 5}, "seed has an effect on samples only"),
-        ({"diversity": 1.0}, "diversity has an effect on groups only"),
+        ({"diversity": 1.0}, "diversity has an effect with groups only"),
         ({"normalize": 400}, "less than or equal to 10"),
         ({"sample": True, "groups": 2}, "groups has no effect on samples"),
         ({"sample": True, "seed": 1 << 64}, "less than"),

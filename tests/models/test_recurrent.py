@@ -36,7 +36,7 @@ def test_features_and_gradients_are_those_of_a_plain_loop(name: str) -> None:
     weight = torch.randn(*data.tgt_in.shape, 1) * real[..., None]
     features = model(data.src, data.src_mask, data.tgt_in)
     expected = plain.features(in_double, data.src, data.src_mask, data.tgt_in)
-    torch.testing.assert_close(features[real].double(), expected[real], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features[real].double(), expected[real], rtol=1e-4, atol=1e-4)
     (features * weight).sum().backward()
     (expected * weight).sum().backward()
     for (parameter, ours), reference in zip(

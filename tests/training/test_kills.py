@@ -103,7 +103,7 @@ def contents(run: Path, update: int) -> dict[str, Any]:
 
 def validations(run: Path) -> list[dict[str, Any]]:
     return [
-        line
+        {key: value for key, value in line.items() if key != "seconds"}
         for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         if line["kind"] == "valid"
     ]

@@ -60,7 +60,7 @@ def files(run: Path, update: int) -> dict[str, bytes]:
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k not in ("tokens_per_second", "memory")}
+        {k: v for k, v in line.items() if k not in ("tokens_per_second", "memory", "seconds")}
         for line in records
         if line["kind"] == kind
     ]
