@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fusetk.config import ComponentConfig
 from fusetk.nn.nested import NestedTensors
 from fusetk.nn.output import OutputProjection
-from fusetk.nn.rows import Rows
+from fusetk.nn.rows import Rows, row_multiple
 from fusetk.nn.weightnorm import NormedLinear
 
 
@@ -132,14 +132,15 @@ class Seq2Seq(nn.Module):
         computation depends on lengths reads them there, and does not wait for the device.
         """
         if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
-            source = Rows.of(src_mask.flatten().nonzero()[:, 0], *src_mask.shape)
-            target = Rows.of(tokens, *tgt_in.shape)
-            return self.decode_packed(src, source, tgt_in, target)[0]
+            multiple = row_multiple(self.output.weight)
+            source = Rows.of(src_mask.flatten().nonzero()[:, 0], *src_mask.shape, multiple)
+            target = Rows.of(tokens, *tgt_in.shape, multiple)
+            return self.decode_packed(src, source, tgt_in, target)[0, : target.tokens]
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features if tokens is None else features.flatten(0, 1)[tokens]
 
     def decode_packed(self, src: Tensor, source: Rows, tgt_in: Tensor, target: Rows) -> Tensor:
-        """Return the features (1, N, D) of N real target tokens.
+        """Return the features (1, N, D) of the rows of ``target``.
 
         The ids ``src`` (B, S) and ``tgt_in`` (B, T) are padded; ``source`` and ``target`` are the
         layouts of their real tokens. Only models with ``packs`` implement this method.

@@ -5,35 +5,55 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fusetk.nn.precision import product_dtype
+
+# In bf16 on CPU, a matrix product of a new shape is compiled first, which takes milliseconds. The
+# number of its rows is rounded up to a multiple of this number, so that shapes recur.
+ROW_MULTIPLE = 32
+
+
+def row_multiple(x: Tensor) -> int:
+    """Return the multiple to which the rows of products with ``x`` are rounded up."""
+    compiles_shapes = x.device.type == "cpu" and product_dtype(x) == torch.bfloat16
+    return ROW_MULTIPLE if compiles_shapes else 1
+
 
 class Rows(NamedTuple):
-    """The layout of the N real tokens of B sentences in a tensor (1, N, D).
+    """The layout of the real tokens of B sentences in a tensor (1, N, D).
 
-    The sentences follow each other. Modules that treat each position separately need no layout: for
-    them the tensor is one sentence of N positions. Attention receives the layout in place of a
-    mask.
+    The sentences follow each other. The last token may be repeated, so that N is a multiple of a
+    number; the results of the repetitions are not used. Modules that treat each position separately
+    need no layout: for them the tensor is one sentence of N positions. Attention receives the
+    layout in place of a mask.
     """
 
     offsets: Tensor
-    """(B + 1,), the row of each sentence's first token, and N."""
+    """(B + 1,), the row of each sentence's first token, and the number of tokens."""
     places: Tensor
-    """(N,), the index of each token in (B * T)."""
+    """(N,), the index of each row's token in (B * T)."""
+    tokens: int
+    """Number of tokens; the rows after them are repetitions."""
     sentences: int
     """B."""
     length: int
     """T, the length of the padded sentences."""
 
     @classmethod
-    def of(cls, places: Tensor, sentences: int, length: int) -> "Rows":
-        """Make the layout of the tokens at ``places`` (N,) in (B * T), which is sorted."""
+    def of(cls, places: Tensor, sentences: int, length: int, multiple: int = 1) -> "Rows":
+        """Make the layout of the tokens at ``places`` in (B * T), which is sorted.
+
+        N is a multiple of ``multiple``.
+        """
         counts = torch.bincount(places // length, minlength=sentences)
         offsets = torch.zeros(sentences + 1, dtype=torch.int64, device=places.device)
         torch.cumsum(counts, 0, out=offsets[1:])
-        return cls(offsets, places, sentences, length)
+        tokens = len(places)
+        repetitions = places[-1:].expand(-tokens % multiple)
+        return cls(offsets, torch.cat((places, repetitions)), tokens, sentences, length)
 
     @property
     def positions(self) -> Tensor:
-        """The position of each token in its sentence, (N,)."""
+        """The position of each row's token in its sentence, (N,)."""
         return self.places % self.length
 
     @property
@@ -51,7 +71,8 @@ class Rows(NamedTuple):
     def unpack(self, x: Tensor) -> Tensor:
         """(1, N, ...) -> (B, T, ...); padding is 0."""
         padded = x.new_zeros(self.sentences * self.length, *x.shape[2:])
-        return padded.index_copy(0, self.places, x[0]).unflatten(0, (self.sentences, self.length))
+        padded = padded.index_copy(0, self.places[: self.tokens], x[0, : self.tokens])
+        return padded.unflatten(0, (self.sentences, self.length))
 
 
 class MixedRows(NamedTuple):

@@ -15,11 +15,8 @@ from fusetk.nn.fused import transformer as kernels
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype, without_autocast
+from fusetk.nn.rows import row_multiple
 from fusetk.nn.weightnorm import NormedLinear
-
-# In bf16 on CPU, the number of rows of a piece is a multiple of this number. A matrix product of a
-# new shape is compiled first, so shapes should recur.
-ROW_MULTIPLE = 32
 
 
 class Loss(NamedTuple):
@@ -66,6 +63,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = product_dtype(features)
+        multiple = row_multiple(features)
         other = smoothing / (len(weight) - 1)  # target probability of each other token
         gap = 1 - smoothing - other  # its difference to that of y
         fused = kernels.usable(features, [weight] if bias is None else [weight, bias])
@@ -75,14 +73,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             gradients = _Gradients(features, weight, bias) if with_gradient else None
             bias_grad = None if gradients is None else gradients.bias
             sums = features.new_zeros(3, dtype=torch.float32)
-            rows = _rows_in_piece(features, len(weight), dtype)
+            rows = _rows_in_piece(features, len(weight), multiple)
             for start in range(0, len(targets), rows):
-                piece = features[start : start + rows].to(dtype)
                 y = targets[start : start + rows]
+                piece = _padded(features[start : start + rows].to(dtype), multiple)
                 logits = piece @ matrix.T
-                sums += cross_entropy(logits, bias, y, gap, other, bias_grad, with_gradient)
+                sums += cross_entropy(
+                    logits[: len(y)], bias, y, gap, other, bias_grad, with_gradient
+                )
                 if gradients is not None:
-                    gradients.add(start, piece, logits, matrix)
+                    logits[len(y) :] = 0
+                    gradients.add(start, len(y), piece, logits, matrix)
             ctx.gradients = gradients
         log_p, log_p_all, correct = sums
         if with_gradient:
@@ -104,13 +105,18 @@ class _Gradients:
         self.weight = torch.zeros_like(weight, dtype=torch.float32)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
 
-    def add(self, start: int, features: Tensor, grad_logits: Tensor, matrix: Tensor) -> None:
-        """Add the gradients of the n rows from row ``start`` on, given those of the logits."""
+    def add(
+        self, start: int, rows: int, features: Tensor, grad_logits: Tensor, matrix: Tensor
+    ) -> None:
+        """Add the gradients of n ``rows`` from row ``start`` on, given those of the logits.
+
+        The arguments ``features`` and ``grad_logits`` may have more rows, of zeros.
+        """
         if grad_logits.dtype == torch.float32:
             self.weight.addmm_(grad_logits.T, features)
         else:
             self.weight.add_(grad_logits.T @ features)
-        self.features[start : start + len(features)] = grad_logits @ matrix
+        self.features[start : start + rows] = (grad_logits @ matrix)[:rows]
 
     def __iter__(self) -> Iterator[Tensor | None]:
         return iter((self.features, self.weight, self.bias))
@@ -141,5 +147,12 @@ def plain_cross_entropy(
     return sums
 
 
-def _rows_in_piece(features: Tensor, vocabulary: int, dtype: torch.dtype) -> int:
-    return max(1, (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary)
+def _rows_in_piece(features: Tensor, vocabulary: int, multiple: int) -> int:
+    rows = (PIECE if features.device.type == "cpu" else PIECE_GPU) // vocabulary
+    return max(multiple, rows - rows % multiple)
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """Append rows of zeros to x (n, D) so that n is a multiple of ``multiple``."""
+    missing = -len(x) % multiple
+    return torch.cat((x, x.new_zeros(missing, x.shape[1]))) if missing else x

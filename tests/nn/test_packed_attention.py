@@ -13,11 +13,11 @@ fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is 
 HEADS = 3
 
 
-def layout(lengths: list[int], padding: int = 2) -> Rows:
+def layout(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
     """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
     length = max(lengths) + padding
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
-    return Rows.of(mask.flatten().nonzero()[:, 0], len(lengths), length)
+    return Rows.of(mask.flatten().nonzero()[:, 0], len(lengths), length, multiple)
 
 
 def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):
@@ -87,3 +87,27 @@ def test_layout_packs_and_unpacks() -> None:
     assert rows.offsets.tolist() == [0, 2, 5, 6]
     assert rows.positions.tolist() == [0, 1, 0, 1, 2, 0]
     assert torch.equal(rows.unpack(packed), x * rows.mask[..., None])
+
+
+def test_repetitions_of_the_last_token_change_nothing() -> None:
+    """The number of rows is rounded up, for products whose shapes should recur."""
+    alone = layout([2, 3, 1])
+    padded = layout([2, 3, 1], multiple=4)
+    x = torch.randn(3, 5, 4)
+    assert alone.tokens == padded.tokens == 6 and padded.pack(x).shape == (1, 8, 4)
+    assert torch.equal(padded.unpack(padded.pack(x)), alone.unpack(alone.pack(x)))
+    assert torch.equal(padded.offsets, alone.offsets)
+
+
+@fused
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_leave_zeros_at_repetitions(case) -> None:
+    plan, projected, keys_values = inputs(*case, [3, 1, 5])
+    expected = kernels.attend(plan, projected, keys_values, None)
+    rounded = plan._replace(rows=layout([3, 1, 5], multiple=8))
+    more = torch.cat((projected.detach(), torch.randn(1, 7, projected.shape[-1])), 1)
+    more.requires_grad_()
+    result = kernels.attend(rounded, more, keys_values, None)
+    assert torch.equal(result[:, :9], expected) and not result[:, 9:].any()
+    [gradient] = torch.autograd.grad(result, [more], torch.ones_like(result))
+    assert gradient[:, :9].any() and not gradient[:, 9:].any()

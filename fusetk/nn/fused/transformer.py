@@ -296,6 +296,7 @@ class _Attend(torch.autograd.Function):
         arguments.contexts = address(contexts)
         arguments.log_sums = address(log_sums)
         _call("packed_attention", arguments, 0)
+        contexts[:, plan.rows.tokens :] = 0
         ctx.save_for_backward(projected, keys_values, log_sums)
         ctx.plan = plan
         ctx.mask = mask
@@ -316,6 +317,9 @@ class _Attend(torch.autograd.Function):
         for i, (start, _, _) in enumerate(segments):
             arguments.segment[i].grad = start
         _call("packed_attention", arguments, 1)
+        by_projected[:, ctx.plan.rows.tokens :] = 0
+        if by_keys_values is not None and ctx.plan.source is not None:
+            by_keys_values[:, ctx.plan.source.tokens :] = 0
         return by_projected, by_keys_values, None, None
 
 
