@@ -133,8 +133,8 @@ class Seq2Seq(nn.Module):
         """
         if tokens is not None and len(tokens) and self.packs and src.device.type == "cpu":
             multiple = row_multiple(self.output.weight)
-            source = Rows.of(src_mask.flatten().nonzero()[:, 0], *src_mask.shape, multiple)
-            target = Rows.of(tokens, *tgt_in.shape, multiple)
+            source = Rows.of(src_mask.flatten().nonzero()[:, 0], src_mask.shape, multiple)
+            target = Rows.of(tokens, tgt_in.shape, multiple)
             return self.decode_packed(src, source, tgt_in, target)[0, : target.tokens]
         features, _ = self.decode(tgt_in, self.start(self.encode(src, src_mask)))
         return features if tokens is None else features.flatten(0, 1)[tokens]

@@ -1,5 +1,6 @@
 """Packed sentences: tensors that hold real tokens only, without padding."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,11 +40,12 @@ class Rows(NamedTuple):
     """T, the length of the padded sentences."""
 
     @classmethod
-    def of(cls, places: Tensor, sentences: int, length: int, multiple: int = 1) -> "Rows":
+    def of(cls, places: Tensor, shape: Sequence[int], multiple: int = 1) -> "Rows":
         """Make the layout of the tokens at ``places`` in (B * T), which is sorted.
 
-        N is a multiple of ``multiple``.
+        ``shape`` is (B, T). N is a multiple of ``multiple``.
         """
+        sentences, length = shape
         counts = torch.bincount(places // length, minlength=sentences)
         offsets = torch.zeros(sentences + 1, dtype=torch.int64, device=places.device)
         torch.cumsum(counts, 0, out=offsets[1:])

@@ -17,7 +17,7 @@ def layout(lengths: list[int], padding: int = 2, multiple: int = 1) -> Rows:
     """Return the layout of sentences of these lengths, with ``padding`` empty columns."""
     length = max(lengths) + padding
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
-    return Rows.of(mask.flatten().nonzero()[:, 0], len(lengths), length, multiple)
+    return Rows.of(mask.flatten().nonzero()[:, 0], mask.shape, multiple)
 
 
 def inputs(own: bool, with_source: bool, causal: bool, size: int, lengths: list[int]):
