@@ -362,7 +362,7 @@ MUTATIONS = [
         "filled[0] != self.length or end",
         "end",
         ("contracts/test_decoding.py",),
-        "value and transformer",
+        "value and coordinated",
     ),
     Mutation(
         "the GRU swaps its state and the candidate",

@@ -156,3 +156,9 @@ def test_codes_of_fastbpe_equal_those_of_subword_nmt() -> None:
         assert first.line(line) == second.line(line)
     with pytest.raises(DataError, match="line 2: 'lo w</w>' is not a merge"):
         BPE([counted[0], codes[2]])
+
+
+def test_a_token_as_frequent_as_the_threshold_is_in_the_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary"
+    path.write_text("a 3\nb 2\nc 1\n", encoding="utf-8")
+    assert bpe.read_vocabulary(path, 2) == {"a": 3, "b": 2}

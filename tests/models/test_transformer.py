@@ -10,7 +10,12 @@ import torch
 from fusetk import trace
 from fusetk.errors import ConfigError
 from fusetk.models.stack import Layer
-from fusetk.models.transformer import Transformer, TransformerConfig, TransformerDecoderLayer
+from fusetk.models.transformer import (
+    ContextGate,
+    Transformer,
+    TransformerConfig,
+    TransformerDecoderLayer,
+)
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 
 
@@ -225,3 +230,10 @@ def test_xavier_treats_queries_keys_and_values_as_one_matrix() -> None:
         is_uniform_to(layer.cross.out.weight, math.sqrt(6 / 128))
         and not layer.cross.query.bias.any()
     )
+
+
+def test_the_context_gate_weights_the_source_by_g() -> None:
+    gate = ContextGate(5, 5)
+    target, source = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    g = torch.sigmoid(gate.map(torch.cat((target, source), -1)))
+    torch.testing.assert_close(gate(target, source), (1 - g) * target + g * source)

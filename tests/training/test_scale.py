@@ -13,6 +13,7 @@ from fusetk.errors import FusetkError
 from fusetk.recipe import load
 from fusetk.training import loop
 from fusetk.training.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, next_scale
+from fusetk.training.step import optimizer_step
 from fusetk.weights import read_state
 
 GIVEN = ["training.precision=fp16", "training.save_every=1", "training.keep_last=50"]
@@ -99,3 +100,15 @@ def test_overflow_at_every_scale_ends_training(
             "training.validation.every_updates=1000",
         ]
         train_module.train(load(toy, overrides), tmp_path / "a", "cpu", quiet=True)
+
+
+def test_the_scale_changes_neither_weights_nor_the_gradient_norm() -> None:
+    results = []
+    for scale in (1.0, 1024.0):
+        model = torch.nn.Linear(3, 2)
+        model.load_state_dict({"weight": torch.ones(2, 3), "bias": torch.zeros(2)})
+        (model(torch.tensor([[1.0, 2.0, 3.0]])).sum() * scale).backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        stats = optimizer_step(model, optimizer, [], 0.1, 0.0, 1, scale=scale)
+        results.append((stats.grad_norm, model.weight))
+    torch.testing.assert_close(*results)
