@@ -620,7 +620,7 @@ MUTATIONS = [
         "2 * a[0] * a[1] * b[1]",
         "0 * a[0]",
         ("estimate/test_estimate.py",),
-        "formula",
+        "formula or projected",
     ),
     Mutation(
         "the recurrent model reads lengths from the device in training",
