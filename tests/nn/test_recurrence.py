@@ -286,9 +286,13 @@ def test_without_a_compiler_single_steps_run_with_one_warning(compiler: str, tmp
     assert ("no such flag" if compiler else "no C++ compiler") in done.stdout
 
 
+NOT_OPTIMISED = ["-O0", "-fPIC", "-shared"]  # compiles in less time
+
+
 @fused
 def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
     build.library.cache_clear()
     try:
         assert build.library("recurrence") is not None
@@ -314,6 +318,7 @@ def test_without_a_home_kernels_are_temporary_files(home, tmp_path, monkeypatch)
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(build, "COMMON", NOT_OPTIMISED)
     if home is None:
         monkeypatch.setattr(build.Path, "home", fail)
     else:
