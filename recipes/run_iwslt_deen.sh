@@ -6,8 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat << END
-Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--jobs N]
-       [--prepare-only] [--set KEY=VALUE ...]
+Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--average N]
+       [--jobs N] [--prepare-only] [--any-data] [--set KEY=VALUE ...]
 
 Makes the raw text (\`fusetk dataset iwslt14-de-en\`), prepares it, compares its counts with the
 published ones of the config's split, and takes all other steps of \`fusetk run\`. A second call

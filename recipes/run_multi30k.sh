@@ -6,7 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat << END
-Usage: $(basename "$0") DATA_DIR [--pair en-de|de-en] [--out DIR] [--set KEY=VALUE ...]
+Usage: $(basename "$0") DATA_DIR [--pair en-de|de-en] [--out DIR] [--jobs N]
+       [--set KEY=VALUE ...]
 
 DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
 data/task1/raw of https://github.com/multi30k/dataset. A second call does only the missing steps.

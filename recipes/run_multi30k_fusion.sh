@@ -9,8 +9,8 @@ group=fusion
 
 usage() {
     cat << END
-Usage: $(basename "$0") DATA_DIR [--seeds "1 2 3"] [--systems "NAME ..."] [--out DIR]
-       [--set KEY=VALUE ...]
+Usage: $(basename "$0") DATA_DIR [--group NAME] [--seeds "1 2 3"] [--systems "NAME ..."]
+       [--out DIR] [--average N] [--jobs N] [--any-data] [--set KEY=VALUE ...]
 
 DATA_DIR contains train, val and test_2016_flickr with the endings .de and .en, plain or .gz, as in
 data/task1/raw of https://github.com/multi30k/dataset. Trains each system with each seed, averages
@@ -24,7 +24,7 @@ second call does only the missing steps.
   --systems "NAME ..." files of $ROOT/recipes/multi30k/GROUP without .yaml (all)
   --out DIR            the folder of all output, each run in DIR/run.GROUP.SYSTEM.seedN
                        ($ROOT/work/multi30k_GROUP)
-  --average N          checkpoints to average (5)
+  --average N          number of checkpoints in the average (5)
   --jobs N             processes for the preparation (1)
   --any-data           continue if the text does not have the lines of Multi30k
   --set KEY=VALUE      change a key of every config, e.g. training.precision=bf16; repeatable

@@ -404,7 +404,7 @@ def write(folder: Path, name: str, lines: int, languages: tuple[str, str]) -> No
     ],
 )
 def test_text_is_prepared(tmp_path, monkeypatch, folder, pairs, first):
-    if folder == "wmt16_enro":  # otherwise `Well` stands at the beginning alone, and keeps its case
+    if folder == "wmt16_enro":  # otherwise `Well` is only at the beginning and keeps its case
         monkeypatch.setitem(WORDS, "ro", ["well", *WORDS["ro"][1:]])
         monkeypatch.setitem(WORDS, "en", ["well", *WORDS["en"][1:]])
     prepared_data = prepared(tmp_path, next(iter(rows(f"lwc/{folder}").values())).data, write)

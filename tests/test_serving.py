@@ -100,6 +100,11 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2 and "pip install 'fusetk[serve]'" in result.stderr
 
 
+def test_the_queue_has_room_for_the_largest_request() -> None:
+    result = CliRunner().invoke(main, ["serve", "run", "--queue", "63"])
+    assert result.exit_code == 2 and "--queue 63 has no room for" in result.stderr
+
+
 # The service --------------------------------------------------------------------------------------
 
 

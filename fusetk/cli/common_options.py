@@ -1,4 +1,4 @@
-"""What every command has: the options -q and --debug, and completion of file names in a shell."""
+"""Options of every command, -q and --debug, and completion of file names in a shell."""
 
 import re
 import traceback

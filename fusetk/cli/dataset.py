@@ -1,11 +1,13 @@
 """``fusetk dataset``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fusetk.errors import ConfigError
+from fusetk.cli.common_options import inform
+from fusetk.errors import ConfigError, join_names
 
 if TYPE_CHECKING:
     from fusetk.datasets.table import DatasetConfig
@@ -19,15 +21,15 @@ EXAMPLE = "Example: fusetk dataset iwslt14-de-en --raw work/iwslt14_deen/raw"
     "--raw",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the raw text, which `fusetk run --raw` reads. Without it, the files and texts "
-    "of the data set are listed.",
+    help="Folder for the raw text, which `fusetk run --raw` reads. Without it, the command lists "
+    "the files and texts of the data set.",
 )
 @click.option(
     "--files",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the archives, or of their unpacked files. Missing archives are downloaded into "
-    "it. Default: RAW/archives.",
+    help="Existing folder of the archives, or of their unpacked files. Missing archives are "
+    "downloaded into it. Default: DIR/archives, in the folder of --raw.",
 )
 @click.option("--no-fetch", is_flag=True, help="Do not download anything.")
 @click.option(
@@ -46,9 +48,10 @@ def command(
     from fusetk.datasets import table
     from fusetk.datasets.make import make
 
+    _check(name, raw, {"--files": files, "--no-fetch": no_fetch, "--any-data": any_data})
     if name is None:
-        for each in table.names():
-            click.echo(f"{each:<22}{table.read(each).title}")
+        for known in table.names():
+            click.echo(f"{known:<22}{table.read(known).title}")
         return
     dataset = table.read(name)
     if raw is None:
@@ -56,16 +59,21 @@ def command(
         return
     folder = files or raw / "archives"
     if files is not None and not files.is_dir():
-        raise ConfigError(f"--files {files}: the folder does not exist")
-    counts = make(dataset, raw, folder, not no_fetch, _say, any_data)
+        raise ConfigError(f"--files {files}: the folder does not exist; make it first")
+    counts = make(dataset, raw, folder, not no_fetch, inform, any_data)
     if not counts:
-        _say(f"{raw}: all texts exist, nothing to do")
+        inform(f"{raw}: all texts exist, nothing to do")
     elif dataset.note:
-        _say(f"note: {dataset.note}")
+        inform(f"note: {dataset.note}")
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def _check(name: str | None, raw: Path | None, options: Mapping[str, object]) -> None:
+    """Raise ConfigError for options without the data set or the folder that they need."""
+    if name is None and raw is not None:
+        raise ConfigError("--raw needs a data set: fusetk dataset NAME --raw DIR")
+    given_options = [option for option, value in options.items() if value]
+    if given_options and raw is None:
+        raise ConfigError(f"{join_names(given_options)} without --raw: give the folder of the text")
 
 
 def _describe(dataset: "DatasetConfig") -> None:

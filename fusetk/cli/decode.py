@@ -62,8 +62,8 @@ def command(
     counts EOS too.
 
     A translation does not depend on the batches, on the number of threads or on other lines, except
-    for ties within rounding. Candidates with equal scores are sorted by the rank of
-    the hypothesis that they extend, then by token id, the lower first.
+    for ties within rounding. Candidates with equal scores are sorted by the rank of the hypothesis
+    that they extend, then by token id, the lower first.
 
     If torchrun starts several processes, each translates a part of every chunk on its own device,
     and the first process reads and writes: `torchrun --nproc-per-node 8 -m fusetk decode -m RUN <

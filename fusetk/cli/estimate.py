@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusetk import DEVICE
-from fusetk.cli.options import config_argument, set_option, threads_option
+from fusetk.cli.estimate_options import estimate_options
+from fusetk.cli.estimate_output import as_document, print_estimate
+from fusetk.errors import join_names
 
 if TYPE_CHECKING:
-    from fusetk.estimate.cost import TrainingCost
     from fusetk.recipe import Recipe
 
 EXAMPLE = (
@@ -20,73 +20,7 @@ EXAMPLE = (
 
 
 @click.command("estimate", epilog=EXAMPLE)
-@config_argument
-@set_option
-@click.option(
-    "-d",
-    "--device",
-    default=DEVICE,
-    show_default=True,
-    help="h100, a100 or v100: a share of the peak in the data sheet. auto, cpu, cuda or cuda:N: "
-    "the speed of a few updates on this machine.",
-)
-@click.option(
-    "--share",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="S",
-    help="Share of the peak that training reaches on h100, a100 or v100. Default: 0.3, an "
-    "assumption.",
-)
-@click.option(
-    "--measure",
-    default=6,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of updates that are measured on this machine.",
-)
-@click.option(
-    "--devices",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of devices that share the work, without loss.",
-)
-@click.option(
-    "--price", type=click.FloatRange(0), metavar="P", help="Price of a device for an hour."
-)
-@click.option(
-    "--src-vocab-size",
-    type=click.IntRange(5),
-    help="Entries of the source vocabulary. Default: as for `fusetk describe`.",
-)
-@click.option(
-    "--tgt-vocab-size",
-    type=click.IntRange(5),
-    help="Entries of the target vocabulary. If only one size is given, it is used for both sides.",
-)
-@click.option(
-    "--src-length",
-    type=click.FloatRange(1),
-    metavar="L",
-    help="Mean length of a source sentence in tokens. Default: that of the prepared text, or 25.",
-)
-@click.option(
-    "--tgt-length",
-    type=click.FloatRange(1),
-    metavar="L",
-    help="Mean length of a target sentence in tokens.",
-)
-@click.option(
-    "--pairs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of training pairs, for stages that end after epochs. Default: that of the "
-    "prepared text.",
-)
-@threads_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@estimate_options
 def command(
     config: str,
     overrides: tuple[str, ...],
@@ -107,7 +41,7 @@ def command(
 
     The multiply-adds of matrix products and convolutions, and the memory that the backward pass
     needs, are counted for some batches of the prepared text, or for batches with mean lengths.
-    Memory is that of float32 and of at least one process. It excludes buffers of libraries.
+    The memory is what one process needs at least, in float32, without buffers of libraries.
     Validation, checkpoints and translation are not part of the hours.
     """
     import torch
@@ -120,7 +54,7 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     if share is not None and device not in DEVICES:
-        raise click.UsageError(f"--share needs --device {', '.join(DEVICES)}")
+        raise click.UsageError(f"--share needs --device {join_names([*DEVICES], 'or')}")
     recipe = recipes.load(config, overrides)
     source = src_vocab_size or tgt_vocab_size
     sizes = (source, tgt_vocab_size or source) if source else vocabulary_sizes(recipe)
@@ -134,7 +68,7 @@ def command(
     else:
         speed, how = _measure(recipe, sizes, text, device, measure)
     hours = training_hours(cost.stages, devices * speed)
-    document = _document(cost, speed, how, devices, hours, price)
+    document = as_document(cost, speed, how, devices, hours, price)
     if as_json:
         click.echo(json.dumps(document, indent=1))
         return
@@ -142,7 +76,7 @@ def command(
     click.echo(
         f"text: {where}, {text.source:.1f} source and {text.target:.1f} target tokens on average"
     )
-    _print(cost, document)
+    print_estimate(cost, document)
 
 
 def _measure(
@@ -157,74 +91,3 @@ def _measure(
     with memory_advice("give a device by name, such as --device h100"):
         speed = measured_speed(recipe, sizes, text, place, updates)
     return speed, f"{place} of this machine, {updates} updates measured"
-
-
-def _document(
-    cost: "TrainingCost",
-    speed: float,
-    how: str,
-    devices: int,
-    hours: float | None,
-    price: float | None,
-) -> dict[str, Any]:
-    from fusetk.estimate.cost import stage_hours
-
-    stages = [
-        {
-            "batch": stage.batch,
-            "target_tokens_of_update": round(stage.target_tokens),
-            "multiply_adds_of_update": round(stage.multiply_adds),
-            "updates": stage.updates,
-            "target_tokens_a_second": round(
-                devices * speed * stage.target_tokens / stage.multiply_adds
-            ),
-            "hours": stage_hours(stage, devices * speed),
-        }
-        for stage in cost.stages
-    ]
-    money = None if price is None or hours is None else price * hours * devices
-    return {
-        "parameters": cost.parameters,
-        "memory_bytes": cost.memory,
-        "memory_of_weights_and_optimizer_bytes": cost.state,
-        "multiply_adds_a_second": speed,
-        "speed_from": how,
-        "devices": devices,
-        "stages": stages,
-        "hours": hours,
-        "price": money,
-    }
-
-
-def _print(cost: "TrainingCost", document: dict[str, Any]) -> None:
-    speed = document["multiply_adds_a_second"]
-    click.echo(f"parameters: {cost.parameters:,}")
-    activations = (cost.memory - cost.state) / 1e9
-    click.echo(
-        f"memory: {cost.memory / 1e9:.2f} GB: {cost.state / 1e9:.2f} for weights, gradients and "
-        f"optimiser, {activations:.2f} for a batch"
-    )
-    click.echo(f"speed: {speed / 1e9:,.1f} G multiply-adds/s on each device ({_source(document)})")
-    for number, stage in enumerate(document["stages"], 1):
-        updates = "an unknown number of" if stage["updates"] is None else f"{stage['updates']:,}"
-        click.echo(
-            f"stage {number}: {updates} updates of {stage['batch']}, "
-            f"{stage['multiply_adds_of_update'] / 1e9:,.1f} G multiply-adds, "
-            f"{stage['target_tokens_a_second']:,} target tokens/s, {_hours(stage['hours'])}"
-        )
-    total = f"training: {_hours(document['hours'])}"
-    if document["price"] is not None:
-        total += f", price {document['price']:,.2f}"
-    click.echo(total)
-
-
-def _source(document: dict[str, Any]) -> str:
-    return str(document["speed_from"]) + (
-        f"; {document['devices']} devices" if document["devices"] > 1 else ""
-    )
-
-
-def _hours(hours: float | None) -> str:
-    if hours is None:
-        return "unknown hours: its course decides, or --pairs is missing"
-    return f"{hours:,.2f} hours" if hours < 100 else f"{hours:,.0f} hours"

@@ -24,7 +24,7 @@ EXAMPLE = "Example: fusetk export runs/my --to ctranslate2 -o my.ct2 --quantizat
 @click.option(
     "-o",
     "--output",
-    metavar="FILE",
+    metavar="DIR",
     required=True,
     type=click.Path(path_type=Path),
     help="New folder for the model.",

@@ -65,11 +65,11 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 # Options that these commands of fusetk do not need, and the reason.
 NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "c": (
-        ("train", "prep", "describe"),
+        ("train", "prep", "describe", "run", "estimate"),
         "give the config without an option: fusetk {command} CONFIG",
     ),
     "config": (
-        ("train", "prep", "describe"),
+        ("train", "prep", "describe", "run", "estimate"),
         "give the config without an option: fusetk {command} CONFIG",
     ),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),

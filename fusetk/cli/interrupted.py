@@ -1,17 +1,18 @@
-"""What remains of a command that the user interrupted with Ctrl-C."""
+"""Advice to the user who interrupted a command with Ctrl-C."""
 
 from collections.abc import Mapping
 
 import click
 
-# Commands whose result so far is kept, and how to continue.
+# Commands that keep a part of their result, and how to continue.
 CONTINUE: Mapping[str, str] = {
     "prep": "the complete stages are kept: run the same command again to continue",
-    "decode": "an output file keeps its complete lines: add --resume to continue",
+    "decode": "the file of -o keeps its complete lines: add --resume to continue",
+    "dataset": "the complete texts and downloads are kept: run the same command again to continue",
 }
 
 
 def advice(context: click.Context) -> str:
-    """Return how to continue the command of ``context``; empty if nothing of it is kept."""
+    """Return how to continue the command of ``context``; empty if it keeps no result."""
     text = CONTINUE.get(context.invoked_subcommand or "")
     return f"; {text}" if text else ""

@@ -12,7 +12,7 @@ def mbr_translator(
 ) -> "MbrTranslator":
     """Return a translator that ranks the candidates of another one by their expected utility.
 
-    Raises ConfigError if fewer candidates than translations are wanted.
+    Raises ConfigError if --n-best is more than --candidates.
     """
     from fusetk.decoding.mbr import CANDIDATES, MbrTranslator, utility
     from fusetk.decoding.translate import Translator

@@ -25,11 +25,12 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     """Draw the attention weights of a translation, or the layer weights of a fusion.
 
     The decoder reads the translation token by token (forced decoding). The user gives the
-    translation, or beam search makes it. Attention: each column is a token that is
-    attended to, each row is a token that attends, and each row sums to 1. Rows of cross-attention
-    are predicted tokens. Rows of the decoder's self-attention are tokens that the decoder reads.
-    Rows of mixed attention are predicted tokens; its columns are the source tokens,
-    then, after a line, the target prefix, starting with <s>.
+    translation, or beam search makes it.
+
+    Attention: each column is a token that is attended to, each row is a token that attends, and
+    each row sums to 1. Rows of cross-attention are predicted tokens. Rows of the decoder's
+    self-attention are tokens that the decoder reads. Rows of mixed attention are predicted tokens;
+    its columns are the source tokens, then, after a line, the target prefix, starting with <s>.
 
     --step draws one row: the token that is predicted at that step. With --head all it draws a row
     for each head, in one panel per layer (decoder.layer1.mixed.heads). The columns end at the last

@@ -32,9 +32,8 @@ def command(by_length: bool, **values: Any) -> None:
     """Score the lines of HYP against one or more references, line by line.
 
     HYP and REF are files, plain or .gz; - is standard input, which is also HYP if no file is
-    given. Each result is printed with its
-    signature, which others need to reproduce the number. Warnings about the text are printed to
-    standard error.
+    given. Each result is printed with its signature, which others need to reproduce the number.
+    Warnings about the text are printed to standard error.
 
     sacrebleu, chrf, chrf++ and ter are metrics of the sacrebleu library and expect detokenised
     text. multi-bleu has the arithmetic of the Moses script multi-bleu.perl and scores the lines as

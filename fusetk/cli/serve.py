@@ -66,18 +66,23 @@ def command(
     threads: int | None,
     quiet: bool,
 ) -> None:
-    """Translate over HTTP with the model of RUN, or with an ensemble of several runs.
+    """Translate over HTTP with the model of RUN, or with an ensemble of several RUNs.
 
     POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` (default
     1) the number of translations, `alignment` (default false) whether to align tokens. For a string
     the answer has `text` and `translations`, a list with `text`, `score` and `normalized`; for a
     list it has one such object for each sentence in `sentences`. With `alignment`, `source_tokens`,
     `tokens` and the pairs `alignment` (source, target) are added. A wrong request has status 400
-    or 413 and an `error`; 503 means that the queue is full. GET /health answers if the service
-    works.
+    or 413 and an `error`; 503 means that the queue is full. GET /health has the number of waiting
+    sentences.
 
     Requests that arrive together are translated in one batch. Ctrl-C ends the service.
     """
+    if queue < max_sentences:
+        raise ConfigError(
+            f"--queue {queue} has no room for a request of --max-sentences {max_sentences}: raise "
+            "--queue or lower --max-sentences"
+        )
     try:
         import uvicorn
 

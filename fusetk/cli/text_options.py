@@ -48,7 +48,7 @@ language_option = click.option(
 class LineCommand(NamedTuple):
     """A command that changes each line."""
 
-    function: Callable[..., Change]  # gets the values of the options, returns the change
+    function: Callable[..., Change]  # maps the values of the options to the change
     options: Sequence[Decorator]
     watch: Watch = iter  # inspects the lines of the input
 

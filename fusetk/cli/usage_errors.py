@@ -1,4 +1,4 @@
-"""Errors about options and arguments in one sentence, in the words of the other errors."""
+"""Errors about options and arguments as one sentence, like the errors about configs."""
 
 import difflib
 import re
@@ -91,8 +91,8 @@ def _bad_value(error: click.BadParameter) -> str:
     if wrong := re.fullmatch(r"('.*') is not a valid (integer|float)( range)?", text):
         return f"{WHOLE_NUMBER if wrong[2] == 'integer' else NUMBER}, but it is {wrong[1]}"
     if path := re.fullmatch(r"(?:Directory|File|Path) ('.*') is a (file|directory)", text):
-        wanted = {"file": "a file; give a folder", "directory": "a folder; give a file"}
-        return f"{path[1]} is {wanted[path[2]]}"
+        kinds = {"file": "a file; give a folder", "directory": "a folder; give a file"}
+        return f"{path[1]} is {kinds[path[2]]}"
     return text
 
 

@@ -1,4 +1,4 @@
-"""The words of errors in a config: one sentence for each kind of error of pydantic."""
+"""Texts of errors in a config: one sentence for each kind of error of pydantic."""
 
 import difflib
 import json

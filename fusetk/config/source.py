@@ -114,7 +114,7 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
-    """Return what the bytes of a config are that is not UTF-8, and what to do."""
+    """Return why a config cannot be read as UTF-8, and what to do."""
     if error.object.startswith(b"\x1f\x8b"):
         return "it is a gzip file; unpack it first"
     line = error.object.count(b"\n", 0, error.start) + 1

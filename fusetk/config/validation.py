@@ -59,11 +59,11 @@ def _flatten(
 
 
 def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[Any]:
-    """Return the errors without those of members of a union that the user did not mean.
+    """Return the errors, for each union only those of the member that the user probably meant.
 
-    A value of a union (``list[str] | Every | Sample``) has errors of every member. The user meant
-    a member whose type fits; of those, the one with the fewest unknown and missing keys, because
-    a misspelt key of it is similar to a known one.
+    pydantic reports the errors of every member of a union (``list[str] | Every | Sample``). The
+    user meant a member whose type fits. Among several, it is the one with the fewest errors, then
+    the one whose missing keys are most similar to the unknown ones.
     """
     groups: dict[Place, dict[str | int, list[Any]]] = {}
     for error in errors:
@@ -83,7 +83,7 @@ def _without_other_members(config: type[Config], errors: Sequence[Any]) -> list[
             )
         }
         if fitting:
-            result += sorted(fitting.values(), key=_badness)[0]
+            result += sorted(fitting.values(), key=_misfit)[0]
             continue
         [first, *_] = next(iter(members.values()))
         requirements = [messages.TYPES[group[0]["type"]] for group in members.values()]
@@ -111,8 +111,12 @@ def _member(config: type[Config], location: Place) -> tuple[Place, str | int]:
     return location, ""
 
 
-def _badness(errors: list[Any]) -> tuple[int, float]:
-    """Return how little a member of a union fits: its errors, and unlike names of keys."""
+def _misfit(errors: list[Any]) -> tuple[int, float]:
+    """Return how little a member of a union fits.
+
+    The first number is the number of its errors. The second one is the greatest similarity of an
+    unknown key to a missing one, negated.
+    """
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     missing = [str(error["loc"][-1]) for error in errors if error["type"] == "missing"]
     similar = max(

@@ -139,7 +139,7 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
 
 
 def _vocabulary(options: VocabularyConfig, side: str, counts: Mapping[str, int]) -> Vocabulary:
-    """Return a vocabulary of the training text, or an existing one, extended if wanted."""
+    """Return a vocabulary of the training text, or an existing one, extended with ``extend``."""
     file = options.source if side == "source" else options.target
     size = options.size_of(side)
     if file is None:

@@ -1,13 +1,13 @@
 """Learning of byte pair encoding with the merges of subword-nmt, several times as fast.
 
 All words are in one array of symbols, and each merge changes all its occurrences at once. The
-statistics of subword-nmt are those of exact counting with three exceptions, which are kept:
+statistics of subword-nmt are exact counts with three exceptions, which this module repeats:
 
 - It removes rare pairs from its statistics for some time. A pair whose count changes in this time
   can afterwards have a wrong count (``_Statistics``).
-- A run of three equal symbols, and a symbol that two different merges make in one word, are
-  counted in its own way.
-- Unicode white space within a word separates symbols.
+- It counts a run of three equal symbols, and a symbol that two different merges make in one word,
+  differently.
+- It separates symbols at Unicode white space within a word.
 
 Words of the last two kinds are few. They are processed by the functions of subword-nmt
 (``_IrregularWords``).
@@ -85,7 +85,7 @@ class _Symbols:
 
 
 class _Statistics:
-    """The counts of pairs, of which subword-nmt considers a part only.
+    """The counts of pairs. As in subword-nmt, only a part of them is in use at a time.
 
     ``current`` are the counts in use. Pairs below ``threshold`` are moved to ``complete`` from time
     to time, and come back when no current pair reaches the threshold. If a moved pair changes

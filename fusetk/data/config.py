@@ -184,7 +184,8 @@ class DataSection(Config):
 def load_data(path: Path | str, overrides: Sequence[str] = ()) -> DataConfig:
     """Read and validate the section `data` of a config; ignore the other sections.
 
-    Unlike ``fusetk.recipe.load``, this does not import torch. Raises ConfigError as that function.
+    Unlike ``fusetk.recipe.load``, this function does not import torch. Raises ConfigError as
+    ``fusetk.recipe.load`` does.
     """
     document = load_document(path, overrides)
     data = {key: value for key, value in document.values.items() if key == "data"}
@@ -220,7 +221,7 @@ def _resolve_paths(document: Document, paths: Sequence[Place]) -> None:
 
 def _absolute(value: Any, document: Document, place: Place, errors: list[str]) -> Any:
     """Return the value with absolute paths; append a sentence to ``errors`` for each bad path."""
-    # Files are in lists. A string elsewhere is an error, which shows what the user wrote.
+    # Prefixes are in lists. A string in place of a list stays as it is for the error about it.
     if isinstance(value, str) and not (set(LISTS) & set(place) and isinstance(place[-1], str)):
         origin = document.where(place)
         try:

@@ -98,9 +98,9 @@ def batches(
 
     Pairs are shuffled, sorted by length, and cut into batches; then the batches are shuffled. The
     length is that of the target, or of both sides if the unit of the batch counts both. So pairs of
-    one length are combined differently in each epoch. With ``spans``, the weight of a span is the
-    mean number of uses of each of its pairs in an epoch. The result depends only on the arguments.
-    Raises DataError if a sentence is longer than a batch.
+    the same length are combined differently in each epoch. With ``spans``, the weight of a span is
+    the mean number of uses of each of its pairs in an epoch. The result depends only on the
+    arguments. Raises DataError if a sentence is longer than a batch.
     """
     random = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     order = _pool(len(target), spans, random)

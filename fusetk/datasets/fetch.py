@@ -52,7 +52,7 @@ def _download(url: str, part: Path) -> None:
                 while block := response.read(BLOCK):
                     received += file.write(block)
     except urllib.error.HTTPError as error:
-        if error.code == RANGE_NOT_SATISFIABLE:  # all bytes are there
+        if error.code == RANGE_NOT_SATISFIABLE:  # the file has all bytes already
             return
         raise
     if expected is not None and received != int(expected):

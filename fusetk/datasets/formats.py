@@ -100,9 +100,9 @@ def _incomplete(path: Path, content: str, start: re.Match[str]) -> DataError:
 def references(source: list[Segment], target: list[Segment], path: Path) -> list[list[str]]:
     """Return the sentences of each reference in the order of the source segments.
 
-    The documents of a reference have one sysid. If each source segment has one target segment, they
-    may also have different sysids, such as names of translators. Raises DataError if a segment of a
-    reference is missing or occurs twice.
+    The documents of a reference have the same sysid. If each source segment has one target segment,
+    the documents may have different sysids, such as names of translators. Raises DataError if a
+    segment of a reference is missing or occurs twice.
     """
     if [entry[::2] for entry in source] == [entry[::2] for entry in target]:
         return [[segment.text for segment in target]]
@@ -123,7 +123,8 @@ def references(source: list[Segment], target: list[Segment], path: Path) -> list
         if missing:
             raise DataError(
                 f"{path}: the reference {system!r} lacks {len(missing)} of {len(keys)} segments, "
-                f"the first one is segment {missing[0][1]} of document {missing[0][0]}"
+                f"the first one is segment {missing[0][1]} of document {missing[0][0]}; complete "
+                "the file"
             )
         result.append([reference[key] for key in keys])
     return result
@@ -134,5 +135,7 @@ def same_number(name: str, sides: Iterable[tuple[Path, int]]) -> int:
     counts = list(sides)
     if len({count for _, count in counts}) != 1:
         listed = ", ".join(f"{path} {count:,}" for path, count in counts)
-        raise DataError(f"{name}: the files have different numbers of sentences ({listed})")
+        raise DataError(
+            f"{name}: the files have different numbers of sentences ({listed}); get them again"
+        )
     return counts[0][1]

@@ -32,10 +32,10 @@ def make(
 ) -> dict[str, int]:
     """Write the raw text of a data set, and return the number of pairs of each text.
 
-    ``files`` is the folder of the archives and other files. With ``fetching``, missing archives are
-    downloaded into it. Texts that exist in ``raw`` are not made again. Raises DataError if a file
-    is missing or damaged, if the sides of a text differ in length, or if a text does not have its
-    published length and ``any_data`` is not set.
+    ``files`` is the folder of the archives or their unpacked files. With ``fetching``, missing
+    archives are downloaded into it. Texts that exist in ``raw`` are not made again. Raises
+    DataError if a file is missing or damaged, if the sides of a text differ in length, or if a text
+    does not have its published length and ``any_data`` is not set.
     """
     raw.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = {}
@@ -90,7 +90,10 @@ def _unpack(
 
 
 def _extract(path: Path, patterns: list[str], folder: Path) -> None:
-    """Write the members of an archive whose names match a pattern. Raises DataError for damage."""
+    """Write the members of an archive whose names match a pattern.
+
+    Raises DataError if the archive is damaged.
+    """
     try:
         for name, file in _members(path):
             base = name.rpartition("/")[2]
@@ -143,9 +146,10 @@ def _find(pattern: str, dataset: DatasetConfig, files: Path, unpacked: Path) -> 
         listed = ", ".join(map(str, paths))
         raise DataError(f"several files match {pattern}: {listed}; keep one of them")
     sources = [f"{archive.file} ({archive.url or archive.note})" for archive in dataset.archives]
+    listed = ", ".join(sources)
     raise DataError(
-        f"{pattern} is missing in {files} and in its archives: "
-        f"put it there, or one of {', '.join(sources) or 'the files of its publisher'}"
+        f"{pattern} is missing in {files} and in the archives there: put it into this folder"
+        f"{f', or one of {listed}' if listed else ''}"
     )
 
 

@@ -22,23 +22,23 @@ LENGTH = 25  # tokens of a sentence, if the text is not prepared
 
 
 class TextLengths(NamedTuple):
-    """The lengths of the training pairs: of each pair, or a mean for text that is not prepared."""
+    """The lengths of the training pairs: of each pair of a corpus, or only the means."""
 
-    corpus: Corpus | None
+    corpus: Corpus | None  # None: the means are used
     source: float  # mean number of tokens with EOS
     target: float
     pairs: int | None  # None: unknown
 
 
 class StageCost(NamedTuple):
-    """The cost of a stage of training. Numbers are None if the end of the stage is unknown."""
+    """The cost of a stage of training."""
 
     batch: str  # size of a batch, for the user
     target_tokens: float  # of an update
     multiply_adds: float  # of an update
     activations: int  # bytes for the largest of the counted batches
-    updates: int | None
-    hours_limit: float | None  # `end.hours` of the stage
+    updates: int | None  # the largest number; None: it is unknown
+    hours_limit: float | None  # `end.hours` of the stage; None: it has none
 
 
 class TrainingCost(NamedTuple):
@@ -57,16 +57,19 @@ class TrainingCost(NamedTuple):
 def text_of(
     recipe: Recipe, source: float | None, target: float | None, pairs: int | None
 ) -> TextLengths:
-    """Return the lengths of the prepared text of a recipe, or those that the caller gives.
+    """Return the lengths of the prepared text of a recipe, or means if the caller gives a number.
 
-    ``source`` and ``target`` are mean lengths. If the text is not prepared, the default is LENGTH.
+    ``source`` and ``target`` are mean lengths. Numbers that the caller does not give are those of
+    the prepared text. If the text is not prepared, the default length is LENGTH.
     """
     folder = Path(recipe.data.folder)
-    if source is None and target is None and pairs is None and (folder / manifest.NAME).is_file():
-        corpus = Corpus.open(folder, "train")
-        source, target = (float(side.lengths.mean()) for side in (corpus.source, corpus.target))
-        return TextLengths(corpus, source, target, len(corpus))
-    return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
+    if not (folder / manifest.NAME).is_file():
+        return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
+    corpus = Corpus.open(folder, "train")
+    src_mean, tgt_mean = (float(side.lengths.mean()) for side in (corpus.source, corpus.target))
+    if source is None and target is None and pairs is None:
+        return TextLengths(corpus, src_mean, tgt_mean, len(corpus))
+    return TextLengths(None, source or src_mean, target or tgt_mean, pairs or len(corpus))
 
 
 def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> TrainingCost:
@@ -109,7 +112,7 @@ def _stage_cost(
 
 
 def _updates(stage: StageConfig, batches_in_epoch: int | None) -> int | None:
-    """Return the largest number of updates of a stage; None if only its course decides."""
+    """Return the largest number of updates of a stage; None if it is unknown."""
     limits = [stage.end.updates] if stage.end.updates else []
     if stage.end.epochs and batches_in_epoch:
         in_epoch = -(-batches_in_epoch // stage.batch.accumulate)
@@ -130,7 +133,7 @@ def sample_batches(
     source, target = text.corpus.source.lengths, text.corpus.target.lengths
     order = batches(source, target, config, seed, 0)
     if not len(order):
-        raise DataError("the training text has no pair")
+        raise DataError("the prepared training text has no pair: check data.train and data.steps")
     places = np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)
     shapes = [
         BatchShape(source[pairs].tolist(), target[pairs].tolist())

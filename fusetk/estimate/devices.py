@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 
 class Device(NamedTuple):
-    """The data sheet of a device: floating-point operations a second without sparsity, and memory.
+    """The data sheet of a device: floating-point operations a second, without sparsity.
 
     A multiply-add is two operations.
     """
 
     title: str
-    memory: float  # bytes
     fp32: float
     tf32: float
     half: float  # bf16, and fp16 on a device without bf16
@@ -23,8 +22,8 @@ class Device(NamedTuple):
 
 # Sources: NVIDIA's data sheets of V100 SXM2, A100 SXM4 80 GB and H100 SXM5.
 DEVICES = {
-    "v100": Device("NVIDIA V100", 32e9, 15.7e12, 15.7e12, 125e12),
-    "a100": Device("NVIDIA A100", 80e9, 19.5e12, 156e12, 312e12),
-    "h100": Device("NVIDIA H100", 80e9, 67e12, 494.5e12, 989e12),
+    "v100": Device("NVIDIA V100", 15.7e12, 15.7e12, 125e12),
+    "a100": Device("NVIDIA A100", 19.5e12, 156e12, 312e12),
+    "h100": Device("NVIDIA H100", 67e12, 494.5e12, 989e12),
 }
 SHARE = 0.3  # of the peak; matrix products of these models are small, and other operations count

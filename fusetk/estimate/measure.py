@@ -21,9 +21,9 @@ def measured_speed(
 ) -> float:
     """Return the multiply-adds a second in updates of the first stage, with random weights.
 
-    It is computed from the median times of ``updates`` batches and of as many optimiser's steps.
-    The lengths are those of the text, the tokens are not. Raises RuntimeError if the memory does
-    not suffice.
+    It is computed from the median times of ``updates`` batches and of as many steps of the
+    optimiser. The batches have the lengths of the text, but all tokens are EOS. Raises RuntimeError
+    if the memory is too small.
     """
     stage = recipe.training.stages[0]
     smoothing = recipe.training.label_smoothing
@@ -34,7 +34,7 @@ def measured_speed(
     operations = [batch_cost(counted, shape, smoothing).multiply_adds for shape in shapes]
     model = system.build(recipe, *sizes).to(device).train()
     optimizer = optim.build(stage.optimizer, model.parameters())
-    seconds, steps = [], []  # for a multiply-add, and for a step of the optimiser
+    seconds, steps = [], []  # seconds for a multiply-add, and for a step of the optimiser
     with computing(device, recipe.training.matmul):
         for number in range(updates + WARM_UP):
             shape = shapes[number % len(shapes)]

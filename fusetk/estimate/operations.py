@@ -80,7 +80,10 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 class _KeptMemory:
-    """The memory of the tensors that autograd keeps, except parameters. Views share it."""
+    """The memory of the tensors that autograd keeps, except parameters.
+
+    Memory that several tensors share is counted once.
+    """
 
     def __init__(self, model: Seq2Seq):
         self.bytes = 0

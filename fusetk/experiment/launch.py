@@ -88,7 +88,10 @@ def output(words: Sequence[str]) -> str:
     try:
         result = subprocess.run(words, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        raise FusetkError(f"the program {Path(words[0]).name} is not installed here") from None
+        raise FusetkError(
+            f"the program {Path(words[0]).name} is not installed here: call the command on a "
+            "machine that has it"
+        ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
         raise FusetkError(f"`{shown(words)}` failed: {lines[-1]}") from None

@@ -68,8 +68,8 @@ class Places(NamedTuple):
 def places(config: Path, recipe: Recipe, out: Path | None) -> Places:
     """Return the places of a config's experiment.
 
-    By default the output folder is ``work/PAPER_TASK`` for a row of a paper, which is in a folder
-    PAPER/TASK, and ``work/NAME`` for another config.
+    By default the output folder is ``work/PAPER_TASK`` for a row of a paper in a folder PAPER/TASK,
+    and ``work/NAME`` for another config.
     """
     config = config.absolute()
     task = config.parent.name
@@ -113,6 +113,14 @@ def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
         "test": {name: below(prefixes) for name, prefixes in data.test.items()},
     }
     return data.model_copy(update=changes)
+
+
+def recipe_with_folders(recipe: Recipe, raw: Path, where: Places) -> Recipe:
+    """Return the recipe with its text in ``raw`` and the prepared folder of the experiment."""
+    data = with_folders(recipe.data, raw, Path())
+    return recipe.model_copy(
+        update={"data": data.model_copy(update={"folder": str(where.prepared(data))})}
+    )
 
 
 def prefixes_by_use(data: DataConfig) -> Iterator[tuple[str, str]]:

@@ -39,6 +39,7 @@ class Options(NamedTuple):
     threads: int | None = None
     until: str = STEPS[-1]
     row: Path | None = None  # config of the row of a paper; None: there is no table to report
+    quiet: bool = False  # the commands of the steps get -q
 
 
 class Experiment:
@@ -93,7 +94,9 @@ class Experiment:
             yield
 
     def _call(self, *arguments: object, devices: int = 1) -> None:
-        words = launch.command(*arguments, devices=devices)
+        name, *others = arguments
+        quiet = ["-q"] if self.options.quiet else []
+        words = launch.command(name, *quiet, *others, devices=devices)
         self.say(f"$ {launch.shown(words)}")
         sys.stdout.flush()
         launch.call(words)
@@ -124,7 +127,10 @@ class Experiment:
         )
 
     def average(self) -> None:
-        """Make the averages that translate. An average has all checkpoints if the run has fewer."""
+        """Make the averages that translate the test sets.
+
+        An average of N checkpoints has all checkpoints if the run has fewer than N.
+        """
         products = Products(self.places.run)
         for model in self._models():
             number = averaged(model.name)
@@ -202,7 +208,7 @@ class Experiment:
         self._call("report", row, *runs)
         self.say(f"the complete table: fusetk report {row.parent} --runs {self.places.out}")
 
-    # Their files
+    # Files of the steps
 
     def _models(self) -> list[Path]:
         """Return the checkpoints that translate."""

@@ -53,6 +53,6 @@ def _number(answer: str) -> str:
 
 
 def _resources(options: Sequence[str]) -> list[str]:
-    """Return the options of the training that the second job needs, too: account and partition."""
+    """Return the options of the second job: one GPU, and where the training may run."""
     names = ("--account", "-A", "--partition", "-p", "--qos", "-q", "--constraint", "-C")
     return [option for option in options if option.startswith(names)] + ["--gpus=1"]

@@ -1,11 +1,18 @@
 """The smoke test of an experiment: all steps on the first pairs of the text, in a few updates."""
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from fusetk import recipe as recipes
 from fusetk.data.config import Sample
 from fusetk.data.text import locate, read_lines
-from fusetk.experiment.places import further_reference, prefixes_by_use
+from fusetk.experiment.places import (
+    Places,
+    further_reference,
+    prefixes_by_use,
+    recipe_with_folders,
+)
 from fusetk.experiment.references import write_lines
 from fusetk.recipe import Recipe
 
@@ -15,6 +22,20 @@ SUBWORDS = 200  # most subwords of a side of a training pair
 UPDATES = 3  # of each stage
 TOKENS = 1024  # most tokens of a batch
 SENTENCES = 8  # most sentences of a batch
+
+
+def smoke_recipe(
+    config: str, settings: Sequence[str], recipe: Recipe, raw: Path, where: Places
+) -> Recipe:
+    """Write the text of the smoke test below ``where``, and return the recipe that reads it.
+
+    ``recipe`` is that of ``config`` with the user's ``settings``.
+    """
+    text = where.out / "raw"
+    write_smoke_text(recipe_with_folders(recipe, raw, where), text)
+    # The user's settings have precedence.
+    recipe = recipes.load(config, [*smoke_settings(recipe), *settings])
+    return recipe_with_folders(recipe, text, where)
 
 
 def smoke_settings(recipe: Recipe) -> list[str]:

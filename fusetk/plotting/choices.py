@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, join_names
 from fusetk.plotting.figure import check_output
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
@@ -69,12 +69,12 @@ def check_options(choices: PlotOptions) -> None:
     if choices.what in ATTENTION and choices.corpus:
         raise DataError(
             "--corpus averages over sentences, but attention belongs to the tokens of one "
-            f"sentence: use --corpus with --what {', '.join(FUSION)}"
+            f"sentence: use --corpus with --what {join_names([*FUSION, 'connect'], 'or')}"
         )
     if choices.step is not None and (choices.what in FUSION or choices.what == "encoder-self"):
         raise DataError(
             "--step selects a step of the decoder's attention: use it with --what cross, self, "
-            "decoder-self, mixed"
+            "decoder-self or mixed"
         )
     if not choices.corpus:
         check_one(len(choices.sources), choices.output)
@@ -83,7 +83,7 @@ def check_options(choices: PlotOptions) -> None:
 def check_connections(choices: PlotOptions, need_text: bool) -> None:
     """Raise DataError for options that do not suit the connections of the model.
 
-    ``need_text``: whether their weights depend on the text.
+    ``need_text`` says whether their weights depend on the text.
     """
     if need_text:
         _check_text(choices)

@@ -231,9 +231,16 @@ def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: i
     A row is an output that is read, the lowest at the bottom, and a column is a token. Raises
     DataError if no site has so many readings whose weights depend on the position.
     """
+    readings = [reading for reading in trace_readings(model, pairs) if reading.by_position]
+    most = max((len(reading.rows) for reading in readings), default=0)
+    if not 1 <= reader <= most:
+        raise DataError(
+            f"--layer {reader}: there is no such row with weights that depend on the position; "
+            f"give a row from 1 to {most}"
+        )
     drawn = []
-    for reading in trace_readings(model, pairs):
-        if not reading.by_position or not 1 <= reader <= len(reading.rows):
+    for reading in readings:
+        if reader > len(reading.rows):
             continue
         x, _ = tokens.labels(reading.side, "self")
         weights = reading.of_sentence(0)[:, reader - 1]  # (T, C)
@@ -250,10 +257,6 @@ def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: i
                 ("input token", READ),
                 up=True,
             )
-        )
-    if not drawn:
-        raise DataError(
-            f"--layer {reader}: there is no such reading with weights that depend on the position"
         )
     return drawn
 

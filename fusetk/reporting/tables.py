@@ -31,7 +31,7 @@ from fusetk.runs import TEXT
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
 
-PRINTED = "as printed"  # stands for the checkpoint and the metric of each row in a column
+PRINTED = "as printed"  # checkpoint and metric of a column that has those of each row
 
 
 class ParameterCount(NamedTuple):

@@ -54,10 +54,7 @@ class BadRequest(Exception):
 def make_app(system: System, limits: Limits) -> Starlette:
     """Return an ASGI application that translates with ``system``.
 
-    POST /translate takes a JSON object: `text` is a string or a list of strings, `n_best` a number
-    of translations, `alignment` true or false. The answer has a `translations` list for each
-    sentence, with `text`, `score`, `normalized` and with `alignment` pairs of source and target
-    tokens, beside `source_tokens` and `tokens`. GET /health answers with the length of the queue.
+    The help of ``fusetk serve`` describes the requests and the answers.
     """
     translators: dict[Wish, Translator] = {}
 
@@ -162,7 +159,7 @@ def _check_line(line: str, number: int, limits: Limits) -> None:
 def _sentence(
     system: System, line: str, translations: Sequence[Translation], wish: Wish
 ) -> dict[str, Any]:
-    """Return the answer for a sentence. A blank sentence has one blank translation."""
+    """Return the answer for a sentence. A blank sentence has no translations."""
     if not translations:
         return {"text": "", "translations": []}
     answer: dict[str, Any] = {"text": translations[0].text}

@@ -12,7 +12,7 @@ from fusetk.decoding.translate import Translation
 
 
 class Wish(NamedTuple):
-    """What a request wants to know about each sentence."""
+    """The options of a request, which hold for all its sentences."""
 
     n_best: int = 1
     alignment: bool = False
@@ -59,7 +59,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, lines: Sequence[str], wish: Wish) -> "Future[list[list[Translation]]]":
-        """Return a future of the translations. Cancel it if nobody waits for them any more.
+        """Return a future of the translations. Cancel it if they are not needed any more.
 
         Raises QueueFull if the queue has no room, and Closed after ``close``.
         """

@@ -346,7 +346,10 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
         (["-s", "der", "--lines", "1"], "-r and --lines need a file"),
         (["-i", "a.de", "-t", "the"], "-t needs -s"),
         (["-s", "der", "-s", "mann", "-t", "the"], "2 source sentences and 1 translations"),
-        (["-i", "a.de", "--corpus"], "use --corpus with --what fuse, encoder-fuse, decoder-fuse"),
+        (
+            ["-i", "a.de", "--corpus"],
+            "use --corpus with --what fuse, encoder-fuse, decoder-fuse or connect",
+        ),
         (
             ["-i", "a.de", "--what", "self", "--corpus"],
             "attention belongs to the tokens of one sentence",

@@ -287,7 +287,7 @@ def printed(toy: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "printed"
     folder.mkdir()
     rows = [
-        {"row": "theirs", "authors": "Somebody 2016", "bleu": 20.0},
+        {"row": "theirs", "authors": "Other 2016", "bleu": 20.0},
         {"row": "base", "bleu": 30.0},
         {"row": "big", "bleu": 33.0, "compared_with": "big", "checkpoint": "average-2"},
         {"row": "bigger", "bleu": 34.5, "compared_with": "big", "checkpoint": "average-2"},
@@ -345,9 +345,7 @@ def test_a_run_keeps_its_published_values_without_the_file(printed: Path, tmp_pa
     assert paper and (paper.bleu, paper.tables) == (33.0, None)
 
 
-def test_the_average_of_the_sets_stands_beside_the_printed_one(
-    printed: Path, tmp_path: Path
-) -> None:
+def test_the_average_of_the_sets_is_beside_the_printed_one(printed: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "base", printed / "1.yaml", 1, *scores_of("best", 10.0, 20.0))
     make_run(runs / "big", printed / "2.yaml", 1, *scores_of("average-2", 20.0, 21.0))
@@ -389,7 +387,7 @@ def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path
         assert table["rows"][2]["measured"] and not table["remarks"]
 
 
-def test_the_best_validation_stands_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
+def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
     paper = {"table": TABLE, "row": "one", "valid": 34.1, "bleu": 32.6}
     paper |= {"metric": "multi-bleu-lc", "checkpoint": "best"}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump({"extends": str(toy), "paper": paper}))

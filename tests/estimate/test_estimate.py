@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ from click.testing import CliRunner
 
 from fusetk import recipe as recipes
 from fusetk.cli.main import main
+from fusetk.data import manifest
+from fusetk.data.corpus import Corpus
 from fusetk.data.sampler import BatchConfig
 from fusetk.estimate.cost import (
+    LENGTH,
     StageCost,
     TextLengths,
     _updates,
@@ -20,6 +24,7 @@ from fusetk.estimate.cost import (
     mean_batch,
     sample_batches,
     stage_hours,
+    text_of,
     training_hours,
 )
 from fusetk.estimate.devices import DEVICES
@@ -115,6 +120,26 @@ def test_batches_of_prepared_text_are_those_of_training() -> None:
     assert number and len(shapes) <= number
     assert all(shape.target_tokens <= 10 for shape in shapes)
     assert all(shape.source == shape.target for shape in shapes)
+
+
+def test_numbers_that_are_not_given_are_those_of_the_prepared_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sentences(lengths: list[int]) -> SimpleNamespace:
+        return SimpleNamespace(lengths=np.array(lengths))
+
+    class Pairs(SimpleNamespace):
+        def __len__(self) -> int:
+            return 2
+
+    corpus = Pairs(source=sentences([3, 5]), target=sentences([6, 8]))
+    recipe = recipes.load(RECIPE, [f"data.folder={tmp_path}"])
+    assert text_of(recipe, None, 9, 50) == (None, LENGTH, 9, 50)
+    (tmp_path / manifest.NAME).touch()
+    monkeypatch.setattr(Corpus, "open", lambda folder, split: corpus)
+    assert text_of(recipe, None, None, None) == (corpus, 4, 7, 2)
+    assert text_of(recipe, None, 9, None) == (None, 4, 9, 2)
+    assert text_of(recipe, None, None, 50) == (None, 4, 7, 50)
 
 
 def test_updates_follow_from_epochs_or_are_given() -> None:

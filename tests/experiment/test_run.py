@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fusetk import recipe as recipes
 from fusetk.cli.main import main
-from fusetk.cli.run import _without_slurm
+from fusetk.cli.run_slurm import without_slurm
 from fusetk.errors import ConfigError, Interrupted
 from fusetk.experiment import launch, slurm
 from fusetk.experiment.places import Places, further_references, places
@@ -108,6 +108,13 @@ def test_the_steps_are_taken_in_order(config, monkeypatch):
         for name in ("first", "second")
         for label in ("best", "average-2")
     ]
+
+
+def test_a_quiet_experiment_calls_quiet_commands(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.options = run.options._replace(quiet=True)
+    run.run()
+    assert kinds(steps) == COMPLETE and all(" -q" in line for line in steps.called)
 
 
 def test_a_second_call_repeats_only_what_checks_for_itself(config, monkeypatch):
@@ -385,7 +392,7 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
 
 def test_the_second_job_repeats_the_command_without_slurm():
     arguments = "run a.yaml --sbatch --nodes=2 --raw b --sbatch=-p x --slurm --seed 2".split()
-    assert _without_slurm(arguments) == "run a.yaml --raw b x --seed 2".split()
+    assert without_slurm(arguments) == "run a.yaml --raw b x --seed 2".split()
 
 
 # The smoke test -----------------------------------------------------------------------------------
@@ -432,6 +439,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
+        (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
     ],
 )

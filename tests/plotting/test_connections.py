@@ -120,7 +120,7 @@ def test_weights_at_each_token() -> None:
     for panel in panels:
         assert panel.y[0] == "l0" and len(panel.y) == 2
         np.testing.assert_allclose(panel.matrix.sum(0), 1, rtol=1e-5)
-    with pytest.raises(DataError, match="there is no such reading"):
+    with pytest.raises(DataError, match="give a row from 1 to"):
         connect.position_panels(model, [([4], [5])], tokens, 9)
 
 

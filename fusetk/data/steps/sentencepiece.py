@@ -21,9 +21,9 @@ MISSING = "the step sentencepiece needs its library: pip install 'fusetk[sentenc
 class SentencePiece(LearnedStep):
     """Split raw text into subwords with SentencePiece (Kudo and Richardson 2018).
 
-    The subwords are the tokens: `data.bpe` is null, and no step tokenises before. Spaces become
-    parts of subwords, so text without spaces between words needs no segmentation. Each side learns
-    its own model. The step needs the extra `sentencepiece`.
+    The subwords are the tokens: set `data.bpe` to null, and leave out the step `tokenize`. Spaces
+    become parts of subwords, so text without spaces between words needs no segmentation. Each side
+    learns its own model. The step needs the extra `sentencepiece`.
     """
 
     step: Literal["sentencepiece"]
@@ -39,7 +39,7 @@ class SentencePiece(LearnedStep):
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Unicode normalisation before the split; `_cf` folds case."""
     sample: int = Field(1_000_000, ge=0)
-    """Largest number of sentences that the model is learned on, drawn at random; 0 is all."""
+    """Largest number of sentences from which the model is learned, drawn at random; 0 means all."""
 
     model_file = "sentencepiece"
     packages = ("sentencepiece",)

@@ -1,0 +1,80 @@
+"""The options of ``fusetk estimate``."""
+
+import click
+
+from fusetk import DEVICE
+from fusetk.cli.options import config_argument, set_option, threads_option
+from fusetk.cli.parameters import Decorator, all_of
+
+OPTIONS: tuple[Decorator, ...] = (
+    config_argument,
+    set_option,
+    click.option(
+        "-d",
+        "--device",
+        default=DEVICE,
+        show_default=True,
+        help="Device of the training. h100, a100 or v100: the speed is a share of the peak in the "
+        "data sheet. auto, cpu, cuda or cuda:N: it is measured in a few updates on this machine.",
+    ),
+    click.option(
+        "--share",
+        type=click.FloatRange(0, 1, min_open=True),
+        metavar="S",
+        help="Share of the peak that training reaches on h100, a100 or v100. Default: 0.3, an "
+        "assumption.",
+    ),
+    click.option(
+        "--measure",
+        default=6,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of updates that are measured on this machine.",
+    ),
+    click.option(
+        "--devices",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of devices. N devices are taken to be N times as fast as one.",
+    ),
+    click.option(
+        "--price", type=click.FloatRange(0), metavar="P", help="Price of a device for an hour."
+    ),
+    click.option(
+        "--src-vocab-size",
+        type=click.IntRange(5),
+        help="Entries of the source vocabulary. Default: as for `fusetk describe`.",
+    ),
+    click.option(
+        "--tgt-vocab-size",
+        type=click.IntRange(5),
+        help="Entries of the target vocabulary. If only one size is given, it is used for both "
+        "sides.",
+    ),
+    click.option(
+        "--src-length",
+        type=click.FloatRange(1),
+        metavar="L",
+        help="Mean length of a source sentence in tokens. Default: that of the prepared text, or "
+        "25.",
+    ),
+    click.option(
+        "--tgt-length",
+        type=click.FloatRange(1),
+        metavar="L",
+        help="Mean length of a target sentence in tokens. Default: as for --src-length.",
+    ),
+    click.option(
+        "--pairs",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of training pairs, for stages that end after epochs. Default: that of the "
+        "prepared text.",
+    ),
+    threads_option,
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+estimate_options = all_of(OPTIONS)
