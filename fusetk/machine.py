@@ -222,9 +222,9 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
 
 
 def _use(chosen: Choices, matmul: str) -> list[Undo]:
-    """Apply choices; return functions that undo it, the last one first to be called.
+    """Apply choices; return functions that restore the settings, to be called in reverse order.
 
-    A ``matmul`` other than highest decides on the products itself.
+    A ``matmul`` other than highest replaces the choice of products.
     """
     undo = [choice.use(chosen.ways[choice.name]) for choice in CHOICES]
     if matmul != "highest":
@@ -327,7 +327,7 @@ def _plain_attention_limit(dtype: torch.dtype, training: bool) -> int:
     """Return the greatest of ``ATTENTION_LENGTHS`` up to which plain products are faster.
 
     They must be ``MIN_SPEEDUP`` times as fast as the fused kernel at this length and at all smaller
-    ones. Returns 0 if they are not at the smallest length.
+    ones. Returns 0 if they are not so fast at the smallest length.
     """
     limit = 0
     for length in ATTENTION_LENGTHS:
@@ -388,7 +388,7 @@ CHOICES: tuple[Choice, ...] = (
 )
 
 
-# The processor -----------------------------------------------------------------------------------
+# Measurements and the processor ------------------------------------------------------------------
 
 
 def _seconds(*functions: Callable[[], object]) -> list[float]:

@@ -95,9 +95,8 @@ def load(
 
     ``device`` is auto, cpu, cuda or cuda:N; the default is that of the commands. ``precision`` is
     fp32, bf16, or int8 (Transformers on CPU). With ``raw`` the raw weights are loaded instead of
-    their moving average (EMA).
-    ``settings`` are keys of the section ``decoding``. Raises FusetkError if a model cannot be
-    loaded.
+    their moving average (EMA). ``settings`` are keys of the section ``decoding``. Raises
+    FusetkError if a model cannot be loaded.
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
     # A new model draws initial weights. This must not change the caller's random numbers.

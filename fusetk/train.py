@@ -88,9 +88,9 @@ def _raise_with_context(error: Exception, world: World) -> NoReturn:
 
 
 def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
-    """Return the kernels that the run recorded, so that resuming is exact.
+    """Return the choices that the run recorded, so that resuming is exact.
 
-    Returns the kernels of this machine if the run recorded none for this kind of processor.
+    Returns the choices of this machine if the run recorded none for this kind of processor.
     """
     recorded = read_choices(run / MACHINE)
     if recorded and recorded.processor == processor():

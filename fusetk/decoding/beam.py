@@ -114,7 +114,7 @@ def search(
         states = scorer.select(states, rows, None)
     finished = _Finished(mask, config)
     live = _initial(src, src_mask, mask, config)
-    # Without this, the models read the empty places of the beams, too.
+    # Whether the models read only the places of the beams that have a hypothesis.
     skips_empty = (
         groups == 1
         and mask.is_simple
@@ -373,12 +373,12 @@ def _remove_finished(
 ) -> tuple[_Live, list]:
     """Give the states the order of the live hypotheses, and remove sentences that are done.
 
-    Sentences are removed only if they reach ``COMPACTION_THRESHOLD``, or if ``skips_empty``: then
-    the states do not have the empty places of the beams either. ``rows`` (A, W) are those of
-    ``_advance``. ``done`` (A,) is True for searches that are done.
+    Sentences are removed if their fraction reaches ``COMPACTION_THRESHOLD``. With ``skips_empty``
+    they are always removed, and so are the states of the empty places of the beams. ``rows`` (A, W)
+    are those of ``_advance``. ``done`` (A,) is True for searches that are done.
     """
     sentence_done = done if groups == 1 else done.view(-1, groups).all(1)
-    flags = sentence_done.tolist()  # the only synchronisation with the device in a step
+    flags = sentence_done.tolist()  # the only value that the host reads in a step
     num_done = sum(flags)
     if num_done == len(flags):
         return live._replace(search_index=live.search_index[:0]), states
@@ -424,7 +424,7 @@ class _Finished:
         searches = live.search_index
         score = best.score.masked_fill(~best.ends, NEG_INF)
         ended = score > NEG_INF
-        if searches.device.type == "cpu" and not ended.any():  # a GPU would have to synchronise
+        if searches.device.type == "cpu" and not ended.any():  # on a GPU, the host would wait
             return
         self.count[searches] += ended.sum(1)
         values = value(score, length, self.config)

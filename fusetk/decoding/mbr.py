@@ -57,12 +57,12 @@ def rank(
     texts are returned once. Ties remain in the order of the candidates.
     """
     best = max((candidate.score for candidate in candidates), default=0.0)
-    weights = [1.0 if sampled else math.exp(row.score - best) for row in candidates]
-    expected = expected_utilities([row.text for row in candidates], weights, similarity)
-    rows: dict[str, Translation] = {}
+    weights = [1.0 if sampled else math.exp(candidate.score - best) for candidate in candidates]
+    expected = expected_utilities([candidate.text for candidate in candidates], weights, similarity)
+    unique: dict[str, Translation] = {}
     for candidate, value in zip(candidates, expected, strict=True):
-        rows.setdefault(candidate.text, candidate._replace(utility=value))
-    return sorted(rows.values(), key=lambda row: -(row.utility or 0.0))
+        unique.setdefault(candidate.text, candidate._replace(utility=value))
+    return sorted(unique.values(), key=lambda translation: -(translation.utility or 0.0))
 
 
 class MbrTranslator(Translator):

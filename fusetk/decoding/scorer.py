@@ -23,7 +23,8 @@ class NextToken(NamedTuple):
     """The models' scores of the next token of R hypotheses, and the models' states."""
 
     logits: Tensor  # (R, V) float32; logits - log_z are log-probabilities. The caller may change it
-    log_z: Tensor  # (R, 1); separate, which saves a subtraction over the vocabulary
+    # (R, 1). Its subtraction from all logits would take time, and searches do not need it.
+    log_z: Tensor
     states: list[State]
     attention: Tensor | None  # (R, S), attention to source positions, mean over models
 

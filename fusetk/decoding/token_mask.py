@@ -133,7 +133,7 @@ class TokenMask:
         ``SimpleRules``.
         """
         some_are_too_short = self._smallest_minimum < length <= self._largest_minimum
-        if not self.is_simple and (some_are_too_short or self.constraints or self.ngram):
+        if some_are_too_short or self.constraints is not None or self.ngram:
             return None
         too_short = length <= self._smallest_minimum
         forbidden = [*self.forbidden, EOS] if too_short else self.forbidden

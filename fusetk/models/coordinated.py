@@ -151,12 +151,10 @@ class CoordinatedLayer(TransformerLayer):
     ) -> tuple[Stream | None, Tensor | Cache]:
         """Run over the source or the target, as ``context`` says.
 
-        The input and the output may be streams of such tensors.
-
         Source: x (B, S, input width) -> (B, S, D), or None for the highest layer, and the tensor
         that the target attends to: keys and values (B, S, 2D), or with ``cross_weights: own`` the
         tensor from which the target computes them (B, S, D). Target: x (B * K, T, input width) ->
-        (B * K, T, D), and the extended cache.
+        (B * K, T, D), and the extended cache. Input and output may be streams of such tensors.
         """
         x = self.read(x)
         if isinstance(context, SourceContext):

@@ -12,7 +12,7 @@ from fusetk.nn.output import OutputProjection
 
 
 def to_int8(model: Seq2Seq) -> Seq2Seq:
-    """Replace the linear maps of the layers, and the output projection, by those of 8 bits.
+    """Replace the linear maps of the layers, and the output projection, by maps of 8 bits.
 
     Embeddings, normalisations and fusions stay float32. Raises ConfigError if the model is not a
     Transformer on CPU.

@@ -20,7 +20,7 @@ from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
 
-# Padding is left out if the real tokens are less than this fraction; the removal copies rows.
+# Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
 
 
@@ -112,16 +112,16 @@ def usable(module: Parts | nn.Module, x: Tensor) -> bool:
 
 
 def needs_caches(decoder: nn.Module, tgt_in: Tensor) -> bool:
-    """Return whether the ordinary code should read the first target tokens (B, T).
+    """Return whether the ordinary code must read the first target tokens (B, T).
 
-    It reads several tokens at once and records the weights of self-attention.
+    Only this code reads several tokens at once and records the weights of self-attention.
     """
     attentions = (module for module in decoder.modules() if isinstance(module, SelfAttention))
     return tgt_in.shape[1] > 1 or any(trace.wanted(attention.name) for attention in attentions)
 
 
 def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
-    """Return one empty hypothesis of each sentence; the arguments are the fields of ``Shared``."""
+    """Return one empty hypothesis of each sentence; for the arguments see ``Shared``."""
     lengths = mask.sum(1)
     sources = []
     for tensor in keys_values:
@@ -137,7 +137,7 @@ def start(keys_values: Sequence[Tensor], mask: Tensor) -> Hypotheses:
 def decoder_layer(
     layer: DecoderParts, x: Tensor, context: StepContext
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Compute a decoder layer for (R, 1, input width) -> (R, 1, D).
+    """Compute a decoder layer: (R, 1, input width) -> (R, 1, D).
 
     Also return the projections of all steps.
     """

@@ -561,7 +561,7 @@ class Transformer(Seq2Seq):
             DecoderContext(cache, visible, source, mask, state.step)
             for cache, source in zip(caches, keys_values, strict=True)
         )
-        # Recomputed layers keep no caches: these would take the memory that recomputation saves.
+        # Recomputed layers keep no caches, which would take the memory that recomputation saves.
         _, output, states = self.decoder(
             self.target(tgt_in, state.step), contexts, keep_states=not self.decoder.recomputes
         )
@@ -597,7 +597,7 @@ class Transformer(Seq2Seq):
             contexts = self.decoder.per_module(hypotheses.contexts())
             _, output, projections = self.decoder(self.target(tokens, step), contexts)
             hypotheses = hypotheses.with_steps(item for item in projections if item is not None)
-            features.append(self.to_output(self.decoder_norm(output)))
+            features.append(self._features(output))
             step += 1
         return torch.cat(features, 1), State(None, hypotheses, step)
 

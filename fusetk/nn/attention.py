@@ -12,6 +12,7 @@ from fusetk import trace
 from fusetk.nn.cache import Cache
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.int8 import linear_part
 from fusetk.nn.packed_attention import packed_attention
 from fusetk.nn.precision import product_dtype
 from fusetk.nn.rows import MixedRows, PackedAttention, Rows
@@ -136,6 +137,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, name: str, bias: bool = True):
         super().__init__()
+        self.width = width
         self.heads = heads
         self.dropout = Dropout(dropout)
         self.name = name
@@ -170,11 +172,10 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Cache]:
         """Return the result (B * K, T, D) and the cache with the new keys and values.
 
-        ``start`` is the position of the first new token, for subclasses.
-
         ``x`` is (B * K, T, D). ``cache`` holds the keys and values of earlier tokens in n slots,
         (B, n, 2D). ``mask`` broadcasts to (B, 1, K * T, n + K * T) and is True at the old and new
-        slots that a position can see. None means all slots.
+        slots that a position can see. None means all slots. ``start`` is the position of the first
+        new token; only subclasses read it.
 
         For packed sentences, x is (1, N, D), ``mask`` is their layout, and the cache does not
         change. It is empty, or with ``MixedRows`` it holds the keys and values of the source.
@@ -194,8 +195,7 @@ class SelfAttention(nn.Module):
 
     def keys_values(self, x: Tensor) -> Tensor:
         """Return the keys and values only, (B, S, D) -> (B, S, 2D)."""
-        width, bias = x.shape[-1], self.project.bias
-        return F.linear(x, self.project.weight[width:], None if bias is None else bias[width:])
+        return linear_part(self.project, x, slice(self.width, None))
 
     def across(
         self, x: Tensor, keys_values: Tensor, mask: Tensor | MixedRows | None, name: str
@@ -205,11 +205,10 @@ class SelfAttention(nn.Module):
         The projections are the same as in self-attention. Returns (B * K, T, D). Packed sentences
         are (1, N, D) and (1, M, 2D), and ``mask`` is their layout.
         """
-        width, bias = x.shape[-1], self.project.bias
-        q = F.linear(x, self.project.weight[:width], None if bias is None else bias[:width])
+        q = linear_part(self.project, x, slice(self.width))
         if isinstance(mask, MixedRows):
             return self._packed(q, mask.target, False, keys_values, mask.source)
-        q = q.reshape(len(keys_values), -1, width)
+        q = q.reshape(len(keys_values), -1, self.width)
         return self._mix(q, keys_values, mask, name).reshape(x.shape)
 
     def _packed(
@@ -220,9 +219,8 @@ class SelfAttention(nn.Module):
         keys_values: Tensor | None = None,
         source: Rows | None = None,
     ) -> Tensor:
-        width = self.out.in_features
-        own = projected.shape[-1] > width
-        plan = PackedAttention(width, self.heads, rows, own, causal, source)
+        own = projected.shape[-1] > self.width
+        plan = PackedAttention(self.width, self.heads, rows, own, causal, source)
         return self.out(packed_attention(plan, projected, keys_values, self.dropout))
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:

@@ -1,14 +1,15 @@
 """Self-attention with rotary positions, grouped queries, or separate inputs."""
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fusetk.nn.attention import SelfAttention, scaled_dot_product
 from fusetk.nn.cache import Cache
 from fusetk.nn.heads import join_heads, split_heads
+from fusetk.nn.int8 import linear_part
 from fusetk.nn.rows import MixedRows, Rows
 
 
@@ -55,7 +56,6 @@ class GroupedSelfAttention(SelfAttention):
     ):
         """``groups`` is the number of heads of keys and values, by default ``heads``."""
         super().__init__(width, heads, dropout, name, bias)
-        self.width = width
         self.groups = groups or heads
         self.keys_width = width // heads * self.groups
         self.rotary = rotary
@@ -94,7 +94,7 @@ class GroupedSelfAttention(SelfAttention):
         return contexts.reshape(q.shape), cache
 
     def _beside(self, q: Tensor, keys_values: Tensor) -> Tensor:
-        """Return the queries, and keys and values of each head beside them: (1, N, 3D)."""
+        """Return queries and the keys and values of each head in one tensor: (1, N, 3D)."""
         return torch.cat((q, self._shared(keys_values)), -1)
 
     def _shared(self, keys_values: Tensor) -> Tensor:
@@ -113,11 +113,9 @@ class GroupedSelfAttention(SelfAttention):
         if isinstance(x, Tensor):
             q, k, v = self.project(x).split(sizes, -1)
         else:
-            weights = self.project.weight.split(sizes)
-            biases = [None] * 3 if self.project.bias is None else self.project.bias.split(sizes)
             q, k, v = (
-                F.linear(part, weight, bias)
-                for part, weight, bias in zip(x, weights, biases, strict=True)
+                linear_part(self.project, part, slice(end - size, end))
+                for part, size, end in zip(x, sizes, accumulate(sizes), strict=True)
             )
         if self.rotary:
             if isinstance(start, Tensor):

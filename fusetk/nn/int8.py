@@ -9,10 +9,12 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fusetk.nn.fused import decoding as kernels
 
 LARGEST = 127.0
+ALL = slice(None)
 
 
 class Int8Linear(nn.Module):
@@ -33,15 +35,23 @@ class Int8Linear(nn.Module):
         out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
         return out.view(*x.shape[:-1], -1)
 
-    def sums(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return integers (R, out) and their scales (R,) and (out,): x W^T for x (R, width)."""
+    def sums(self, x: Tensor, part: slice = ALL) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return integers (R, out) and their scales (R,) and (out,): x W^T for x (R, width).
+
+        ``part`` selects output features.
+        """
         fused = kernels.usable(x)
         rounded, row_scale = kernels.quantize(x.contiguous()) if fused else quantize(x.float())
-        return integer_product(rounded, self.weight), (row_scale, self.scale)
+        return integer_product(rounded, self.weight[part]), (row_scale, self.scale[part])
 
-    def product(self, x: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Return x W^T + ``bias`` for x (R, width), or the ReLU of it."""
-        sums, (row_scale, scale) = self.sums(x)
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        """Return x W^T + ``bias`` for x (R, width); with ``relu``, negative results become 0.
+
+        ``part`` selects output features; ``bias`` is that of the selected ones.
+        """
+        sums, (row_scale, scale) = self.sums(x, part)
         if kernels.usable(x):
             return kernels.rescale(sums, row_scale, scale, bias, relu)
         out = sums.float() * row_scale[:, None] * scale
@@ -50,15 +60,27 @@ class Int8Linear(nn.Module):
         return out.relu() if relu else out
 
 
+def linear_part(linear: nn.Linear | Int8Linear, x: Tensor, part: slice) -> Tensor:
+    """Return the output features ``part`` of a linear map: (..., width) -> (..., features)."""
+    bias = None if linear.bias is None else linear.bias[part]
+    if isinstance(linear, Int8Linear):
+        out = linear.product(x.reshape(-1, x.shape[-1]), bias, part=part)
+        return out.view(*x.shape[:-1], -1)
+    return F.linear(x, linear.weight[part], bias)
+
+
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x (R, D) as int8, and the scales (R,) of its rows: x is about int8 * scale."""
+    """Return x (R, D) as int8, and the scales (R,) of its rows: x is about int8 * scale.
+
+    With NaN in a row, its scale is NaN.
+    """
     highest = x.abs().amax(1).clamp_min(torch.finfo(x.dtype).tiny)
     rounded = (x * (LARGEST / highest)[:, None]).round().to(torch.int8)
     return rounded, highest / LARGEST
 
 
 def integer_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b^T for int8 a (M, K) and b (N, K), as exact integers of any number type."""
+    """Return a b^T (M, N) for int8 a (M, K) and b (N, K): exact integers, as int32 or floats."""
     if _has_exact_products():
         return torch._int_mm(a, b.t())
     exact = torch.float32 if a.shape[1] * LARGEST**2 < 2**24 else torch.float64

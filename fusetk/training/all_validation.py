@@ -18,7 +18,7 @@ from fusetk.training.validation import PartialResults, Validator
 class AllValidation:
     """Validation in all processes; each validates a part of the corpus.
 
-    If it does not finish in a process, a checkpoint is saved first.
+    If validation does not finish in a process, a checkpoint is saved.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class AllValidation:
         checkpoints: Checkpoints,
         world: World,
     ):
-        """With ``ema``, the average is validated instead of the weights."""
+        """``ema`` is the moving average of the weights, which replaces them in validation."""
         self.validator = validator
         self.model = model
         self.ema = ema

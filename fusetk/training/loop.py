@@ -42,10 +42,10 @@ class Trainer:
         fingerprint: str,
         world: World = ALONE,
     ):
-        """``fingerprint`` of the data is stored in checkpoints. ``world`` are the processes that
-        train together.
+        """``fingerprint`` is that of the data; checkpoints store it.
 
-        Raises the errors of ``Stages``, which describes ``width``.
+        ``world`` are the processes that train together. For ``width`` see ``Stages``. Raises the
+        errors of ``Stages``.
         """
         self.config = config
         self.model = model
@@ -90,8 +90,9 @@ class Trainer:
             self._start_next_stage()
 
     def resume(self, folder: Path) -> None:
-        """Load weights, optimiser state and progress from a checkpoint. Raises CheckpointError if
-        the checkpoint cannot be read.
+        """Load weights, optimiser state and progress from a checkpoint.
+
+        Raises CheckpointError if the checkpoint cannot be read.
         """
         self.progress = self.checkpoints.resume(folder)
         if self.progress.stage_update:

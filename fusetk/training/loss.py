@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fusetk.nn.fused import transformer as kernels
-from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import PIECE, PIECE_GPU, OutputProjection
 from fusetk.nn.precision import product_dtype, without_autocast
 from fusetk.nn.rows import row_multiple
@@ -29,7 +28,7 @@ class Loss(NamedTuple):
 
 def loss(
     features: Tensor,
-    output: OutputProjection | NormedLinear | Int8Linear,
+    output: OutputProjection | NormedLinear,
     targets: Tensor,
     smoothing: float,
 ) -> Loss:

@@ -84,7 +84,7 @@ class Stages:
             module.set_rate(self.config(progress).dropout)
 
     def updates(self, progress: Progress) -> Groups:
-        """Return the updates of the current epoch; an update has one batch or several."""
+        """Return the batches of each update of the current epoch."""
         stage = self.config(progress)
         epoch_batches = batches(
             self.corpus.source.lengths,

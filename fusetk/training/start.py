@@ -12,19 +12,18 @@ from fusetk.errors import ConfigError
 from fusetk.runs import EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import read_state, read_tensors
 
-NAMES = 5  # number of names of weights that a line of the log lists
+MAX_NAMES = 5  # names of weights that a line of the log lists
 
-# The first part of the names of the weights that have a row for each token, and the side of the
-# vocabulary.
-ROWS = {"source": "source", "target": "target", "output": "target"}
+# The side of the vocabulary, for the first part of the name of a weight with a row for each token.
+VOCABULARY_SIDES = {"source": "source", "target": "target", "output": "target"}
 
 
 class TokenRows(NamedTuple):
-    """The tokens that a weight has rows for: number in both vocabularies, and only in the new."""
+    """Numbers of the rows of a weight that has a row for each token."""
 
     name: str
-    copied: int
-    new: int
+    copied: int  # rows of tokens that both vocabularies have
+    new: int  # rows of tokens that only the new vocabulary has
 
 
 class StartReport(NamedTuple):
@@ -53,8 +52,8 @@ class StartReport(NamedTuple):
             ("of the run are not used, because the model does not have them", self.unused),
         ):
             if names:
-                more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-                lines.append(f"warning: {', '.join(names[:NAMES])}{more} {words}")
+                more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+                lines.append(f"warning: {', '.join(names[:MAX_NAMES])}{more} {words}")
         return lines
 
 
@@ -96,7 +95,7 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
 
 
 def _vocabularies(name: str, old: Pipeline, new: Pipeline) -> tuple[Vocabulary, Vocabulary] | None:
-    side = ROWS.get(name.partition(".")[0])
+    side = VOCABULARY_SIDES.get(name.partition(".")[0])
     if side is None:
         return None
     return getattr(old, f"{side}_vocab"), getattr(new, f"{side}_vocab")
@@ -105,7 +104,7 @@ def _vocabularies(name: str, old: Pipeline, new: Pipeline) -> tuple[Vocabulary, 
 def _has_rows(
     parameter: Tensor, tensor: Tensor, vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> bool:
-    """Whether both tensors have a row for each token and rows of one shape."""
+    """Whether both tensors have a row for each token, and their rows have one shape."""
     old, new = vocabularies
     return tensor.shape == (len(old), *parameter.shape[1:]) and len(parameter) == len(new)
 

@@ -46,10 +46,11 @@ class ValidationConfig(Config):
     train_pairs: int | None = Field(None, ge=1)
     """Number of training pairs, evenly spaced in the corpus, on which loss and accuracy are also
     computed (`train_loss`, `train_accuracy`). Wang et al. 2018 show the accuracy on training text
-    (MLRF, Figure 4); they do not say on how much of it."""
+    (MLRF, Figure 4); they do not say how many pairs they use."""
     train_dropout: bool = True
-    """Compute them with dropout, as in training. MLRF's text says that more dropout lowers the
-    accuracy on training text dramatically, so we think that the figure has it."""
+    """Compute loss and accuracy on training pairs with dropout, as in training. MLRF's text says
+    that more dropout lowers the accuracy on training text dramatically, so we think that the figure
+    has it."""
 
 
 def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
@@ -76,7 +77,7 @@ class PartialResults(NamedTuple):
 
     sums: LossSums
     translations: dict[int, str]  # by position in the corpus; empty without BLEU
-    train: LossSums | None = None  # of the training pairs, if the config names a number
+    train: LossSums | None = None  # of the training pairs; None without ``train_pairs``
 
 
 class Validator:
@@ -116,7 +117,10 @@ class Validator:
     def validate_part(
         self, model: Seq2Seq, device: torch.device, precision: str, world: World = ALONE
     ) -> PartialResults:
-        """Validate on this process' part of the corpus. Leave it in training mode."""
+        """Validate on this process' part of the corpus.
+
+        The model is in training mode afterwards.
+        """
         model.eval()
         try:
             with torch.inference_mode(), autocast(device, precision):
@@ -145,11 +149,12 @@ class Validator:
         return results
 
     def _train_sums(self, model: Seq2Seq, device: torch.device, world: World) -> LossSums | None:
-        """Return the sums of the training pairs; None if the config names no number."""
+        """Return the sums of the training pairs; None without ``train_pairs``."""
         if self.train_corpus is None:
             return None
         model.train(self.config.train_dropout)
-        torch.manual_seed(world.rank)  # each update has a seed of its own
+        # Updates do not depend on the random numbers before them: each sets its own seed.
+        torch.manual_seed(world.rank)
         return self._loss_sums(model, device, world, self.train_corpus, self.train_batches)
 
     def _loss_sums(
@@ -173,7 +178,7 @@ class Validator:
 
     def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
-        # With n processes, each takes every n-th sentence in order of length. So all have similar
+        # Each of n processes takes every n-th sentence in order of length, so that all have similar
         # work.
         positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()
         hypotheses = translator.translate_ids([self.corpus.source[i] for i in positions])

@@ -283,9 +283,18 @@ def test_precision_int8_is_close_and_translates(searched_model):
         with pytest.raises(ConfigError, match="backbone transformer"):
             to_int8(copy.deepcopy(searched_model))
         return
+    check_int8(searched_model)
+
+
+@pytest.mark.parametrize("options", ["separate inputs", "baseline of today"])
+def test_precision_int8_with_other_attention(options):
+    check_int8(SYSTEMS[f"transformer, {options}"]())
+
+
+def check_int8(model: Seq2Seq) -> None:
     tokens = prefixes(len(SOURCES))
-    expected = forced(searched_model, tokens)
-    rounded = to_int8(copy.deepcopy(searched_model))
+    expected = forced(model, tokens)
+    rounded = to_int8(copy.deepcopy(model))
     logits = forced(rounded, tokens)
     assert (logits - expected).abs().mean() < 0.2 * expected.std()
     close(read(rounded, tokens, begin(rounded), [1] * LENGTH)[0], logits)

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Forks:
         descriptor, name = tempfile.mkstemp()
         os.close(descriptor)
         self._output = Path(name)
+        weakref.finalize(self, self._output.unlink, missing_ok=True)
         words = [str(argument) for argument in arguments]
         self._processes = []
         for rank in range(size):

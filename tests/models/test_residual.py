@@ -388,10 +388,9 @@ def test_hyper_connections_have_the_parameters_of_the_papers_models() -> None:
 
 
 # Parameters without a gradient at the first update, and those that never have one. The streams
-# below the first sub-layer are equal and its input is normalised, so its weights of them have no
-# effect.
-# With one source, the query of attention residuals has none. The bias of the norm of the keys adds
-# the same number to all scores of a softmax.
+# below the first sub-layer are equal, and its input is normalised. So the weights with which it
+# reads the streams have no effect. With one source, the query of attention residuals has no
+# gradient. The bias of the norm of the keys adds the same number to all scores of a softmax.
 FIRST_GRADIENTS: list[tuple[dict[str, Any], set[str], str | None]] = [
     (
         {"residual": "hyper"},

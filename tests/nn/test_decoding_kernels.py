@@ -126,6 +126,8 @@ def test_nan_is_not_lost(place):
     bias = torch.zeros(37)
     assert kernels.add_bias(x.clone(), bias, relu=True)[1, place].isnan()
     assert kernels.add_norm(x, None, None, nn.LayerNorm(37))[1].isnan().all()
+    rounded = Int8Linear(torch.randn(5, 37), None)(x)
+    assert rounded[0].isfinite().all() and rounded[1].isnan().all()
 
 
 def test_threads_give_the_same_bits():

@@ -103,7 +103,7 @@ def test_weights_are_matched_by_name_and_rows_by_token(
     assert {rows.name for rows in report.rows if rows.new} >= {"source.tokens.weight"}
 
 
-def test_what_does_not_fit_is_named(toy: Path, parent: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_named(toy: Path, parent: Path, tmp_path: Path) -> None:
     settings = ["model.encoder.layers=2", "model.decoder.layers=1", "model.ffn=32"]
     recipe = second(toy, parent, tmp_path, *settings)
     pipeline = Pipeline.load(parent / "text")
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_named(toy: Path, parent: Path, tmp_path: Path) -> 
 
 
 def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: Path) -> None:
-    """The walk of the documentation: a config that extends that of the run, prep, train, decode."""
+    """The example of the documentation: a config that extends that of the run; train and decode."""
     second(toy, parent, tmp_path)
     values = {
         "extends": str(toy),

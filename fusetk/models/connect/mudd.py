@@ -11,6 +11,8 @@ from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnec
 from fusetk.nn.feature_buffer import FeatureBuffer
 from fusetk.nn.precision import combine
 
+EPSILON = 1e-6
+
 
 class MuddConfig(ConnectConfig):
     """Sums of all layers below, with weights that are computed at each position."""
@@ -49,8 +51,8 @@ class DepthAggregate(nn.Module):
     def forward(self, buffer: FeatureBuffer) -> tuple[Tensor, ...]:
         """Return the streams, each (..., D)."""
         layers = buffer.layers(self.width)
-        hidden = F.gelu(F.rms_norm(layers[..., -1, :], (self.width,), eps=1e-6) @ self.w1)
-        weights = (hidden @ self.w2).unflatten(-1, self.shape) + self.static
+        normed = F.rms_norm(layers[..., -1, :], (self.width,), eps=EPSILON)
+        weights = (F.gelu(normed @ self.w1) @ self.w2).unflatten(-1, self.shape) + self.static
         for name, weight in zip(self.names, weights.unbind(-2), strict=True):
             trace.record(name, weight)
         return combine(weights, layers).unbind(-2)

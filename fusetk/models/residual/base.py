@@ -117,9 +117,8 @@ class Residual(nn.Module):
     def before(self, stream: Stream) -> tuple[Any, Stream]:
         """Return the input x (..., D) of the sub-layer, and the stream for ``after``.
 
-        With ``LayerInputs``, the input of self-attention is ``AttentionInputs``.
-
-        The old stream must not be used again.
+        If the stream is ``LayerInputs``, x is ``AttentionInputs``. The old stream must not be used
+        again.
         """
         return self.normed_input(stream), stream
 

@@ -1,4 +1,7 @@
-"""The recurrence of ``nn/recurrence.py`` with fused kernels and hand-written gradients."""
+"""Fused kernels: of recurrences, of Transformers in training, and of Transformers in inference.
+
+Those for training have hand-written gradients.
+"""
 
 import os
 

@@ -1,5 +1,5 @@
-// Types and functions that all kernels use: storage in float or bfloat16, memory of a thread, and
-// functions that the compiler can vectorise.
+// Types and functions that several kernels use: storage in float or bfloat16, memory of a thread,
+// and functions that the compiler can vectorise.
 
 #pragma once
 
@@ -29,7 +29,8 @@ struct Words {
     ~Words() { free(at); }
 };
 
-// Memory of one thread from which arrays are taken, and which grows when it is too small.
+// Memory of one thread for several arrays. `start` frees all of them, and `take` returns the next
+// one. Memory that is too small is replaced.
 struct Buffer {
     enum { LARGEST = 16 };
     float *blocks[LARGEST];
@@ -91,18 +92,23 @@ static inline float tanh_(float x) {
 
 static inline float sigmoid(float x) { return 0.5f * tanh_(0.5f * x) + 0.5f; }
 
-// e^x for x <= 0
-static inline float exp_(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float k = __builtin_floorf(x * 1.44269504f + 0.5f);
-    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
+// e^(x - k ln 2) for the integer k next to x / ln 2. T is float or a vector of floats.
+template <class T>
+static inline T exp_of_rest(T x, T k) {
+    T r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    T p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
+    return p * r * r + r + 1.0f;
+}
+
+// e^x for x <= 0
+static inline float exp_(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float k = __builtin_floorf(x * 1.44269504f + 0.5f);
     union { int32_t bits; float value; } c;
     c.bits = ((int32_t)k + 127) << 23;
-    return (p * r * r + r + 1.0f) * c.value;
+    return exp_of_rest(x, k) * c.value;
 }

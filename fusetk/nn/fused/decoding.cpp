@@ -3,19 +3,14 @@
 // activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
 // bits. Products come without their bias: the next kernel adds it.
 
+#include "common.h"
+
 #include <float.h>
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-typedef int64_t Int;
-
 // A vector of 16 numbers. The compiler splits it if the processor's vectors are shorter.
+// fusetk/nn/fused/decoding.py has the same constant.
 enum { LANES = 16 };
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -32,9 +27,10 @@ static inline Vector load_part(const float *p, Int n, float rest) {
     return v;
 }
 
+typedef float V8 __attribute__((vector_size(32)));
+typedef float V4 __attribute__((vector_size(16)));
+
 static inline float sum(Vector v) {
-    typedef float V8 __attribute__((vector_size(32)));
-    typedef float V4 __attribute__((vector_size(16)));
     union { Vector v; V8 h[2]; } a = {v};
     union { V8 v; V4 h[2]; } b = {a.h[0] + a.h[1]};
     V4 c = b.h[0] + b.h[1];
@@ -42,8 +38,6 @@ static inline float sum(Vector v) {
 }
 
 static inline float max(Vector v) {
-    typedef float V8 __attribute__((vector_size(32)));
-    typedef float V4 __attribute__((vector_size(16)));
     union { Vector v; V8 h[2]; } a = {v};
     union { V8 v; V4 h[2]; } b = {a.h[0] > a.h[1] ? a.h[0] : a.h[1]};
     V4 c = b.h[0] > b.h[1] ? b.h[0] : b.h[1];
@@ -51,22 +45,18 @@ static inline float max(Vector v) {
     return x > y ? x : y;
 }
 
+// 1.5 * 2^23: x + ROUND - ROUND is x, rounded to an integer, for |x| < 2^22.
+static const float ROUND = 12582912.0f;
+
 // e^x for x <= 0
 static inline Vector exp_(Vector x) {
     x = larger(x, fill(-87.0f));
-    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
-    Vector k = (x * 1.44269504f + round) - round;
-    Vector r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    Vector k = (x * 1.44269504f + ROUND) - ROUND;
     IntVector exponent = (__builtin_convertvector(k, IntVector) + 127) << 23;
-    return (p * r * r + r + 1.0f) * *(Vector *)&exponent;
+    return exp_of_rest(x, k) * *(Vector *)&exponent;
 }
 
-// Softmax of n numbers, padded with -inf to full vectors, without the division by the sum.
+// Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
 static inline float softmax(float *x, Int vectors) {
     Vector top = load(x);
     for (Int i = 1; i < vectors; i++) top = larger(top, load(x + i * LANES));
@@ -89,10 +79,10 @@ static inline bool contains_true(IntVector v) {
 
 static inline Int vectors_of(Int n) { return (n + LANES - 1) / LANES; }
 
-// out (n) = sum of weights[s] * rows[s], with a function that returns the address of row s. The
-// sums of up to 4 vectors stay in registers.
-template <class Rows>
-static inline void mix(float *out, Int n, const float *weights, Int count, float scale, Rows row) {
+// out (n) = scale * the sum of weights[s] * row(s) for s < count. The function `row` returns the
+// address of row s. The sums of two vectors stay in registers.
+template <class Row>
+static inline void mix(float *out, Int n, const float *weights, Int count, float scale, Row row) {
     Int j = 0;
     for (; j + 2 * LANES <= n; j += 2 * LANES) {
         Vector a = {}, b = {};
@@ -111,8 +101,7 @@ static inline void mix(float *out, Int n, const float *weights, Int count, float
     }
 }
 
-// Sums of the two halves of each group of numbers, first the groups of a, then those of b. mergeN
-// has groups of 2 N numbers.
+// Add the two halves of each group of 2 N numbers (mergeN): the groups of a, then those of b.
 static inline Vector merge8(Vector a, Vector b) {
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
         __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -126,7 +115,9 @@ static inline Vector merge2(Vector a, Vector b) {
         __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
 }
 static inline Vector merge1(Vector a, Vector b) {
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+    const Vector even =
+        __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return even +
         __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
@@ -138,7 +129,8 @@ static inline Vector sums(const Vector *v) {
     return merge1(merge2(b[0], b[1]), merge2(b[2], b[3]));
 }
 
-// scores[t] = q * keys[t] for t < count, and -inf up to a full vector
+// scores[t] = the scalar product of q (size) and the features of keys[t] from `first` on, for
+// t < count. The other numbers of the last vector are -inf.
 static inline void dots(
     float *scores, const float *q, const float *const *keys, Int first, Int size, Int count
 ) {
@@ -158,13 +150,6 @@ static inline void dots(
         for (Int t = part; t < LANES; t++) scores[start + t] = -INFINITY;
     }
 }
-
-// Memory of one thread
-struct Scratch {
-    float *at;
-    explicit Scratch(Int size) : at(new float[size + LANES]) {}
-    ~Scratch() { delete[] at; }
-};
 
 extern "C" {
 
@@ -221,10 +206,10 @@ void transpose_keys(
     }
 }
 
-// Attention of R rows to n sources of their sentences, summed and scaled by n^-1/2. Keys are those
-// of transpose_keys; values have rows of `stride` numbers. Row r reads the first
-// lengths[sentences[r]] positions. Queries have rows of query_stride numbers. weights (R, n, H, S)
-// may be null.
+// Attention of R rows to the n sources of their sentences. The n results are summed and multiplied
+// by n^-1/2. Keys are those of transpose_keys. Values (B, n, S, D) have rows of `stride` numbers.
+// Row r reads the first lengths[sentences[r]] positions. Queries have rows of query_stride numbers.
+// weights (R, n, H, S) may be null.
 void attend_source(
     Int threads, Int rows, Int heads, Int width, Int sources, Int length, const Int *sentences,
     const Int *lengths, const float *queries, Int query_stride, const float *bias,
@@ -282,7 +267,7 @@ void attend_source(
     }
 }
 
-// total = x + y + bias, and normed = LayerNorm(total). y, bias, total and normed may be null.
+// total = x + y + bias, and normed = LayerNorm(total). All pointers except x may be null.
 void add_norm(
     Int threads, Int rows, Int width, const float *x, const float *y, const float *bias,
     const float *gain, const float *shift, float eps, float *total, float *normed
@@ -347,8 +332,8 @@ void add_bias(Int threads, Int rows, Int width, float *x, const float *bias, Int
     }
 }
 
-// sums (R, D) of integers, times the scales of its rows and columns, + bias, in place as floats.
-// The bias may be null. With `relu`, negative results become 0.
+// Multiply integers `sums` (R, D) by the scales of rows and columns, and add the bias, which may be
+// null. The results are floats in the memory of the integers. With `relu`, negative ones become 0.
 void rescale(
     Int threads, Int rows, Int width, int32_t *sums, const float *row_scale,
     const float *column_scale, const float *bias, Int relu
@@ -460,30 +445,34 @@ void best_tokens(
     }
 }
 
-// Each row of x (R, D) as int8, with a scale that maps its largest absolute value to 127.
+// Each row of x (R, D) as int8, with a scale that maps its largest absolute value to 127. With NaN
+// in a row, its scale is NaN.
 void quantize(
     Int threads, Int rows, Int width, const float *x, int8_t *rounded, float *scale
 ) {
-    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
     for (Int r = 0; r < rows; r++) {
         const float *from = x + r * width;
         int8_t *to = rounded + r * width;
         const Int full = width / LANES * LANES;
         Vector maxima = fill(FLT_MIN);
-        for (Int j = 0; j < full; j += LANES)
-            maxima = larger(larger(maxima, load(from + j)), -load(from + j));
-        float highest = max(maxima);
+        IntVector is_nan = {};
+        for (Int j = 0; j < full; j += LANES) {
+            const Vector v = load(from + j);
+            maxima = larger(larger(maxima, v), -v);
+            is_nan |= v != v;
+        }
+        float highest = contains_true(is_nan) ? NAN : max(maxima);
         for (Int j = full; j < width; j++)
-            highest = fabsf(from[j]) > highest ? fabsf(from[j]) : highest;
+            if (fabsf(from[j]) > highest || from[j] != from[j]) highest = fabsf(from[j]);
         const float factor = 127.0f / highest;
         for (Int j = 0; j < full; j += LANES) {
             typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-            Vector v = (load(from + j) * factor + round) - round;
+            Vector v = (load(from + j) * factor + ROUND) - ROUND;
             IntVector integers = __builtin_convertvector(v, IntVector);
             *(Bytes *)(to + j) = __builtin_convertvector(integers, Bytes);
         }
-        for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + round) - round);
+        for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + ROUND) - ROUND);
         scale[r] = highest / 127.0f;
     }
 }

@@ -3,7 +3,6 @@
 All tensors are float32 on CPU. Products come without their bias, and the functions here add it.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.nn.fused.build import library
+from fusetk.nn.fused.structs import FLOAT, INT, POINTER
 from fusetk.nn.precision import product_dtype
 
-_INT, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+LANES = 16  # numbers in a vector; decoding.cpp has the same constant
 
 
 def usable(x: Tensor) -> bool:
@@ -27,24 +27,24 @@ def usable(x: Tensor) -> bool:
 
 
 def _call(function: str, *arguments: Tensor | int | float | None) -> None:
-    """Call a function of the library with the number of threads and these arguments."""
+    """Call a function of ``decoding.cpp`` with the number of threads and ``arguments``."""
     kernels = library("decoding")
     assert kernels is not None
-    converted: list[Any] = [_INT(torch.get_num_threads())]
+    converted: list[Any] = [INT(torch.get_num_threads())]
     for argument in arguments:
         if isinstance(argument, Tensor):
-            converted.append(_POINTER(argument.data_ptr()))
+            converted.append(POINTER(argument.data_ptr()))
         elif isinstance(argument, float):
-            converted.append(_FLOAT(argument))
+            converted.append(FLOAT(argument))
         elif argument is None:
-            converted.append(_POINTER(None))
+            converted.append(POINTER(None))
         else:
-            converted.append(_INT(argument))
+            converted.append(INT(argument))
     getattr(kernels, function)(*converted)
 
 
 def add_norm(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm | None) -> Tensor:
-    """Return LayerNorm(x + y + bias), for x and y (R, D), without the parts that are None."""
+    """Return LayerNorm(x + y + bias) for x and y (R, D) and bias (D,); None skips a part."""
     rows, width = x.shape
     out = torch.empty_like(x)
     if norm is None:
@@ -95,7 +95,7 @@ class Source(NamedTuple):
 def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor) -> Source:
     """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``."""
     sentences, sources, length, width = keys.shape
-    transposed = keys.new_empty(sentences, sources, width, -(-length // 16) * 16)
+    transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
     _call(
         *("transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed),
     )
@@ -110,8 +110,10 @@ def attend_source(
     heads: int,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention (R, D) of queries (R, D) to n sources, summed and scaled by n^-1/2.
+    """Return the attention (R, D) of queries (R, D) to n sources.
 
+    The results of the n sources are summed and multiplied by n^-1/2. The queries come without
+    ``bias`` (D,).
     ``sentences`` (R,) are the sentences that the queries read. ``weights`` (R, n, H, S) is filled
     with the attention weights.
     """
@@ -157,7 +159,7 @@ def best_tokens(
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x (R, D) as int8, and the scales (R,) of its rows, as ``fusetk.nn.int8.quantize``."""
+    """Compute ``fusetk.nn.int8.quantize`` of x (R, D)."""
     rounded = torch.empty(x.shape, dtype=torch.int8)
     scale = x.new_empty(len(x))
     _call("quantize", *x.shape, x, rounded, scale)
@@ -167,9 +169,9 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 def rescale(
     sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, relu: bool
 ) -> Tensor:
-    """Return ``sums`` (R, D), times the scales (R,) and (D,), + ``bias`` (D,), or the ReLU of it.
+    """Return ``sums`` (R, D) times the scales (R,) and (D,), plus ``bias`` (D,), float32.
 
-    ``sums`` is int32, and its memory becomes the result.
+    With ``relu``, negative results become 0. If ``sums`` is int32, its memory becomes the result.
     """
     sums = sums.to(torch.int32)
     _call("rescale", *sums.shape, sums, row_scale, column_scale, bias, int(relu))

@@ -8,8 +8,8 @@
 // Dropout -----------------------------------------------------------------------------------------
 
 // Element i of a tensor gets 16 bits of word i / 4 of a SplitMix64 generator (Steele et al. 2014).
-// Therefore masks are computed again in the backward pass and not stored. nn/dropout.py has the
-// same function.
+// Therefore masks are computed again in the backward pass and not stored. nn/dropout_mask.py has
+// the same function.
 struct Dropout {
     uint64_t seed;
     Int threshold;  // an element is kept if its bits are at least this number
@@ -33,8 +33,8 @@ static inline const Bits *random_bits(const Dropout &drop, Int first, Int count,
     return (const Bits *)words + first % 4;
 }
 
-// The factor of an element. The members of Dropout are copied, because the compiler must assume that
-// a write of a result may change them.
+// The factor of an element. The members of Dropout are copied, because the compiler must assume
+// that a write of a result may change them.
 struct Factor {
     const int threshold;
     const float scale;
@@ -165,7 +165,7 @@ extern "C" void residual(const Residual *a, int backward) {
 // Activation --------------------------------------------------------------------------------------
 
 // h = dropout(max(0, a + bias)), in the memory of a. Backward: the gradient of a, in the memory of
-// that of h. h > 0 where the element was positive and kept, so no random bits are needed.
+// the gradient of h. h > 0 where the element was positive and kept, so no random bits are needed.
 struct Activation {
     Int threads, bf16, rows, width;
     void *h;               // T
@@ -269,7 +269,7 @@ typedef int Lanes __attribute__((vector_size(4 * LANES)));
 
 enum { PAD = 16 };  // row lengths of buffers are multiples of this number
 
-// n, rounded up to a multiple of PAD. The compiler sees that it is one.
+// n, rounded up to a multiple of PAD. The form of the expression shows this to the compiler.
 static inline Int multiple(Int n) { return (n + PAD - 1) / PAD * PAD; }
 
 // c (R, C * LANES) = or += a (R, count) b (count, C * LANES). Element (i, k) of a is at
@@ -406,7 +406,7 @@ struct Head {
 
     Int visible(Int query) const { return a.causal ? before + query + 1 : keys; }
 
-    // Copy keys (`part` 0) or values (1) into `to`: rows of `ld` features, padded with 0.
+    // Copy the keys (`part` 0) or the values (1) into rows of `ld` features, padded with 0.
     void read(int part, float *to, Int ld) const {
         const Int column = (part * a.heads + head) * size;
         for (Int g = 0; g < a.segments; g++) {

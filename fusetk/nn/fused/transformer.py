@@ -255,7 +255,7 @@ def _activation(h: Tensor, bias: Tensor, mask: DropoutMask | None) -> None:
 
 
 def _activation_backward(h: Tensor, grad: Tensor, mask: DropoutMask | None) -> Tensor:
-    """Replace the gradient of h by that of the activation's input; return that of the bias."""
+    """Replace the gradient of h by that of the activation's input; return that of the bias (D,)."""
     arguments = _Activation()
     _set(arguments, h, *h.shape)
     partial = _partial(h.shape[1])
@@ -374,11 +374,12 @@ def cross_entropy(
     bias_grad: Tensor | None,
     training: bool,
 ) -> Tensor:
-    """Return for n rows the log-probabilities of the targets and of all tokens, and the hits: (3,).
+    """Return sums over the rows of ``logits`` (n, V) + ``bias`` (V,): (3,).
 
-    They are sums over the rows of ``logits`` (n, V) + ``bias``. In training, the gradients of the
-    loss replace the logits, those of the bias are added to ``bias_grad`` (V,), and hits are not
-    counted. The target distribution is ``other`` for each token, and ``gap`` more for the target.
+    The sums are the log-probabilities of the targets (n,), the log-probabilities of all tokens, and
+    the number of targets with the largest logit. In training, this number is not counted, the
+    gradients of the loss replace the logits, and those of the bias are added to ``bias_grad`` (V,).
+    The target distribution is ``other`` for each token, and ``gap`` more for the target.
     """
     rows, vocabulary = logits.shape
     arguments = _Loss()
