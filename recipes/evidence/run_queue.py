@@ -63,12 +63,12 @@ class Job(NamedTuple):
 
     system: str
     seed: int
-    values: Values  # the values that differ from the recipe
+    changes: tuple[tuple[str, Any], ...]  # keys and values that differ from the recipe
 
     @property
     def setting(self) -> str:
         """Name of the values, for folders."""
-        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.values.items()) or "own"
+        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.changes) or "own"
 
     @property
     def name(self) -> str:
@@ -107,7 +107,8 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
     best = dict(own)
 
     def job(seed: int, values: Values) -> Job:
-        return Job(system, seed, {k: v for k, v in values.items() if v != own[k]})
+        changes = tuple((key, value) for key, value in values.items() if value != own[key])
+        return Job(system, seed, changes)
 
     yield [job(first, best)]
     for key, choices in plan.steps(system).items():
@@ -132,7 +133,7 @@ def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> 
             for number, round_of_system in enumerate(rounds(plan, system, own[system], results)):
                 by_round += [[] for _ in range(number + 1 - len(by_round))]
                 for job in round_of_system:
-                    values = {**own[system], **job.values}
+                    values = own[system] | dict(job.changes)
                     if results.loss(system, job.seed, values) is None:
                         by_round[number].append(job)
         jobs += [job for jobs_of_round in by_round for job in jobs_of_round]
@@ -150,7 +151,7 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
             done = {
                 job.name
                 for job in known
-                if results.loss(system, job.seed, {**own[system], **job.values}) is not None
+                if results.loss(system, job.seed, own[system] | dict(job.changes)) is not None
             }
             total += planned - len(done)
     return total
@@ -251,7 +252,7 @@ class Queue:
         words += ["--out", str(log.parent), "--seed", str(job.seed), "--quiet"]
         words += ["--threads", str(self.options.threads)]
         words += [f"--metric={metric}" for metric in METRICS]
-        for key, value in job.values.items():
+        for key, value in job.changes:
             words += ["--set", f"{key}={value}"]
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {log}", flush=True)
         with open(log, "ab") as file:
