@@ -1,14 +1,11 @@
 """Run the trainings of a plan that have no result yet, one after the other or several at a time.
 
-    python run_queue.py PLAN --raw DIR --results DIR [--out DIR] [--jobs N] [--left]
-
-The files of results say what is done, so the queue continues after any interruption, and also in a
-new checkout. `recipes/run_evidence.sh --help` describes the options.
+`recipes/run_evidence.sh` calls this script and describes its options. The result files say which
+trainings are done, so the queue continues after any interruption, also in a new checkout.
 """
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -34,7 +31,7 @@ Values = dict[str, Any]  # values of tuned keys
 
 
 class PlanConfig(Config):
-    """The content of a plan file; `recipes/evidence/multi30k/plan.yaml` is an example."""
+    """The content of a plan file; `recipes/evidence/plans` has those of the evidence."""
 
     tuning: dict[str, dict[str, list[Any]]]
     """Values of tuned keys, by the name of the tuning and the key. The first one is the recipe's.
@@ -204,7 +201,7 @@ class Queue:
     def __init__(self, plan: PlanConfig, options: argparse.Namespace):
         self.plan = plan
         self.options = options
-        self.folder = options.plan.parent
+        self.folder = options.recipes
         self.own = own_values(plan, self.folder)
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
         self.failed: set[str] = set()
@@ -247,18 +244,22 @@ class Queue:
     def launch(self, job: Job) -> None:
         log = self.log(job)
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = ["nice", "-n", str(self.options.nice), sys.executable, "-m", "fusetk", "run"]
-        words += [str(self.folder / f"{job.system}.yaml"), "--raw", str(self.options.raw)]
-        words += ["--out", str(log.parent), "--seed", str(job.seed), "--quiet"]
-        words += ["--threads", str(self.options.threads)]
-        words += [f"--metric={metric}" for metric in METRICS]
-        for key, value in job.changes:
-            words += ["--set", f"{key}={value}"]
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {log}", flush=True)
         with open(log, "ab") as file:
             self.running[job] = subprocess.Popen(
-                words, stdout=file, stderr=file, start_new_session=True
+                self.command(job), stdout=file, stderr=file, start_new_session=True
             )
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command line of a job."""
+        options = self.options
+        words = ["nice", "-n", options.nice, sys.executable, "-m", "fusetk", "run"]
+        words += [self.folder / f"{job.system}.yaml", "--raw", options.raw]
+        words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
+        words += ["--threads", options.threads]
+        words += [f"--metric={metric}" for metric in METRICS]
+        words += [f"--set={key}={value}" for key, value in job.changes]
+        return [str(word) for word in words]
 
     def collect(self) -> None:
         """Save the results of the jobs that ended."""
@@ -303,11 +304,10 @@ class Queue:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--raw", type=Path)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    for name in ("recipes", "raw", "results", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("jobs", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--left", action="store_true")
     options = parser.parse_args()
