@@ -112,9 +112,10 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
         candidates = [{**best, key: value} for value in choices]
         yield [job(first, values) for values in candidates]
         losses = [results.loss(system, first, values) for values in candidates]
-        if None in losses:
+        known = [loss for loss in losses if loss is not None]
+        if len(known) < len(losses):
             return
-        best = min(zip(losses, candidates, strict=True), key=lambda pair: pair[0])[1]
+        best = candidates[known.index(min(known))]
     yield [job(seed, best) for seed in others]
 
 
