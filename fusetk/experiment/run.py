@@ -232,6 +232,8 @@ def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:
         text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,} {unit}"
         if batch.accumulate > 1:
             text = f"{text} = {batch.accumulate * batch.size:,} {unit}"
+        if batch.token_limit:
+            text = f"{text}, in batches of at most {batch.token_limit:,} tokens"
         if devices > 1 and batch.accumulate % devices == 0:
             each = batch.accumulate // devices
             text = f"{text}; each of {devices} devices computes {each} of its batches"
