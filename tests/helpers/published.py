@@ -14,6 +14,7 @@ from fusetk.datasets.make import PACKED
 from fusetk.datasets.table import DatasetConfig, TextConfig
 
 PAIRS = {"lines": 230, "wit3": 230, "segments": 6}
+TALKS = PAIRS["wit3"] // 10
 REFERENCES = 4  # of NIST's test sets
 WORDS = {
     "de": "das Haus ist alt und der Hund schläft heute".split(),
