@@ -104,9 +104,10 @@ class BlockConfig(ModelConfig):
     joint vocabulary)."""
     output_bias: bool = True
     """Add a bias for each entry of the target vocabulary."""
-    init: Literal["xavier", "mlrf"] = "xavier"
-    """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
-    4.2."""
+    init: Literal["xavier", "tensor2tensor", "mlrf"] = "xavier"
+    """Initial weights. `xavier`: uniform (Glorot and Bengio 2010), as in fairseq, where queries,
+    keys and values are one matrix. `tensor2tensor`: the same with a matrix for each of the three.
+    `mlrf`: U(+-1/sqrt(fan_in)), as in MLRF section 4.2."""
 
     def check_side(self, name: str, side: BlockStackConfig) -> None:
         """Raise ValueError if the options of the stack ``name`` do not fit those of the model."""
