@@ -1,5 +1,5 @@
 # make venv: create an environment with fusetk in .venv
-# make demo: run all commands on a small corpus
+# make demo: train a small model on generated text and show it; PLAIN=1 without fusion
 # make test: run all checks
 # make bench: measure the speed on this machine and compare it with the last time
 # make man: generate the manual pages from the code
@@ -24,7 +24,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 demo: venv
-	PATH="$(abspath $(BIN)):$$PATH" recipes/run_demo.sh
+	$(BIN)/fusetk demo --out work/demo $(if $(PLAIN),--plain)
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
