@@ -25,7 +25,7 @@ def layer_weights(files: DemoFiles) -> LayerWeights:
     from fusetk.plotting.sentences import Reader, command_line_pairs
 
     source, target = sentence_to_plot(files)
-    loaded = system.load_model(files.model, "cpu")
+    loaded = system.load_model(files.run, "cpu")
     reader = Reader(loaded.pipeline, False, loaded.model.max_positions, strict=True)
     [sentence] = reader(command_line_pairs([source], [target]))
     pair = (sentence.source_ids, sentence.target_ids)

@@ -36,9 +36,9 @@ class DemoFiles(NamedTuple):
         return self.folder / "runs" / self.name
 
     @property
-    def model(self) -> Path:
-        """The average of the last checkpoints, which translates."""
-        return self.run / CHECKPOINTS / "average"
+    def checkpoint(self) -> Path:
+        """The best checkpoint, which translates."""
+        return self.run / CHECKPOINTS / "best"
 
     @property
     def scores(self) -> Path:
@@ -129,7 +129,7 @@ def trained_models(files: DemoFiles) -> list[DemoModel]:
         records = score_log.read(each.run) if each.scores.is_file() else []
         scores = {record.metric: record.value for record in records if record.set_name == "demo"}
         if scores:
-            model = system.load_model(each.model, "cpu").model
+            model = system.load_model(each.run, "cpu").model
             count = sum(parameter.numel() for parameter in model.parameters())
             models.append(DemoModel(TITLES[each.name], count, scores))
     return models
@@ -171,10 +171,10 @@ def describe_model(files: DemoFiles) -> str:
 
 def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
     """Return commands for the user to try, each after a comment."""
-    folder, model = shlex.quote(str(files.folder)), shlex.quote(str(files.model))
+    folder, run = shlex.quote(str(files.folder)), shlex.quote(str(files.run))
     source, _ = sentence_to_plot(files)
     sentence = shlex.quote(source)
-    commands = [("translate your own sentences", f"echo {sentence} | fusetk decode -m {model}")]
+    commands = [("translate your own sentences", f"echo {sentence} | fusetk decode -m {run}")]
     if files.other.scores.is_file():
         runs = f"{folder}/runs/{PLAIN} {folder}/runs/{FUSING}"
         texts = f"-i {folder}/raw/test.de -r {folder}/raw/test.en"
@@ -195,7 +195,7 @@ def next_commands(files: DemoFiles) -> list[tuple[str, str]]:
         ),
         (
             "every attention head, as an interactive page",
-            f"fusetk plot-attention -m {model} -s {sentence} --head all -o heads.html",
+            f"fusetk plot-attention -m {run} -s {sentence} --head all -o heads.html",
         ),
     ]
     return commands

@@ -10,10 +10,9 @@ from fusetk.demo.results import FUSING, PLAIN, DemoFiles, sentence_to_plot
 from fusetk.errors import DataError
 from fusetk.experiment.products import Products
 from fusetk.files import checksum, replace_file
-from fusetk.runs import STATE, checkpoints
+from fusetk.runs import STATE
 
 CONFIGS = Path(__file__).parent  # the folder of the configs
-AVERAGED = 5  # checkpoints
 
 
 class Demo:
@@ -51,7 +50,6 @@ class Demo:
         self._command("prepare the text: words, subwords, ids", "prep", *self._config())
         self._command("train", "train", *self._config(), "--run", self.files.run)
         products = Products(self.files.folder)
-        self._average(products)
         self._translate(products)
         self._draw(products)
 
@@ -76,27 +74,17 @@ class Demo:
             self.say("== write German and English sentences by a grammar")
             write_corpus(self.files.raw)
 
-    def _average(self, products: Products) -> None:
-        last = checkpoints(self.files.run)[-AVERAGED:]
-        self._make(
-            products,
-            self.files.model / STATE,
-            [checksum(checkpoint / STATE) for checkpoint in last],
-            "average the last checkpoints",
-            *("average", self.files.run, "--last", len(last)),
-        )
-
     def _translate(self, products: Products) -> None:
         files = self.files
-        model = checksum(files.model / STATE)
+        model = checksum(files.checkpoint / STATE)
         self._make(
             products,
             files.translation,
             model,
             "translate sentences that training did not see",
-            *("decode", "-m", files.model, "-i", files.raw / "test.de", "-o", files.translation),
+            *("decode", "-m", files.run, "-i", files.raw / "test.de", "-o", files.translation),
         )
-        record = ("--run", files.run, "--set-name", "demo", "--checkpoint", files.model.name)
+        record = ("--run", files.run, "--set-name", "demo", "--checkpoint", files.checkpoint.name)
         self._make(
             products,
             files.scores,
@@ -108,9 +96,9 @@ class Demo:
 
     def _draw(self, products: Products) -> None:
         files = self.files
-        inputs = [checksum(files.model / STATE), checksum(files.translation)]
+        inputs = [checksum(files.checkpoint / STATE), checksum(files.translation)]
         source, target = sentence_to_plot(files)
-        pair = ("-m", files.model, "-s", source, "-t", target)
+        pair = ("-m", files.run, "-s", source, "-t", target)
         if files.layers:
             self._make(
                 products,

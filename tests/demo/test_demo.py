@@ -153,7 +153,7 @@ def test_a_failing_step_ends_the_demo_with_its_error(demo) -> None:
     folder, _ = demo
     result = call("--out", str(folder), "--set", "model.widht=8")
     assert result.exit_code == 2 and "did you mean 'width'" in result.stderr
-    assert "== average" not in result.stderr
+    assert "== translate" not in result.stderr
 
 
 @pytest.mark.usefixtures("commands")
