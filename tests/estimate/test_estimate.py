@@ -97,7 +97,7 @@ def test_the_state_of_an_optimiser_is_counted(kind: str, copies: int) -> None:
     assert 0 <= optimizer_bytes(optimizer) - expected <= steps
 
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "demo" / "demo.yaml"
+RECIPE = Path(__file__).parents[2] / "fusetk" / "demo" / "transformer.yaml"
 
 
 @pytest.mark.parametrize(
