@@ -111,7 +111,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_a_model_is_loaded(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("uvicorn")
-    for command in ("serve",):
+    for command in ("serve", "explore"):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             options = [command, str(tmp_path), "--port", str(port)]

@@ -288,7 +288,9 @@ function drawBars(scales, parent) {
   parent.replaceChildren();
   for (const [name, scale] of Object.entries(scales)) {
     const bar = create("span", name + ": " + format(scale.low), parent);
-    const pen = resize(create("canvas", undefined, bar), 120, 12);
+    const canvas = create("canvas", undefined, bar);
+    canvas.setAttribute("aria-hidden", "true");
+    const pen = resize(canvas, 120, 12);
     for (let x = 0; x < 120; x++) {
       pen.fillStyle = color(scale, scale.low + (scale.high - scale.low) * (x + 0.5) / 120);
       pen.fillRect(x, 0, 1.5, 12);
