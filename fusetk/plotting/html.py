@@ -39,21 +39,25 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
 
 
 def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
-    """Return the content of the HTML file.
+    """Return the content of the HTML file."""
+    return fill_template(TEMPLATE, title, _data(pages, title, colors))
+
+
+def fill_template(template: Path, title: str, data: Any) -> str:
+    """Return a template with its title, and with ``data`` as JSON.
 
     No word of the input can change the page: words are strings inside a JSON element, and the
     script displays them only as text.
     """
-    data = json.dumps(
-        _data(pages, title, colors), ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Even inside a JSON string, </script> would end the element and <!-- would change its meaning.
     for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = {"title": html.escape(title), "data": data}
-    template = TEMPLATE.read_text(encoding="utf-8")
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    parts = {"title": html.escape(title), "data": text}
     # One pass: placeholders inside inserted text are not replaced.
-    return re.sub("@(title|data)@", lambda match: parts[match[1]], template)
+    return re.sub(
+        "@(title|data)@", lambda match: parts[match[1]], template.read_text(encoding="utf-8")
+    )
 
 
 def _data(pages: Sequence[Page], title: str, colors: str) -> dict[str, Any]:
