@@ -42,7 +42,7 @@ ALLOWED = {
     "ctranslate2": {"system", "runs", "models", "nn"},
     "serving": {"system", "decoding"},
     "datasets": {"data"},
-    "experiment": {"recipe", "training", "runs", "data", "datasets"},
+    "experiment": {"recipe", "papers", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},

@@ -52,7 +52,7 @@ def start(folder: Path, out: str) -> int:
     child = os.fork()
     if child:
         return child
-    with open(folder / f"{out}.log", "w") as log:
+    with open(folder / f"{out}.log", "a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     code = 1
@@ -70,9 +70,11 @@ def start(folder: Path, out: str) -> int:
 def finish(folder: Path, out: str) -> dict[str, str]:
     """Complete the run, and return its translations, scores and weights."""
     deadline = time.monotonic() + PATIENCE
+    log = folder / f"{out}.log"
     while True:
+        before = log.stat().st_size if log.exists() else 0
         _, status = os.waitpid(start(folder, out), 0)
-        said = (folder / f"{out}.log").read_text()
+        said = log.read_bytes()[before:].decode()
         # The killed run's command may still save its checkpoint.
         if "another fusetk run works on" not in said or time.monotonic() > deadline:
             break
@@ -98,7 +100,8 @@ def test_after_a_kill_in_any_step_the_next_call_gives_the_same(
         child = start(folder, step)
         heading = f"== {number} of {len(STEPS)}: {step}"
         deadline = time.monotonic() + PATIENCE
-        while heading not in (folder / f"{step}.log").read_text():
+        log = folder / f"{step}.log"
+        while not log.exists() or heading not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(PAUSES.get(step, 0.1))
