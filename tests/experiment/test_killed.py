@@ -17,7 +17,7 @@ from fusetk.experiment.run import STEPS
 
 CONFIG = """
 data: {source: de, target: en, folder: data, train: [raw/train], valid: [raw/valid],
-  test: {first: [raw/first], second: [raw/second]}, bpe: {merges: 50},
+  test: {test: [raw/test]}, bpe: {merges: 50},
   steps: [{step: tokenize}, {step: lowercase}]}
 model: {kind: transformer, width: 16, heads: 2, ffn: 16, encoder: {layers: 1}, decoder: {layers: 1}}
 training:
@@ -25,13 +25,13 @@ training:
   save_every: 5
   log_every: 1
   stages:
-    - {optimizer: adam, schedule: {kind: constant, rate: 0.01}, end: {updates: 30},
+    - {optimizer: adam, schedule: {kind: constant, rate: 0.01}, end: {updates: 15},
        batch: {size: 60}}
 decoding: {beam: 2, max_length_factor: 1, max_length_extra: 3}
 """
 WORDS = {"de": "das Haus ist alt und der Hund schläft".split(), "en": "the house is old".split()}
 PAUSES = {"train": 1.0}  # seconds after the start of a step, in which it does a part of its work
-PATIENCE = 300  # seconds
+PATIENCE = 3600  # seconds
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "my.yaml").write_text(CONFIG)
     (tmp_path / "raw").mkdir()
     choose = random.Random(3)
-    for name, pairs in (("train", 200), ("valid", 20), ("first", 6), ("second", 4)):
+    for name, pairs in (("train", 200), ("valid", 20), ("test", 6)):
         for side, words in WORDS.items():
             lines = [" ".join(choose.choices(words, k=4)) for _ in range(pairs)]
             text = "".join(f"{line}\n" for line in lines)
@@ -95,7 +95,7 @@ def test_after_a_kill_in_any_step_the_next_call_gives_the_same(
 ) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("python"))
     expected = finish(folder, "complete")
-    assert len(expected) > 8
+    assert len(expected) > 5
     for number, step in enumerate(STEPS, 1):
         child = start(folder, step)
         heading = f"== {number} of {len(STEPS)}: {step}"
