@@ -43,7 +43,7 @@ ALLOWED = {
     "serving": {"system", "decoding"},
     "exploring": {"serving", "system", "recipe", "plotting", "decoding", "models", "data"},
     "datasets": {"data"},
-    "experiment": {"recipe", "training", "runs", "data", "datasets"},
+    "experiment": {"recipe", "papers", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
     "demo": {
