@@ -180,6 +180,7 @@ def small(config: str) -> str:
     values = yaml.safe_load(config)
     values["data"]["bpe"] = {"merges": 60}
     values["model"].update(width=16, ffn=32)
+    values["decoding"] = {"beam": 1}
     for stage in values["training"]["stages"]:
         stage.update(end={"updates": 6}, batch={"size": 400})
     values["training"].pop("save_every", None)
@@ -189,7 +190,7 @@ def small(config: str) -> str:
 
 def write_text(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for split, lines in {"train": 60, "valid": 8, "test": 8}.items():
+    for split, lines in {"train": 60, "valid": 8, "test": 20}.items():
         for language, sentence in (("de", "Das Haus {} ist klein."), ("en", "House {} is small.")):
             text = "".join(sentence.format(i) + "\n" for i in range(lines))
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
