@@ -18,14 +18,14 @@ REPOSITORY = ""
 MENUS = {
     "index": {
         "Start": "install tutorial faq migration/index",
-        "Use": "config data training devices decoding python metrics plots commands",
+        "Use": "config data training devices decoding explore python metrics plots commands",
         "Models": "fusions/index papers recipes benchmarks extending",
     },
     "migration/index": {"": "fairseq marian opennmt sockeye"},
     "fusions/index": {
         "": "average ffn attention linear aggregation groups linear-connections dense "
-        "depth-weighted mudd cross hyper attention-residual laurel scaled attend coordinated "
-        "recurrent"
+        "depth-weighted mudd cross hyper attention-residual value-residual laurel scaled attend "
+        "coordinated recurrent"
     },
 }
 

@@ -78,7 +78,7 @@ def test_data_files_are_installed(setup):
     package = ROOT / "fusetk"
     patterns = setup["options.package_data"]["fusetk"].split()
     installed = {path for pattern in patterns for path in package.glob(pattern)}
-    endings = (".cpp", ".html", ".sbatch", ".yaml")
+    endings = (".cpp", ".css", ".html", ".js", ".sbatch", ".yaml")
     files = {path for path in package.rglob("*") if path.suffix in endings}
     assert files and files <= installed
 

@@ -22,12 +22,12 @@ from tools.troff import bold, escape, italic, page, prose
 CONFIG_COMMANDS = {"prep", "train", "run", "report", "describe", "estimate"}
 RUN_COMMANDS = {
     *("train", "run", "average", "decode", "rescore", "score", "compare", "report"),
-    *("plot-attention", "plot-curves", "serve", "export"),
+    *("plot-attention", "plot-curves", "serve", "export", "explore"),
 }
 # The commands that compute with a model.
 MODEL_COMMANDS = {
     *("train", "run", "decode", "rescore", "compare", "plot-attention", "serve", "estimate"),
-    *("demo", "doctor"),
+    *("demo", "doctor", "explore"),
 }
 # Environment variables, their effects, and the commands that they concern; none means all.
 ENVIRONMENT: dict[str, tuple[str, set[str]]] = {

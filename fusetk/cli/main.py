@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "Compare the table of a paper with the results of runs.",
     "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",
+    "explore": "Show on a web page how a model translates.",
     "serve": "Translate over HTTP.",
     "export": "Write a model for CTranslate2.",
     "describe": "Print a resolved config and its parameter counts.",

@@ -67,10 +67,10 @@ def command(
     and prints no table. SYSTEM is the file name of the recipe. If the config of a run differs from
     the recipe, as in a pilot, the name also has the keys and values that differ, for example
     dec_sa.seed1.peak=0.0005.json. The file has the config, the revision of the code, the machine,
-    cost, curves and scores of the run. Compressed files beside it have the translations
-    (DIR/translations) and, once for all runs, the sources and references (DIR/texts). A second call
-    writes only what changed. Results in DIR are renamed if their recipe changed, so a pilot becomes
-    a result of its row if the recipe adopts its values.
+    the cost, the curves, the scores and the mean layer weights of the run. Compressed files beside
+    it have the translations (DIR/translations) and, once for all runs, the sources and references
+    (DIR/texts). A second call writes only what changed. Results in DIR are renamed if their recipe
+    changed, so a pilot becomes a result of its row if the recipe adopts its values.
     """
     if markdown + as_csv + latex + as_json > 1:
         raise click.UsageError("--markdown, --csv, --latex and --json exclude each other: give one")

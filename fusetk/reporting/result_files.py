@@ -83,9 +83,9 @@ class SavedWeights(_Part):
 
     checkpoint: str
     weights: str  # SHA-256 of the checkpoint's weights
-    text: str  # name of the text whose sentences the means are over
+    text: str  # name of the text over whose first sentences the means are
     sentences: int
-    panels: list[SavedPanel]
+    panels: list[SavedPanel]  # empty if the model has no fusion and no connection
 
 
 class RunResult(_Part):
@@ -103,7 +103,7 @@ class RunResult(_Part):
     scores: list[SavedScore]
     translations: dict[str, list[str]]  # names of the translations of each test set
     texts: dict[str, str]  # checksum of the sources and references of each test set
-    layer_weights: list[SavedWeights]
+    layer_weights: list[SavedWeights]  # of each checkpoint for which they were computed
     train_curve: Curve  # columns by name: update, loss, ...
     valid_curve: Curve
     config: dict[str, Any]  # all settings, without the folders of files

@@ -14,6 +14,7 @@ from fusetk.files import write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import read_cost
 from fusetk.reporting.deviations import SECTIONS, config_overrides, without_folders
+from fusetk.reporting.layer_weights import layer_weights
 from fusetk.reporting.parameters import count_parameters, vocabulary_sizes_of
 from fusetk.reporting.result_files import (
     Columns,
@@ -23,6 +24,7 @@ from fusetk.reporting.result_files import (
     SavedTraining,
     columns_bytes,
     read_columns,
+    read_result,
     read_results,
     result_text,
     texts_path,
@@ -75,6 +77,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
             continue
         contents = _saved_run(run, row, report.notes)
         stem = file_stem(contents.result, row)
+        contents = _with_layer_weights(contents, run, folder / f"{stem}.json", report.notes)
         if stem in saved:
             raise DataError(
                 f"{saved[stem][0].folder} and {run.folder} have the same system, seed and config: "
@@ -256,6 +259,32 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> SavedRun:
     return SavedRun(result, translations, texts)
 
 
+def _with_layer_weights(
+    saved: SavedRun, run: MeasuredRun, path: Path, notes: list[str]
+) -> SavedRun:
+    """Return the contents with the layer weights of the model.
+
+    They are those of the file ``path``, if it has them for the same checkpoint.
+    """
+    known = read_result(path).layer_weights if path.is_file() else []
+    sets = [record.set_name for record in run.records if record.set_name != VALID]
+    source, target = (
+        _text_file(run, sets[0], str(run.setting("data", side)), "txt")
+        for side in ("source", "target")
+    )
+    try:
+        weights = layer_weights(run.folder, source, target, known)
+    except FusetkError as error:
+        notes.append(f"{run.folder}: the layer weights are not saved, because {error}")
+        weights = known
+    return saved._replace(result=saved.result.model_copy(update={"layer_weights": weights}))
+
+
+def _text_file(run: MeasuredRun, set_name: str, language: str, kind: str) -> Path:
+    """Return a text of a test set in the prepared folder of a run."""
+    return Path(str(run.setting("data", "folder"))) / f"test.{set_name}.{language}.{kind}"
+
+
 def _training(run: MeasuredRun) -> SavedTraining:
     memory = 0
     best: int | None = None
@@ -346,16 +375,15 @@ def _texts(run: MeasuredRun, set_name: str) -> Columns:
 
     Raises DataError if they are missing or are not those of the scores.
     """
-    data = Path(str(run.setting("data", "folder")))
     source, target = str(run.setting("data", "source")), str(run.setting("data", "target"))
-    texts = {"source.raw": list(read_lines(data / f"test.{set_name}.{source}.raw"))}
+    texts = {"source.raw": list(read_lines(_text_file(run, set_name, source, "raw")))}
     expected = {
         (text_kind(record.metric), record.references)
         for record in run.records
         if record.set_name == set_name
     }
     for kind, checksum in sorted(expected):
-        first = data / f"test.{set_name}.{target}.{kind}"
+        first = _text_file(run, set_name, target, kind)
         # `fusetk run` writes further references beside the run folders.
         further = sorted(run.folder.parent.glob(f"references.*/{set_name}/*.{kind}"))
         for paths in ([first], [first, *further]):

@@ -1,14 +1,11 @@
 """Run the trainings of a plan that have no result yet, one after the other or several at a time.
 
-    python run_queue.py PLAN --raw DIR --results DIR [--out DIR] [--jobs N] [--left]
-
-The files of results say what is done, so the queue continues after any interruption, and also in a
-new checkout. `recipes/run_evidence.sh --help` describes the options.
+`recipes/run_evidence.sh` calls this script and describes its options. The result files say which
+trainings are done, so the queue continues after any interruption, also in a new checkout.
 """
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -34,7 +31,7 @@ Values = dict[str, Any]  # values of tuned keys
 
 
 class PlanConfig(Config):
-    """The content of a plan file; `recipes/evidence/multi30k/plan.yaml` is an example."""
+    """The content of a plan file; `recipes/evidence/plans` has those of the evidence."""
 
     tuning: dict[str, dict[str, list[Any]]]
     """Values of tuned keys, by the name of the tuning and the key. The first one is the recipe's.
@@ -63,12 +60,12 @@ class Job(NamedTuple):
 
     system: str
     seed: int
-    values: Values  # the values that differ from the recipe
+    changes: tuple[tuple[str, Any], ...]  # keys and values that differ from the recipe
 
     @property
     def setting(self) -> str:
         """Name of the values, for folders."""
-        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.values.items()) or "own"
+        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.changes) or "own"
 
     @property
     def name(self) -> str:
@@ -107,16 +104,18 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
     best = dict(own)
 
     def job(seed: int, values: Values) -> Job:
-        return Job(system, seed, {k: v for k, v in values.items() if v != own[k]})
+        changes = tuple((key, value) for key, value in values.items() if value != own[key])
+        return Job(system, seed, changes)
 
     yield [job(first, best)]
     for key, choices in plan.steps(system).items():
         candidates = [{**best, key: value} for value in choices]
         yield [job(first, values) for values in candidates]
         losses = [results.loss(system, first, values) for values in candidates]
-        if None in losses:
+        known = [loss for loss in losses if loss is not None]
+        if len(known) < len(losses):
             return
-        best = min(zip(losses, candidates, strict=True), key=lambda pair: pair[0])[1]
+        best = candidates[known.index(min(known))]
     yield [job(seed, best) for seed in others]
 
 
@@ -132,7 +131,7 @@ def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> 
             for number, round_of_system in enumerate(rounds(plan, system, own[system], results)):
                 by_round += [[] for _ in range(number + 1 - len(by_round))]
                 for job in round_of_system:
-                    values = {**own[system], **job.values}
+                    values = own[system] | dict(job.changes)
                     if results.loss(system, job.seed, values) is None:
                         by_round[number].append(job)
         jobs += [job for jobs_of_round in by_round for job in jobs_of_round]
@@ -150,7 +149,7 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
             done = {
                 job.name
                 for job in known
-                if results.loss(system, job.seed, {**own[system], **job.values}) is not None
+                if results.loss(system, job.seed, own[system] | dict(job.changes)) is not None
             }
             total += planned - len(done)
     return total
@@ -203,7 +202,7 @@ class Queue:
     def __init__(self, plan: PlanConfig, options: argparse.Namespace):
         self.plan = plan
         self.options = options
-        self.folder = options.plan.parent
+        self.folder = options.recipes
         self.own = own_values(plan, self.folder)
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
         self.failed: set[str] = set()
@@ -246,18 +245,22 @@ class Queue:
     def launch(self, job: Job) -> None:
         log = self.log(job)
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = ["nice", "-n", str(self.options.nice), sys.executable, "-m", "fusetk", "run"]
-        words += [str(self.folder / f"{job.system}.yaml"), "--raw", str(self.options.raw)]
-        words += ["--out", str(log.parent), "--seed", str(job.seed), "--quiet"]
-        words += ["--threads", str(self.options.threads)]
-        words += [f"--metric={metric}" for metric in METRICS]
-        for key, value in job.values.items():
-            words += ["--set", f"{key}={value}"]
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {log}", flush=True)
         with open(log, "ab") as file:
             self.running[job] = subprocess.Popen(
-                words, stdout=file, stderr=file, start_new_session=True
+                self.command(job), stdout=file, stderr=file, start_new_session=True
             )
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command line of a job."""
+        options = self.options
+        words = ["nice", "-n", options.nice, sys.executable, "-m", "fusetk", "run"]
+        words += [self.folder / f"{job.system}.yaml", "--raw", options.raw]
+        words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
+        words += ["--threads", options.threads]
+        words += [f"--metric={metric}" for metric in METRICS]
+        words += [f"--set={key}={value}" for key, value in job.changes]
+        return [str(word) for word in words]
 
     def collect(self) -> None:
         """Save the results of the jobs that ended."""
@@ -302,11 +305,10 @@ class Queue:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--raw", type=Path)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    for name in ("recipes", "raw", "results", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("jobs", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--nice", type=int, default=10)
     parser.add_argument("--left", action="store_true")
     options = parser.parse_args()

@@ -212,3 +212,10 @@ def test_the_speed_of_this_machine_is_measured() -> None:
 def test_a_share_needs_a_known_peak() -> None:
     result = CliRunner().invoke(main, ["estimate", str(RECIPE), "--share", "0.5"])
     assert result.exit_code == 2 and "--share needs --device" in result.stderr
+
+
+def test_a_data_sheet_is_not_measured() -> None:
+    result = CliRunner().invoke(
+        main, ["estimate", str(RECIPE), "--device", "h100", "--measure", "6"]
+    )
+    assert result.exit_code == 2 and "--measure needs --device auto, cpu or cuda" in result.stderr
