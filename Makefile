@@ -34,8 +34,8 @@ dist:
 	$(BIN)/python -m pip install --quiet -c constraints.txt build
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist
-	@! grep -q example.org setup.cfg CITATION.cff || \
-		echo "setup.cfg and CITATION.cff have https://example.org: write the address there" >&2
+	@! grep -l example.org setup.cfg CITATION.cff README.md docs/install.md >&2 || \
+		echo "these files have https://example.org: write the address there" >&2
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
