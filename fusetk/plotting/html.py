@@ -48,7 +48,7 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
 
 def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
     """Return the content of the HTML file."""
-    return fill_template(TEMPLATE, title, _data(pages, title, colors))
+    return fill_template(FOLDER / "page.html", title, _data(pages, title, colors))
 
 
 def fill_template(template: Path, title: str, data: Any) -> str:
