@@ -112,16 +112,15 @@ class Explorer:
                 "exclude all; shorten the prefix"
             )
         targets = [hypothesis.ids for hypothesis in hypotheses]
-        given = self._tokens("target", search.target) if search.target.strip() else None
-        if given is not None:
-            targets.append(self._ids("target", given))
+        if search.target.strip():
+            targets.append(self._ids("target", self._tokens("target", search.target)))
         steps = next_tokens(self.model, [(source_ids, ids) for ids in targets], NEXT_TOKENS)
         rows = [
             self._translation(target_steps, hypothesis.score, hypothesis.normalized)
             for target_steps, hypothesis in zip(steps, hypotheses, strict=False)
         ]
         comparison = None
-        if given is not None:
+        if len(targets) > len(hypotheses):
             comparison = self._given(search.target, steps[-1], translator.config)
         pipeline = self.translator.pipeline
         return {

@@ -12,14 +12,9 @@ from fusetk.errors import DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
-from tests.exploring.runs import explorer, trained
+from tests.exploring.runs import explorer
 
 TEXT = "eins zwei drei"
-
-
-@pytest.fixture(scope="module")
-def runs(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return trained(toy, tmp_path_factory.mktemp("explorer"))
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +66,11 @@ def test_a_probable_token_can_be_forced(fused: Explorer, runs: list[Path]) -> No
 
 
 def test_a_given_translation_is_scored(fused: Explorer, runs: list[Path]) -> None:
-    given = fused.translate(Search(2, "", " DREI ZWEI "), TEXT)["given"]
+    row = fused.translate(Search(2, "", " DREI ZWEI "), TEXT)["given"]
     [expected] = system.load(runs[1], "cpu").score([TEXT], ["DREI ZWEI"])
-    assert given["text"] == "DREI ZWEI" and given["tokens"] == ["DREI", "ZWEI"]
-    assert given["score"] == pytest.approx(expected, abs=1e-5)
-    assert given["normalized"] == pytest.approx(expected / 3, abs=1e-5)
+    assert row["text"] == "DREI ZWEI" and row["tokens"] == ["DREI", "ZWEI"]
+    assert row["score"] == pytest.approx(expected, abs=1e-5)
+    assert row["normalized"] == pytest.approx(expected / 3, abs=1e-5)
 
 
 def test_unknown_words_are_named(plain: Explorer) -> None:
