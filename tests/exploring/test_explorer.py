@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from fusetk import system
 from fusetk.decoding.translate import Request
 from fusetk.errors import DataError
-from fusetk.exploring.explorer import Explorer, Heatmap, Search
+from fusetk.exploring.explorer import Explorer, Heatmap, Search, views, wiring
+from fusetk.models import MODELS
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
+from tests.contracts.systems import BACKBONES, build, sides
 from tests.exploring.runs import explorer
 
 TEXT = "eins zwei drei"
@@ -93,6 +96,26 @@ def test_views_are_those_that_the_model_has(plain: Explorer, fused: Explorer) ->
         "transformer; encoder of 2 layers, connect linear; decoder of 2 layers, fuse attention"
     )
     assert description["vocabulary"] == plain.describe()["vocabulary"]
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_every_backbone_has_views(kind: str) -> None:
+    options: dict[str, Any] = {side: {"fuse": {"kind": "average"}} for side in sides(kind)}
+    options[sides(kind)[-1]]["connect"] = {"kind": "linear"}
+    if kind == "recurrent":
+        options = {}
+    model = build(kind, **options)
+    whats = [view.what for view in views(model)]
+    assert {"cross", "mixed"} & set(whats)
+    assert options == {} or whats[:2] == ["fuse", "connect"]
+    tokens = TokenPair(["a", "b", "c"], ["d", "e"])
+    for view in views(model):
+        for layer in (None, *view.layers, *range(1, len(view.readers) + 1)):
+            panels = panel_function(model, view.what, layer)([4, 5, 6], [5, 6], tokens)
+            assert panels and all(np.isfinite(panel.matrix).any() for panel in panels)
+    config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
+    depth = "depth 1" if kind == "recurrent" else "2 layers"
+    assert wiring(config).startswith(kind + ";") and depth in wiring(config)
 
 
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:
