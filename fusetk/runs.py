@@ -6,11 +6,12 @@ This module does not import torch.
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fusetk.errors import CheckpointError, ConfigError
-from fusetk.files import checksum, digest, lock, similar_names
+from fusetk.files import checksum, digest, lock, replace_file, similar_names
 
 CONFIG = "config.yaml"
 TEXT = "text"
@@ -21,6 +22,7 @@ METRICS = "metrics.jsonl"
 LOWER_IS_BETTER = {"loss", "smoothed", "ppl"}
 HIGHER_IS_BETTER = {"accuracy", "bleu"}
 LOG = "log.txt"
+SESSIONS = "sessions.jsonl"
 
 FORMAT = 1
 STATE = "state.json"
@@ -198,6 +200,48 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
         and not isinstance(update, bool)
     )
     return record if valid else None
+
+
+@dataclass(frozen=True)
+class Session:
+    """A start or a resumption of training, with the code and the machine that it used."""
+
+    update: int  # updates before the session
+    fusetk: str
+    revision: str | None  # git revision of the code, None outside of a git checkout
+    torch: str
+    processor: str
+    device: str
+    threads: int
+    processes: int
+
+
+def read_sessions(run: Path) -> list[Session]:
+    """Return the recorded sessions of a run, oldest first.
+
+    Damaged lines, and runs of versions of fusetk that recorded no sessions, have none.
+    """
+    try:
+        lines = (run / SESSIONS).read_bytes().splitlines()
+    except OSError:
+        return []
+    sessions = []
+    for line in lines:
+        try:
+            sessions.append(Session(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return sessions
+
+
+def add_session(run: Path, session: Session) -> None:
+    """Record a session. Sessions that began at the same or a later update are removed.
+
+    Their updates are repeated. Raises OSError if the file cannot be written.
+    """
+    sessions = [old for old in read_sessions(run) if old.update < session.update]
+    lines = [json.dumps(asdict(each)) for each in (*sessions, session)]
+    replace_file(run / SESSIONS, "".join(f"{line}\n" for line in lines))
 
 
 def check_run_folder(run: Path) -> None:

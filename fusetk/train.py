@@ -29,11 +29,19 @@ from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
 from fusetk.recipe import Recipe
 from fusetk.resume import find_changes, last_checkpoint
-from fusetk.runs import CONFIG, MACHINE, TEXT, RunLock, check_run_folder
+from fusetk.runs import (
+    CONFIG,
+    MACHINE,
+    TEXT,
+    RunLock,
+    Session,
+    add_session,
+    check_run_folder,
+)
 from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
-from fusetk.training.log import Log, NullLog, forget_after
+from fusetk.training.log import Log, NullLog, device_name, forget_after
 from fusetk.training.loop import Trainer
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
@@ -165,6 +173,8 @@ def _train(
             return
         if last:
             log.line(f"resumed after update {trainer.progress.update}")
+        if world.first:
+            _record_session(run, trainer)
         trainer.train(log, stop)
         log.line(
             f"done: {trainer.progress.update} updates; "
@@ -216,6 +226,24 @@ def _write_run_folder(
         raise checkpoint.write_error(run, error) from None
 
 
+def _record_session(run: Path, trainer: Trainer) -> None:
+    """Record code and machine in the run folder. Raises CheckpointError if it cannot be written."""
+    session = Session(
+        update=trainer.progress.update,
+        fusetk=fusetk.__version__,
+        revision=revision(),
+        torch=torch.__version__,
+        processor=processor(),
+        device=device_name(trainer.device, trainer.world.size),
+        threads=torch.get_num_threads(),
+        processes=trainer.world.size,
+    )
+    try:
+        add_session(run, session)
+    except OSError as error:
+        raise checkpoint.write_error(run, error) from None
+
+
 def _run_header(
     recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, matmul: str
 ) -> list[str]:
@@ -235,6 +263,7 @@ def _run_header(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
+    limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
         f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
         f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
@@ -242,6 +271,6 @@ def _run_header(
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "
         f"{len(trainer.validator.corpus):,} validation pairs; "
-        f"batches of {batch.size:,} {UNITS[batch.unit]}{accumulated}; "
+        f"batches of {batch.size:,} {UNITS[batch.unit]}{limited}{accumulated}; "
         f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

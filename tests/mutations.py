@@ -441,6 +441,14 @@ MUTATIONS = [
         "manifold or mixing",
     ),
     Mutation(
+        "every layer uses its own values only",
+        "nn/value_residual.py",
+        "(v + x.first) / 2",
+        "v",
+        ("models/test_value_residual.py",),
+        "equation",
+    ),
+    Mutation(
         "attention residuals do not normalise the keys",
         "models/residual/attention.py",
         "squeeze(-2) * stream.scales",

@@ -46,6 +46,15 @@ ALLOWED = {
     "experiment": {"recipe", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
+    "demo": {
+        "experiment",
+        "reporting",
+        "plotting",
+        "system",
+        "recipe",
+        "data",
+        "runs",
+    },
     "resume": {"recipe", "training", "data", "machine", "runs", "weights"},
     "train": {
         "resume",

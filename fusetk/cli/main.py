@@ -15,6 +15,7 @@ from fusetk.errors import FusetkError
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 COMMANDS = {
+    "demo": "Train a small model that fuses its layers, and show what it does.",
     "dataset": "Make the raw text of a published data set.",
     "prep": "Convert raw parallel text to memory-mapped token ids.",
     "text": "Run single steps of prep as pipes.",

@@ -1,15 +1,19 @@
 """``fusetk report``."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.report_options import report_options
 from fusetk.cli.tables import NONE, show
 from fusetk.reporting.formats import csv_text, latex_text
 from fusetk.reporting.layout import table_as_dict, table_cells, table_notes
+from fusetk.reporting.save_results import save_results
 from fusetk.reporting.tables import (
+    PaperRow,
     PaperTable,
     assign_runs,
     count_row,
@@ -24,48 +28,7 @@ EXAMPLE = (
 
 
 @click.command("report", epilog=EXAMPLE)
-@click.argument(
-    "recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option(
-    "--runs",
-    "folders",
-    metavar="DIR",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A run folder, or a folder to search for run folders; repeatable.",
-)
-@click.option(
-    "--set-name",
-    "sets",
-    metavar="NAME",
-    multiple=True,
-    help="Show only scores of this test set; repeatable.",
-)
-@click.option(
-    "--checkpoint",
-    "checkpoints",
-    metavar="LABEL",
-    multiple=True,
-    help="Show only scores of this checkpoint, such as best; repeatable.",
-)
-@click.option(
-    "--metric",
-    "metrics",
-    metavar="NAME",
-    multiple=True,
-    help="Show only scores by this metric, such as multi-bleu; repeatable.",
-)
-@click.option(
-    "--all",
-    "all_scores",
-    is_flag=True,
-    help="Show all recorded scores, not only those of the kind that the paper prints.",
-)
-@click.option("--markdown", is_flag=True, help="Print tables in Markdown.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
-@click.option("--latex", is_flag=True, help="Print tables in LaTeX, for the package booktabs.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@report_options
 def command(
     recipes: tuple[Path, ...],
     folders: tuple[Path, ...],
@@ -77,6 +40,7 @@ def command(
     as_csv: bool,
     latex: bool,
     as_json: bool,
+    save: Path | None,
 ) -> None:
     """Print a paper's table, from the recipes of its rows, with the scores of your runs.
 
@@ -98,11 +62,28 @@ def command(
 
     Markdown, CSV, LaTeX and JSON also have the updates, the hours, the speed in target tokens per
     second, the hardware and the seeds of the runs.
+
+    --save DIR writes a small file DIR/SYSTEM.seedN.json for each run that has scores of test sets,
+    and prints no table. SYSTEM is the file name of the recipe. If the config of a run differs from
+    the recipe, as in a pilot, the name also has the keys and values that differ, for example
+    dec_sa.seed1.peak=0.0005.json. The file has the config, the revision of the code, the machine,
+    the cost, the curves, the scores and the mean layer weights of the run. Compressed files beside
+    it have the translations (DIR/translations) and, once for all runs, the sources and references
+    (DIR/texts). A second call writes only what changed. Results in DIR are renamed if their recipe
+    changed, so a pilot becomes a result of its row if the recipe adopts its values.
     """
     if markdown + as_csv + latex + as_json > 1:
         raise click.UsageError("--markdown, --csv, --latex and --json exclude each other: give one")
+    if save and (
+        sets or checkpoints or metrics or all_scores or markdown or as_csv or latex or as_json
+    ):
+        raise click.UsageError("--save prints no table: leave the options of tables out")
     rows = read_rows(recipes)
     unmatched_runs, warnings = assign_runs(rows, folders)
+    if save:
+        _save(save, rows, warnings)
+        _inform_unmatched(unmatched_runs)
+        return
     for row in rows:
         count_row(row)
     choices = {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics}
@@ -127,6 +108,23 @@ def command(
             if i:
                 click.echo()
             _show(table, markdown)
+    _inform_unmatched(unmatched_runs)
+
+
+def _save(folder: Path, rows: Sequence[PaperRow], warnings: Sequence[str]) -> None:
+    report = save_results(folder, rows)
+    for path, reason in report.left_out:
+        inform(f"{path} is left out: {reason}")
+    for warning in [*warnings, *report.notes]:
+        click.echo(f"warning: {warning}", err=True)
+    for old, new in report.renamed:
+        inform(f"{old} is now {new.name}")
+    for path in report.written:
+        inform(f"{path} written")
+    inform(f"{folder}: {len(report.written)} results written, {len(report.unchanged)} unchanged")
+
+
+def _inform_unmatched(unmatched_runs: Mapping[str, int]) -> None:
     for folder, number in unmatched_runs.items():
         runs = "1 run in {} does" if number == 1 else f"{number} runs in {{}} do"
         inform(f"{runs.format(folder)} not belong to a row of these tables")

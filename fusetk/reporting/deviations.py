@@ -4,10 +4,27 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from fusetk.runs import CHECKPOINTS
 
 SECTIONS = ("data", "model", "training", "decoding")  # parts of a config that affect scores
 FILE_KEYS = ("train", "valid", "test")  # keys of the section data that name files
+
+
+class Difference(NamedTuple):
+    """The values of a key in two configs; if they are lists of other lengths, both lists."""
+
+    key: str
+    actual: Any
+    expected: Any
+
+    def __str__(self) -> str:
+        if isinstance(self.actual, list) and isinstance(self.expected, list):
+            lengths = len(self.actual), len(self.expected)
+            if not self.key.startswith(("data.valid", "data.test")):
+                return f"{self.key} has {lengths[0]} entries, not {lengths[1]}"
+        return f"{self.key} {json.dumps(self.actual)}, not {json.dumps(self.expected)}"
 
 
 def config_deviations(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
@@ -16,27 +33,45 @@ def config_deviations(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> list
     Both are the plain values of complete configs. The seed, the folders of files, and keys that
     cannot change a score may differ.
     """
+    return list(map(str, _config_differences(run, recipe)))
+
+
+def config_overrides(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a run's config that ``config_deviations`` lists, by key."""
+    return {difference.key: difference.actual for difference in _config_differences(run, recipe)}
+
+
+def _config_differences(run: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[Difference]:
     from fusetk.recipe import NEUTRAL_KEYS
 
     neutral = re.compile("|".join([r"training\.seed", *NEUTRAL_KEYS]))
-    actual = _without_folders(run)
-    expected = _without_folders(recipe)
+    actual = without_folders(run)
+    expected = without_folders(recipe)
     return [
-        f"{key} {difference}"
+        difference
         for section in SECTIONS
-        for key, difference in _differences(actual.get(section), expected[section], section)
-        if not neutral.fullmatch(key)
+        for difference in _differences(actual.get(section), expected[section], section)
+        if not neutral.fullmatch(difference.key)
     ]
 
 
-def _without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the paths of a config by file names, because a text may be in any folder."""
-    data = config.get("data")
-    if not isinstance(data, dict):
-        return dict(config)
-    others = {key: value for key, value in data.items() if key != "folder"}
-    files = {key: _file_names(data[key]) for key in FILE_KEYS if key in data}
-    return {**config, "data": {**others, **files}}
+def without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the paths of a config by names, because a text or a run may be in any folder."""
+    values = dict(config)
+    data, training = config.get("data"), config.get("training")
+    if isinstance(data, dict):
+        others = {key: value for key, value in data.items() if key != "folder"}
+        files = {key: _file_names(data[key]) for key in FILE_KEYS if key in data}
+        values["data"] = {**others, **files}
+    if isinstance(training, dict) and isinstance(training.get("start_from"), str):
+        values["training"] = {**training, "start_from": _run_name(training["start_from"])}
+    return values
+
+
+def _run_name(path: str) -> str:
+    """Return the name of a run folder, or the end of a path that names a checkpoint in it."""
+    parts = Path(path).parts
+    return "/".join(parts[-3:] if parts[-2:-1] == (CHECKPOINTS,) else parts[-1:])
 
 
 def _file_names(value: Any) -> Any:
@@ -48,8 +83,8 @@ def _file_names(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) else value
 
 
-def _differences(actual: Any, expected: Any, key: str) -> list[tuple[str, str]]:
-    """Return each key with different values in the two configs, and the difference.
+def _differences(actual: Any, expected: Any, key: str) -> list[Difference]:
+    """Return each key with different values in the two configs.
 
     A key that only one config has exists in one version of fusetk only. It is ignored, except below
     `data.test`. `data.valid` and each list below `data.test` are compared as one value.
@@ -66,10 +101,10 @@ def _differences(actual: Any, expected: Any, key: str) -> list[tuple[str, str]]:
         and not key.startswith(("data.valid", "data.test"))
     ):
         if len(actual) != len(expected):
-            return [(key, f"has {len(actual)} entries, not {len(expected)}")]
+            return [Difference(key, actual, expected)]
         pairs = [(str(i), *values) for i, values in enumerate(zip(actual, expected, strict=True))]
     elif actual != expected:
-        return [(key, f"{json.dumps(actual)}, not {json.dumps(expected)}")]
+        return [Difference(key, actual, expected)]
     return [
         difference
         for name, one, other in pairs

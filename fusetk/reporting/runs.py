@@ -232,7 +232,7 @@ def comparability_warnings(scored: Sequence[tuple[MeasuredRun, ScoreRecord]]) ->
         signatures = [(run, record.signature) for run, record in records]
         warnings += _differences(f"the references of {name}", references)
         warnings += _differences(f"the signature of {metric} on {name}", signatures)
-    outdated = unique_runs(run for run, record in scored if _is_outdated(record, run))
+    outdated = unique_runs(run for run, record in scored if is_outdated(record, run))
     if outdated:
         warnings.append(f"trained further after a score was recorded: {run_names(outdated)}")
     return warnings
@@ -256,7 +256,7 @@ def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]
     return [f"the runs differ in {quantity}: {value} ({most}); {rest}"]
 
 
-def _is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:
+def is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:
     """Whether the run was trained further after the record."""
     if record.updates is None or run.updates is None:
         return False

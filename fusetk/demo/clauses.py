@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from drawing import Adverb
-from lexicon import ING, MODALS, Verb, rows
-from phrases import Phrase
+from fusetk.demo.drawing import Adverb
+from fusetk.demo.lexicon import ING, MODALS, Verb, rows
+from fusetk.demo.phrases import Phrase
 
 HABEN = ("habe", "hast", "hat", "haben")  # ich, du, er, plural
 SEIN = ("bin", "bist", "ist", "sind")
@@ -230,7 +230,7 @@ def english_objects(clause: Clause, without: str = "") -> list[str]:
 def english_main(clause: Clause, front: str = "subject", gap: str = "") -> list[str]:
     """Return a statement, or a relative clause with a ``gap``.
 
-    Of the fronted parts, only a time is also first in English.
+    A fronted time is also first in English; other fronted parts are not.
     """
     plain, auxiliary, rest = english_group(clause)
     if clause.negated:

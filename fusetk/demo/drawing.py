@@ -2,10 +2,9 @@
 
 import random
 
-import lexicon
-import phrases
-from lexicon import Noun, pairs, rows
-from phrases import Phrase
+from fusetk.demo import lexicon, phrases
+from fusetk.demo.lexicon import Noun, pairs, rows
+from fusetk.demo.phrases import Phrase
 
 Adverb = tuple[str, str]  # German, English
 

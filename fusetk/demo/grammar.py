@@ -1,7 +1,5 @@
 """A German-English corpus from a small grammar.
 
-`python grammar.py FOLDER` writes {train,valid,test}.{de,en}, raw text.
-
 The two languages differ as the real ones do. In German, the finite verb is second in a main clause
 and last in a subordinate clause. Participles and infinitives end the clause. Prefixes are separated
 from verbs. Articles and adjectives agree with the noun in gender, number and case. Nouns form
@@ -10,14 +8,13 @@ numbers, ones precede tens.
 Each German sentence has exactly one English translation, so a model can learn to produce it.
 """
 
-import argparse
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import lexicon
-import phrases
-from clauses import (
+from fusetk.demo import lexicon, phrases
+from fusetk.demo.clauses import (
     MODAL_FORMS,
     Clause,
     english_infinitive,
@@ -27,11 +24,14 @@ from clauses import (
     german_main,
     german_verb_final,
 )
-from drawing import Drawing
-from lexicon import Noun, Verb, pairs, rows
-from phrases import Phrase
+from fusetk.demo.drawing import Drawing
+from fusetk.demo.lexicon import Noun, Verb, pairs, rows
+from fusetk.demo.phrases import Phrase
 
 Pair = tuple[str, str]  # German, English
+
+# Pairs of each split. The test sentences are drawn first.
+SIZES = {"test": 500, "valid": 500, "train": 20_000}
 
 CONJUNCTIONS = {"weil": "because", "wenn": "when", "obwohl": "although", "bevor": "before"}
 ADVERBIALS = {"time": 0.45, "place": 0.3, "manner": 0.2, "frequency": 0.15}
@@ -341,29 +341,16 @@ def corpus(seed: int, sizes: dict[str, int]) -> dict[str, list[Pair]]:
     return splits
 
 
-def files(splits: dict[str, list[Pair]]) -> Iterator[tuple[str, str]]:
-    """Yield file names and their contents."""
-    for split, sentence_pairs in splits.items():
+def write_corpus(folder: Path, sizes: dict[str, int] = SIZES, seed: int = 1) -> None:
+    """Write SPLIT.de and SPLIT.en for each split; the folder exists only with all files.
+
+    Raises OSError if a file cannot be written.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for split, sentence_pairs in corpus(seed, sizes).items():
         for side, language in enumerate(("de", "en")):
-            yield f"{split}.{language}", "".join(f"{pair[side]}\n" for pair in sentence_pairs)
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description="write a German-English corpus made by a small grammar"
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--train", type=int, default=20_000, help="training pairs (20000)")
-    parser.add_argument("--valid", type=int, default=500, help="validation pairs (500)")
-    parser.add_argument("--test", type=int, default=500, help="test pairs (500)")
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    sizes = {"test": arguments.test, "valid": arguments.valid, "train": arguments.train}
-    for name, text in files(corpus(arguments.seed, sizes)):
-        (arguments.folder / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+            lines = "".join(f"{pair[side]}\n" for pair in sentence_pairs)
+            (part / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    part.rename(folder)

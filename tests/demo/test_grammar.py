@@ -1,39 +1,18 @@
 """The grammar of the demo: sentences are distinct and held out, and the German is correct."""
 
-import importlib.util
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("commands")
+from fusetk.demo import clauses, grammar, lexicon, phrases
 
-DEMO = Path(__file__).parent.parent / "recipes" / "demo"
 PREFIXES = ("auf", "zu", "an", "ab", "ein", "kennen", "weg", "aus", "mit", "vor", "zurück", "nach")
 SIZES = {"test": 300, "valid": 300, "train": 6000}
 
 
 @pytest.fixture(scope="module")
-def grammar() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(DEMO))
-    try:
-        spec = importlib.util.spec_from_file_location("grammar", DEMO / "grammar.py")
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(DEMO))
-
-
-@pytest.fixture(scope="module")
-def corpus(grammar: ModuleType) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = grammar.corpus(1, SIZES)
-    return found
+def corpus() -> dict[str, list[tuple[str, str]]]:
+    return grammar.corpus(1, SIZES)
 
 
 def test_sizes_and_distinct_sentences(corpus):
@@ -50,7 +29,7 @@ def test_held_out_sentences_are_in_no_other_split(corpus, side, held_out, seen):
     assert not {pair[side] for pair in corpus[held_out]} & {pair[side] for pair in corpus[seen]}
 
 
-def test_held_out_words_are_all_seen_in_training(grammar):
+def test_held_out_words_are_all_seen_in_training():
     """The test sentences need new word orders and agreements. Only compounds may be new words."""
     pairs = grammar.corpus(1, {"test": 500, "train": 20_000})
 
@@ -60,13 +39,13 @@ def test_held_out_words_are_all_seen_in_training(grammar):
     assert len(words("test") - words("train")) <= 0.01 * len(words("test"))
 
 
-def test_a_seed_fixes_the_corpus(grammar, corpus):
+def test_a_seed_fixes_the_corpus(corpus):
     assert grammar.corpus(1, SIZES) == corpus
     assert grammar.corpus(2, SIZES) != corpus
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_german_sentence_has_one_translation(grammar, seed):
+def test_a_german_sentence_has_one_translation(seed):
     draw = grammar.Grammar(seed)
     english: dict[str, str] = {}
     for _ in range(20_000):
@@ -74,7 +53,7 @@ def test_a_german_sentence_has_one_translation(grammar, seed):
         assert english.setdefault(one, other) == other
 
 
-def test_two_translations_of_a_sentence_are_noticed(grammar, monkeypatch):
+def test_two_translations_of_a_sentence_are_noticed(monkeypatch):
     drawn = iter([("Er lacht.", "He laughs."), ("Er lacht.", "He is laughing.")])
     monkeypatch.setattr(grammar.Grammar, "sentence", lambda self: next(drawn))
     with pytest.raises(AssertionError, match=r"He laughs\. or He is laughing\."):
@@ -82,9 +61,8 @@ def test_two_translations_of_a_sentence_are_noticed(grammar, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def finite(grammar) -> set[str]:
+def finite() -> set[str]:
     """Return every verb form that can end a subordinate clause."""
-    clauses = sys.modules["clauses"]
     tables = [
         clauses.HABEN,
         clauses.SEIN,
@@ -92,16 +70,16 @@ def finite(grammar) -> set[str]:
         clauses.WERDEN,
         *(forms for forms, _ in clauses.MODAL_FORMS.values()),
     ]
-    subjects = grammar.phrases.PRONOUNS
+    subjects = phrases.PRONOUNS
     verbs = {
         verb.prefix + clauses.present(verb, subject)
-        for verb in grammar.lexicon.verbs()
+        for verb in lexicon.verbs()
         for subject in subjects
     }
     return {form for table in tables for form in table} | verbs | {"regnet", "schneit"}
 
 
-def test_a_new_german_sentence_with_held_out_english_is_not_taken(grammar, monkeypatch):
+def test_a_new_german_sentence_with_held_out_english_is_not_taken(monkeypatch):
     drawn = iter(
         [
             ("Er lacht hier.", "He laughs here."),
@@ -228,73 +206,36 @@ def test_verbs_stand_at_the_end_in_german(corpus):
         ),
     ],
 )
-def test_articles_and_adjectives_agree(grammar, noun, kind, plural, adjective, expected):
-    found = grammar.phrases.phrase(
-        grammar.Noun(*noun, "x", "xs", "thing"), kind, plural, (adjective, "old"), english="three"
+def test_articles_and_adjectives_agree(noun, kind, plural, adjective, expected):
+    found = phrases.phrase(
+        lexicon.Noun(*noun, "x", "xs", "thing"), kind, plural, (adjective, "old"), english="three"
     )
-    assert [found.german[case] for case in grammar.phrases.CASES] == expected
+    assert [found.german[case] for case in phrases.CASES] == expected
 
 
 @pytest.mark.parametrize(
     ("n", "german", "english"),
     [(2, "zwei", "two"), (21, "einundzwanzig", "twenty-one"), (70, "siebzig", "seventy")],
 )
-def test_numbers(grammar, n, german, english):
-    assert grammar.phrases.number(n) == (german, english)
+def test_numbers(n, german, english):
+    assert phrases.number(n) == (german, english)
 
 
-def test_command_line_writes_six_files(tmp_path):
-    subprocess.run(
-        [
-            sys.executable,
-            DEMO / "grammar.py",
-            tmp_path / "raw",
-            "--train",
-            "50",
-            "--valid",
-            "10",
-            "--test",
-            "20",
-        ],
-        check=True,
-    )
+def test_a_corpus_has_six_files_or_none(tmp_path, monkeypatch):
+    folder = tmp_path / "raw"
+    sizes = {"test": 20, "valid": 10, "train": 50}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(grammar, "corpus", interrupted)
+        grammar.write_corpus(folder, sizes)
+    assert not folder.exists()
+    grammar.write_corpus(folder, sizes)
     counts = {
-        path.name: len(path.read_text(encoding="utf-8").splitlines())
-        for path in (tmp_path / "raw").iterdir()
+        path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in folder.iterdir()
     }
     assert counts == {
-        "train.de": 50,
-        "train.en": 50,
-        "valid.de": 10,
-        "valid.en": 10,
-        "test.de": 20,
-        "test.en": 20,
+        f"{split}.{language}": size for split, size in sizes.items() for language in ("de", "en")
     }
 
 
-@pytest.mark.slow
-def test_the_script_runs_from_text_to_picture_and_then_has_nothing_to_do(tmp_path):
-    """The model is trained for three updates only, so its BLEU is not tested."""
-    settings = [
-        "training.stages.0.end={updates: 3}",
-        "decoding.beam=1",
-        "decoding.max_length_factor=0.5",
-    ]
-    command = [
-        DEMO.parent / "run_demo.sh",
-        "--out",
-        "my demo",
-        *(word for setting in settings for word in ("--set", setting)),
-    ]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "BLEU on test" in ran.stdout and ran.stdout.rstrip().endswith("my demo/attention.png")
-    out = tmp_path / "my demo"
-    assert (out / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert len((out / "test.out.en").read_text(encoding="utf-8").split("\n")) == 501
-    before = {path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")}
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "nothing to do: " in again.stderr
-    assert {
-        path: path.stat().st_mtime_ns for path in (out / "run").rglob("*.safetensors")
-    } == before
+def interrupted(seed, sizes):
+    raise KeyboardInterrupt

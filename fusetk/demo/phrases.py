@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from lexicon import ENGLISH_ONES, ENGLISH_TENS, ONES, TENS, Noun
+from fusetk.demo.lexicon import ENGLISH_ONES, ENGLISH_TENS, ONES, TENS, Noun
 
 CASES = ("nominative", "accusative", "dative")
 

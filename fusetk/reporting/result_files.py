@@ -1,0 +1,223 @@
+"""Result files: one small JSON file for each run, from which tables and pages are made.
+
+A folder of results has a file ``SYSTEM.seedN.json`` for each run. The translations and the texts
+are compressed tables of columns, so that ``zcat FILE | cut -f N`` prints one text:
+``translations/SYSTEM.seedN.SET.tsv.gz`` has a column for each translation of a test set, and
+``texts/SET.CHECKSUM.tsv.gz`` has its sources and references, once for all runs.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fusetk.errors import DataError
+from fusetk.runs import Session
+
+FORMAT = 1
+TRANSLATIONS = "translations"
+TEXTS = "texts"
+ENDING = ".tsv.gz"
+
+Columns = dict[str, list[str]]  # the lines of texts, by the names of the texts
+Curve = dict[str, list[int | float | None]]  # columns by name: update, epoch, loss, ...
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SavedScore(_Part):
+    """A score of a run; see ``ScoreRecord`` for the fields."""
+
+    set_name: str
+    checkpoint: str
+    metric: str
+    value: float
+    signature: str
+    details: str
+    sentences: int
+    references: str
+    updates: int | None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Test set, checkpoint and metric."""
+        return self.set_name, self.checkpoint, self.metric
+
+
+class SavedTraining(_Part):
+    """Size and cost of a training. A value is None if the run folder does not have it."""
+
+    parameters: int | None
+    updates: int | None
+    epochs: float | None
+    best_update: int | None  # of the best validation
+    update_seconds: float | None  # of all updates, without validations
+    validation_seconds: float | None
+    tokens_per_second: float | None  # target tokens, during updates
+    peak_memory: int | None  # bytes
+    data: str | None  # fingerprint of the training data
+    sessions: list[Session]
+
+
+class SavedPanel(_Part):
+    """A matrix of layer weights: a mean over the sentences of a text, or learned numbers."""
+
+    name: str
+    title: str
+    measure: str
+    axes: list[str]  # names of the columns and of the rows
+    x: list[str]
+    y: list[str]
+    matrix: list[list[float | None]]  # (len(y), len(x))
+    up: bool  # the first row is the lowest
+
+
+class SavedWeights(_Part):
+    """Layer weights of a trained model, as ``fusetk plot-attention --corpus`` computes them."""
+
+    checkpoint: str
+    weights: str  # SHA-256 of the checkpoint's weights
+    text: str  # name of the text over whose first sentences the means are
+    sentences: int
+    panels: list[SavedPanel]  # empty if the model has no fusion and no connection
+
+
+class RunResult(_Part):
+    """The result of a run: all that a report needs."""
+
+    format: Literal[1] = 1
+    system: str  # file name of the recipe, without its ending
+    table: str
+    row: str
+    line: int | None  # position in the table
+    compared_with: str | None  # row to which differences are computed, None for the first row
+    seed: int
+    overrides: dict[str, Any]  # values of the config that differ from the recipe's, by key
+    training: SavedTraining
+    scores: list[SavedScore]
+    translations: dict[str, list[str]]  # names of the translations of each test set
+    texts: dict[str, str]  # checksum of the sources and references of each test set
+    layer_weights: list[SavedWeights]  # of each checkpoint for which they were computed
+    train_curve: Curve  # columns by name: update, loss, ...
+    valid_curve: Curve
+    config: dict[str, Any]  # all settings, without the folders of files
+
+    @property
+    def is_pilot(self) -> bool:
+        """Whether the config of the run differs from the recipe."""
+        return bool(self.overrides)
+
+    @property
+    def row_key(self) -> tuple[str, str]:
+        """The table and the name of the row."""
+        return self.table, self.row
+
+
+# JSON ---------------------------------------------------------------------------------------------
+
+
+def result_text(result: RunResult) -> str:
+    """Return the content of a result file. Equal results have equal texts."""
+    return _json(result.model_dump(mode="json"), 0) + "\n"
+
+
+def _json(value: Any, depth: int) -> str:
+    """Return JSON with a line for each innermost list or object."""
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(inner, list) or not any(isinstance(part, dict | list) for part in inner):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    space = " " * depth
+    parts = [_json(part, depth + 1) for part in inner]
+    opening, closing = "[", "]"
+    if isinstance(value, dict):
+        opening, closing = "{", "}"
+        names = [json.dumps(name, ensure_ascii=False) for name in value]
+        parts = [f"{name}: {part}" for name, part in zip(names, parts, strict=True)]
+    lines = f",\n{space} ".join(parts)
+    return f"{opening}\n{space} {lines}\n{space}{closing}"
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a result file. Raises DataError if it is damaged or of another kind."""
+    advice = "restore it, or move it to another folder"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text)
+        version = values.get("format") if isinstance(values, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise DataError(
+                f"{path} was written by a newer fusetk (format {version}, this one reads "
+                f"{FORMAT}): update fusetk"
+            )
+        return RunResult.model_validate_json(text)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        reason = f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise DataError(
+            f"{path} is not a result of `fusetk report --save` ({reason}): {advice}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged ({reason}): {advice}") from None
+
+
+def read_results(folder: Path) -> dict[Path, RunResult]:
+    """Return the results in a folder by file. Raises DataError if a file cannot be used."""
+    return {path: read_result(path) for path in sorted(folder.glob("*.json"))}
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+def columns_bytes(columns: Mapping[str, Sequence[str]]) -> bytes:
+    """Return texts as a compressed table: a line of names, then a line for each sentence.
+
+    Equal texts have equal bytes. Raises DataError if the texts have different numbers of lines or
+    if a line has a tab.
+    """
+    numbers = {name: len(lines) for name, lines in columns.items()}
+    if len(set(numbers.values())) > 1:
+        counts = ", ".join(f"{name} has {number:,}" for name, number in numbers.items())
+        raise DataError(f"the texts have different numbers of lines: {counts}")
+    for name, lines in columns.items():
+        for number, line in enumerate(lines, 1):
+            if "\t" in line:
+                raise DataError(f"{name}, line {number} has a tab: replace it by a space")
+    rows = ["\t".join(row) for row in (tuple(columns), *zip(*columns.values(), strict=True))]
+    content = "".join(f"{row}\n" for row in rows).encode()
+    return gzip.compress(content, compresslevel=9, mtime=0)
+
+
+def read_columns(path: Path) -> Columns:
+    """Read a file of ``columns_bytes``. Raises DataError if it is missing or damaged."""
+    try:
+        text = gzip.decompress(path.read_bytes()).decode()
+        names, *rows = (row.split("\t") for row in text.removesuffix("\n").split("\n"))
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        return {name: list(lines) for name, lines in zip(names, columns, strict=True)}
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: restore it, or save the results again") from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
+        ) from None
+
+
+def translations_path(folder: Path, stem: str, set_name: str) -> Path:
+    """Return the file with the translations of a test set by the run with this file name."""
+    return folder / TRANSLATIONS / f"{stem}.{set_name}{ENDING}"
+
+
+def texts_path(folder: Path, set_name: str, checksum: str) -> Path:
+    """Return the file with the sources and the references of a test set."""
+    return folder / TEXTS / f"{set_name}.{checksum[:8]}{ENDING}"

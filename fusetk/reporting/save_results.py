@@ -1,0 +1,434 @@
+"""Saving the results of run folders as result files; see ``result_files``."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fusetk.data.text import read_lines
+from fusetk.errors import ConfigError, DataError, FusetkError
+from fusetk.evaluation.metrics import METRICS
+from fusetk.files import write_if_changed
+from fusetk.reporting import score_log
+from fusetk.reporting.cost import read_cost
+from fusetk.reporting.deviations import SECTIONS, config_overrides, without_folders
+from fusetk.reporting.layer_weights import layer_weights
+from fusetk.reporting.parameters import count_parameters, vocabulary_sizes_of
+from fusetk.reporting.result_files import (
+    Columns,
+    Curve,
+    RunResult,
+    SavedScore,
+    SavedTraining,
+    columns_bytes,
+    read_columns,
+    read_result,
+    read_results,
+    result_text,
+    texts_path,
+    translations_path,
+)
+from fusetk.reporting.runs import VALID, MeasuredRun, is_outdated
+from fusetk.reporting.tables import PaperRow
+from fusetk.runs import TEXT, read_metrics, read_sessions
+
+# Columns of the curves, and the significant digits that are kept.
+TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
+VALID_CURVE = ("update", "epoch", "loss", "ppl", "accuracy", "bleu")
+DIGITS = 6
+SHORT_VALUE = re.compile(r"[\w.+-]{1,24}")  # values that a file name can contain
+
+
+class SaveReport(NamedTuple):
+    """The files that ``save_results`` wrote or renamed, and the runs that it left out."""
+
+    written: list[Path]
+    unchanged: list[Path]
+    renamed: list[tuple[Path, Path]]
+    left_out: list[tuple[Path, str]]  # run folders, and the reasons
+    notes: list[str]
+
+
+class SavedRun(NamedTuple):
+    """The result of a run with its texts by test set."""
+
+    result: RunResult
+    translations: dict[str, Columns]
+    texts: dict[str, Columns]
+
+
+def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
+    """Write a result file for each scored run of the rows, with its translations.
+
+    Result files of the same rows that are in the folder already get the name that belongs to the
+    current recipes. Nothing is rewritten if nothing changed. Raises ConfigError if two recipes have
+    the same file name, DataError if two runs have the same system, seed and config, if a file in
+    the folder is damaged, or if a file cannot be written.
+    """
+    systems = _systems(rows)
+    report = SaveReport([], [], [], [], [])
+    saved: dict[str, tuple[MeasuredRun, SavedRun]] = {}
+    for row, run in _runs_to_save(rows):
+        reason = _missing(run)
+        if reason:
+            report.left_out.append((run.folder, reason))
+            continue
+        contents = _saved_run(run, row, report.notes)
+        stem = file_stem(contents.result, row)
+        contents = _with_layer_weights(contents, run, folder / f"{stem}.json", report.notes)
+        if stem in saved:
+            raise DataError(
+                f"{saved[stem][0].folder} and {run.folder} have the same system, seed and config: "
+                "save one of them"
+            )
+        saved[stem] = run, contents
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _rename_results(folder, systems, report)
+        for stem, (_, contents) in saved.items():
+            _write(folder, stem, contents, report)
+    except OSError as error:
+        raise DataError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+    return report
+
+
+def _systems(rows: Sequence[PaperRow]) -> dict[str, PaperRow]:
+    """Return the rows with recipes by the file names of the recipes."""
+    systems: dict[str, PaperRow] = {}
+    for row in rows:
+        if row.path is None:
+            continue
+        other = systems.setdefault(row.path.stem, row)
+        if other is not row:
+            raise ConfigError(
+                f"{other.path} and {row.path} have the same file name, so their results would have "
+                "the same names: save them in two folders"
+            )
+    return systems
+
+
+def _runs_to_save(rows: Sequence[PaperRow]) -> Iterator[tuple[PaperRow, MeasuredRun]]:
+    """Yield each run once: with the row that it names, or else with the first row of its config."""
+    owners: dict[Path, tuple[PaperRow, MeasuredRun]] = {}
+    for row in rows:
+        for run in row.runs:
+            named = (run.setting("paper", "table"), run.setting("paper", "row")) == row.key
+            if named or run.folder not in owners:
+                owners[run.folder] = row, run
+    yield from owners.values()
+
+
+def _missing(run: MeasuredRun) -> str | None:
+    """Return the reason why a run has no complete result; None if it has one."""
+    scores = [record for record in run.records if record.set_name != VALID]
+    if not scores:
+        return "it has no score of a test set"
+    if any(is_outdated(record, run) for record in scores):
+        return "it was trained further after it was scored"
+    return None
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def file_stem(result: RunResult, row: PaperRow) -> str:
+    """Return the name of a result file without its ending.
+
+    The values that differ from the recipe follow the seed. Their keys are shortened as far as they
+    are unique in the recipe; a value that is not short is replaced by its checksum.
+    """
+    parts = [f"{result.system}.seed{result.seed}"]
+    keys = list(_leaf_keys({section: row.config.get(section) for section in SECTIONS}))
+    for key, value in result.overrides.items():
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        if not SHORT_VALUE.fullmatch(text):
+            text = hashlib.sha256(text.encode()).hexdigest()[:8]
+        parts.append(f"{_short_key(key, [*keys, *result.overrides])}={text}")
+    return ".".join(parts)
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Return the shortest end of a key that no other key has."""
+    names = key.split(".")
+    for start in range(len(names) - 1, 0, -1):
+        end = ".".join(names[start:])
+        if not any(other.endswith(f".{end}") for other in keys if other != key):
+            return end
+    return key
+
+
+def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(values, Mapping):
+        items: list[tuple[Any, Any]] = list(values.items())
+    elif isinstance(values, list):
+        items = list(enumerate(values))
+    else:
+        yield prefix
+        return
+    for name, value in items:
+        yield from _leaf_keys(value, f"{prefix}.{name}" if prefix else str(name))
+
+
+def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveReport) -> None:
+    """Compare the results in the folder with the current recipes, and rename those that changed.
+
+    For example, a pilot becomes a result of its row if the recipe adopted its values.
+    """
+    changes: list[tuple[Path, str, RunResult]] = []
+    for path, result in read_results(folder).items():
+        row = systems.get(result.system)
+        if row is None:
+            continue
+        current = result.model_copy(
+            update={**_row_fields(row), "overrides": config_overrides(result.config, row.config)}
+        )
+        stem = file_stem(current, row)
+        if current != result or stem != path.stem:
+            changes.append((path, stem, current))
+    moved = {path for path, _, _ in changes}
+    for path, stem, _ in changes:
+        target = folder / f"{stem}.json"
+        if target.exists() and target not in moved:
+            raise DataError(
+                f"{path} and {target} have the same system, seed and config: remove one of them"
+            )
+    texts = [
+        {
+            name: translations_path(folder, path.stem, name).read_bytes()
+            for name in result.translations
+        }
+        for path, _, result in changes
+    ]
+    for (path, stem, result), contents in zip(changes, texts, strict=True):
+        for name, content in contents.items():
+            _write_file(translations_path(folder, stem, name), content)
+        _write_file(folder / f"{stem}.json", result_text(result).encode())
+        if stem != path.stem:
+            report.renamed.append((path, folder / f"{stem}.json"))
+    names = {stem for _, stem, _ in changes}
+    for path, _, result in changes:
+        if path.stem not in names:
+            path.unlink()
+            for name in result.translations:
+                translations_path(folder, path.stem, name).unlink()
+
+
+def _row_fields(row: PaperRow) -> dict[str, Any]:
+    """Return the fields of a result that its recipe determines."""
+    return {
+        "table": row.paper.table,
+        "row": row.name,
+        "line": row.paper.line,
+        "compared_with": row.paper.compared_with,
+    }
+
+
+# The contents of a run folder ---------------------------------------------------------------------
+
+
+def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> SavedRun:
+    assert row.path is not None
+    translations = _translations(run)
+    texts: dict[str, Columns] = {}
+    for name in list(translations):
+        try:
+            texts[name] = _texts(run, name)
+        except FusetkError as error:
+            notes.append(f"{run.folder}: the translations of {name} are not saved, because {error}")
+            del translations[name]
+    curve_train, curve_valid = _curves(run.folder)
+    result = RunResult(
+        system=row.path.stem,
+        **_row_fields(row),
+        seed=int(run.setting("training", "seed") or 0),
+        overrides=config_overrides(run.config, row.config),
+        training=_training(run),
+        scores=[
+            SavedScore(**{name: getattr(record, name) for name in SavedScore.model_fields})
+            for record in run.records
+        ],
+        translations={name: list(columns) for name, columns in translations.items()},
+        texts={name: _checksum(columns) for name, columns in texts.items()},
+        layer_weights=[],
+        train_curve=curve_train,
+        valid_curve=curve_valid,
+        config=without_folders(run.config),
+    )
+    return SavedRun(result, translations, texts)
+
+
+def _with_layer_weights(
+    saved: SavedRun, run: MeasuredRun, path: Path, notes: list[str]
+) -> SavedRun:
+    """Return the contents with the layer weights of the model.
+
+    They are those of the file ``path``, if it has them for the same checkpoint.
+    """
+    known = read_result(path).layer_weights if path.is_file() else []
+    sets = [record.set_name for record in run.records if record.set_name != VALID]
+    source, target = (
+        _text_file(run, sets[0], str(run.setting("data", side)), "txt")
+        for side in ("source", "target")
+    )
+    try:
+        weights = layer_weights(run.folder, source, target, known)
+    except FusetkError as error:
+        notes.append(f"{run.folder}: the layer weights are not saved, because {error}")
+        weights = known
+    return saved._replace(result=saved.result.model_copy(update={"layer_weights": weights}))
+
+
+def _text_file(run: MeasuredRun, set_name: str, language: str, kind: str) -> Path:
+    """Return a text of a test set in the prepared folder of a run."""
+    return Path(str(run.setting("data", "folder"))) / f"test.{set_name}.{language}.{kind}"
+
+
+def _training(run: MeasuredRun) -> SavedTraining:
+    memory = 0
+    best: int | None = None
+    epochs: float | None = None
+    validation_seconds = 0.0
+    for record in read_metrics(run.folder):
+        if record is None:
+            continue
+        epochs = record.get("epoch", epochs)
+        memory = max(memory, record.get("memory") or 0)
+        if record["kind"] == "valid":
+            validation_seconds += record.get("seconds") or 0.0
+            best = int(record["update"]) if record.get("best") else best
+    cost = read_cost(run.folder)
+    update_seconds = cost.hours * 3600 - validation_seconds if cost.hours is not None else None
+    return SavedTraining(
+        parameters=_parameters(run),
+        updates=run.updates,
+        epochs=epochs,
+        best_update=best,
+        update_seconds=rounded(update_seconds),
+        validation_seconds=rounded(validation_seconds),
+        tokens_per_second=rounded(cost.tokens_per_second),
+        peak_memory=memory or None,
+        data=run.data,
+        sessions=read_sessions(run.folder),
+    )
+
+
+def _parameters(run: MeasuredRun) -> int | None:
+    """Return the number of parameters of the run's model; None if it cannot be built any more."""
+    from fusetk import recipe
+
+    try:
+        loaded = recipe.load(run.folder / "config.yaml")
+        return sum(count_parameters(loaded, vocabulary_sizes_of(run.folder / TEXT)).values())
+    except FusetkError:
+        return None
+
+
+def _curves(run: Path) -> tuple[Curve, Curve]:
+    """Return the columns of training and of validation that have a number."""
+    records: dict[str, dict[float, dict[str, Any]]] = {"train": {}, "valid": {}}
+    for record in read_metrics(run):
+        if record is not None and record["kind"] in records:
+            records[record["kind"]][record["update"]] = record  # a repeated update replaces it
+    curves = []
+    for kind, names in (("train", TRAIN_CURVE), ("valid", VALID_CURVE)):
+        ordered = [records[kind][update] for update in sorted(records[kind])]
+        columns = {name: [rounded(record.get(name)) for record in ordered] for name in names}
+        curves.append({name: column for name, column in columns.items() if _has_number(column)})
+    return curves[0], curves[1]
+
+
+def _has_number(column: Sequence[float | None]) -> bool:
+    return any(value is not None for value in column)
+
+
+def rounded(value: Any) -> int | float | None:
+    """Return a number with ``DIGITS`` significant digits, as an int if it is one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
+
+
+def text_kind(metric: str) -> str:
+    """Return the ending of the text that a metric scores: txt if it is tokenised, else raw."""
+    return "txt" if metric in METRICS and METRICS[metric].tokenizes is False else "raw"
+
+
+def _translations(run: MeasuredRun) -> dict[str, Columns]:
+    """Return the scored translations of each test set that are in the run folder.
+
+    `fusetk run` writes them as SET.CHECKPOINT.txt and .raw.
+    """
+    translations: dict[str, Columns] = {}
+    for record in run.records:
+        name = f"{record.checkpoint}.{text_kind(record.metric)}"
+        path = run.folder / f"{record.set_name}.{name}"
+        columns = translations.setdefault(record.set_name, {})
+        if name not in columns and path.is_file():
+            columns[name] = list(read_lines(path))
+    return {name: columns for name, columns in translations.items() if columns}
+
+
+def _texts(run: MeasuredRun, set_name: str) -> Columns:
+    """Return the sources and the references of a test set, from the prepared folder of the run.
+
+    Raises DataError if they are missing or are not those of the scores.
+    """
+    source, target = str(run.setting("data", "source")), str(run.setting("data", "target"))
+    texts = {"source.raw": list(read_lines(_text_file(run, set_name, source, "raw")))}
+    expected = {
+        (text_kind(record.metric), record.references)
+        for record in run.records
+        if record.set_name == set_name
+    }
+    for kind, checksum in sorted(expected):
+        first = _text_file(run, set_name, target, kind)
+        # `fusetk run` writes further references beside the run folders.
+        further = sorted(run.folder.parent.glob(f"references.*/{set_name}/*.{kind}"))
+        for paths in ([first], [first, *further]):
+            references = [list(read_lines(path)) for path in paths]
+            if score_log.fingerprint(references) == checksum:
+                names = [f"reference{i}.{kind}" for i in range(1, len(paths) + 1)]
+                texts.update(zip(names, references, strict=True))
+                break
+        else:
+            raise DataError(f"{first} is not the reference of the scores: score the run again")
+    return texts
+
+
+def _checksum(columns: Columns) -> str:
+    return hashlib.sha256(json.dumps(columns, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, stem: str, saved: SavedRun, report: SaveReport) -> None:
+    changed = False
+    for name, columns in saved.texts.items():
+        path = texts_path(folder, name, saved.result.texts[name])
+        changed |= _write_columns(path, columns)
+    for name, columns in saved.translations.items():
+        changed |= _write_columns(translations_path(folder, stem, name), columns)
+    path = folder / f"{stem}.json"
+    changed |= _write_file(path, result_text(saved.result).encode())
+    (report.written if changed else report.unchanged).append(path)
+
+
+def _write_columns(path: Path, columns: Columns) -> bool:
+    """Write texts unless the file has them; return whether it was written."""
+    try:
+        if read_columns(path) == columns:
+            return False
+    except DataError:
+        pass  # missing or damaged: it is written again
+    return _write_file(path, columns_bytes(columns))
+
+
+def _write_file(path: Path, content: bytes) -> bool:
+    """Write a file unless it has this content; return whether it was written."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    write_if_changed(path, content)
+    return True

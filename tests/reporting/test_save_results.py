@@ -1,0 +1,270 @@
+"""``fusetk report --save`` on run folders made by hand."""
+
+import gzip
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from fusetk import runs
+from fusetk.cli.main import main
+from fusetk.errors import DataError
+from fusetk.reporting import result_files
+from fusetk.reporting.result_files import (
+    columns_bytes,
+    read_columns,
+    read_result,
+    result_text,
+)
+from tests.helpers.results import (
+    REFERENCES,
+    SESSION,
+    SET,
+    SOURCES,
+    make_prepared,
+    make_recipes,
+    make_run,
+)
+
+GOOD = REFERENCES
+BAD = [*REFERENCES[:3], "EIGHT NINE", "TEN ONE"]
+RATE = "training.stages.0.schedule.peak"
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)])
+
+
+def save(*words: object) -> str:
+    result = call(*words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stderr
+
+
+@pytest.fixture
+def work(toy: Path, tmp_path: Path) -> Path:
+    """Two recipes, and runs of one of them with two seeds and a pilot with another rate."""
+    recipes = make_recipes(
+        tmp_path / "recipes", toy, {"plain": {}, "fused": {"model": {"attention_dropout": 0.1}}}
+    )
+    prepared = make_prepared(tmp_path / "prepared", toy)
+    for seed, text in ((1, GOOD), (2, BAD)):
+        make_run(
+            tmp_path / "runs" / f"a{seed}",
+            recipes / "fused.yaml",
+            prepared,
+            seed,
+            {"best": text, "average-2": GOOD},
+        )
+    pilot = tmp_path / "runs" / "pilot"
+    make_run(pilot, recipes / "fused.yaml", prepared, 1, {"best": BAD}, [f"{RATE}=0.02"])
+    return tmp_path
+
+
+def save_all(work: Path) -> str:
+    return save(work / "recipes", "--runs", work / "runs", "--save", work / "results")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_result_has_everything_that_a_report_needs(work: Path) -> None:
+    assert "3 results written, 0 unchanged" in save_all(work)
+    folder = work / "results"
+    assert names(folder)[:3] == [
+        "fused.seed1.json",
+        "fused.seed1.peak=0.02.json",
+        "fused.seed2.json",
+    ]
+    result = read_result(folder / "fused.seed2.json")
+    assert (result.system, result.table, result.row, result.line) == (
+        "fused",
+        "Systems",
+        "fused",
+        2,
+    )
+    assert (result.seed, result.overrides, result.is_pilot) == (2, {}, False)
+    assert result.training.sessions == [SESSION]
+    assert result.training.parameters and result.training.parameters > 1000
+    assert (result.training.updates, result.training.best_update) == (30, 20)
+    assert (result.training.update_seconds, result.training.validation_seconds) == (6.0, 3.0)
+    assert (result.training.tokens_per_second, result.training.peak_memory) == (500.0, 2**20)
+    assert result.valid_curve["update"] == [10, 20, 30]
+    assert result.valid_curve["loss"] == [3.0, 2.0, 2.5] and "bleu" not in result.valid_curve
+    assert result.train_curve["loss"] == [2.5, 1.5, 2.0]
+    scores = {score.key: score.value for score in result.scores}
+    assert scores[SET, "average-2", "multi-bleu"] == pytest.approx(100)
+    assert scores[SET, "best", "multi-bleu"] < 90
+    assert result.config["training"]["seed"] == 2 and result.config["model"]["width"] == 32
+    assert read_result(folder / "fused.seed1.peak=0.02.json").overrides == {RATE: 0.02}
+
+
+def test_translations_and_texts_can_be_scored_without_the_runs(work: Path) -> None:
+    save_all(work)
+    folder = work / "results"
+    result = read_result(folder / "fused.seed2.json")
+    translations = read_columns(result_files.translations_path(folder, "fused.seed2", SET))
+    assert list(translations) == result.translations[SET]
+    assert translations["best.txt"] == BAD and translations["average-2.raw"] == GOOD
+    texts = read_columns(result_files.texts_path(folder, SET, result.texts[SET]))
+    assert texts["source.raw"] == SOURCES
+    assert texts["reference1.txt"] == texts["reference1.raw"] == REFERENCES
+    assert len(list((folder / "texts").iterdir())) == 1, "once for all runs"
+
+
+def test_no_result_names_a_folder_of_this_machine(work: Path) -> None:
+    save_all(work)
+    for path in (work / "results").glob("*.json"):
+        assert str(work) not in path.read_text() and "/" not in json.dumps(
+            read_result(path).config["data"]
+        )
+
+
+def test_a_second_save_changes_no_file(work: Path) -> None:
+    save_all(work)
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in (work / "results").rglob("*")
+        if path.is_file()
+    }
+    time.sleep(0.01)
+    assert "0 results written, 3 unchanged" in save_all(work)
+    after = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in (work / "results").rglob("*")
+        if path.is_file()
+    }
+    assert after == before
+
+
+def test_compressed_texts_have_no_time_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"a": ["x", "", "ä b"], "b": ["", "2", "3"]}
+    first = columns_bytes(columns)
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    assert columns_bytes(columns) == first
+    assert gzip.decompress(first).decode() == "a\tb\nx\t\n\t2\nä b\t3\n"
+
+
+@pytest.mark.parametrize("columns", [{"a": ["x", "y"]}, {"a": [""], "b": [""]}, {"a": []}])
+def test_columns_are_read_as_written(columns: dict[str, list[str]], tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(columns_bytes(columns))
+    assert read_columns(tmp_path / "a") == columns
+
+
+def test_columns_that_are_no_table_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a has 1, b has 2"):
+        columns_bytes({"a": ["x"], "b": ["y", "z"]})
+    with pytest.raises(DataError, match="b, line 2 has a tab"):
+        columns_bytes({"b": ["y", "a\tz"]})
+    for content in (b"no gzip", columns_bytes({"a": ["x"]})[:-9], gzip.compress(b"a\tb\nx\n")):
+        (tmp_path / "a").write_bytes(content)
+        with pytest.raises(DataError, match="is damaged"):
+            read_columns(tmp_path / "a")
+
+
+def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work: Path) -> None:
+    save_all(work)
+    path = work / "recipes" / "fused.yaml"
+    values = yaml.safe_load(path.read_text())
+    base = yaml.safe_load(Path(values["extends"]).read_text())["training"]["stages"]
+    base[0]["schedule"]["peak"] = 0.02
+    path.write_text(yaml.safe_dump({**values, "training": {"stages": base}}))
+    folder = work / "results"
+    pilot = read_columns(result_files.translations_path(folder, "fused.seed1.peak=0.02", SET))
+    save(work / "recipes", "--save", folder)
+    assert [name for name in names(folder) if name.endswith(".json")] == [
+        "fused.seed1.json",
+        "fused.seed1.peak=0.01.json",
+        "fused.seed2.peak=0.01.json",
+    ]
+    assert read_result(folder / "fused.seed1.json").overrides == {}
+    assert read_columns(result_files.translations_path(folder, "fused.seed1", SET)) == pilot
+    renamed = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert "0 results written, 3 unchanged" in save_all(work)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
+
+
+def test_twins_are_an_error(work: Path, toy: Path) -> None:
+    make_run(
+        work / "runs" / "twin", work / "recipes" / "fused.yaml", work / "prepared", 2, {"best": BAD}
+    )
+    result = call(work / "recipes", "--runs", work / "runs", "--save", work / "results")
+    assert result.exit_code == 2
+    assert "a2 and" in result.stderr and "twin have the same system, seed" in result.stderr
+    assert not (work / "results").exists()
+
+
+def test_recipes_with_one_file_name_are_an_error(work: Path, toy: Path) -> None:
+    make_recipes(work / "recipes" / "more", toy, {"plain": {"paper": {"row": "other"}}})
+    result = call(work / "recipes", "--save", work / "results")
+    assert result.exit_code == 2 and "have the same file name" in result.stderr
+
+
+def test_runs_without_complete_results_are_left_out(work: Path) -> None:
+    (work / "runs" / "a1" / "scores.json").unlink()
+    state = work / "runs" / "a2" / "checkpoints" / "last" / "state.json"
+    state.write_text(json.dumps({"format": 1, "progress": {"update": 40}, "data": "d" * 64}))
+    told = save_all(work)
+    assert "a1 is left out: it has no score" in told
+    assert "a2 is left out: it was trained further" in told
+    assert "1 results written" in told
+
+
+def test_other_references_than_those_of_the_scores_are_not_saved(work: Path) -> None:
+    (work / "prepared" / f"test.{SET}.en.txt").write_text("x\n" * 5)
+    told = save_all(work)
+    assert "is not the reference of the scores" in told
+    result = read_result(work / "results" / "fused.seed1.json")
+    assert result.translations == {} and result.texts == {} and len(result.scores) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text[:200], "is damaged"),
+        (lambda text: '{"a": 1}', r"is not a result of `fusetk report --save` \((format|system): "),
+        (lambda text: "[1]", "is not a result"),
+        (lambda text: text.replace('"seed": 1', '"seed": "one"', 1), r"\(seed: "),
+        (lambda text: text.replace('"format": 1', '"format": 2', 1), "newer fusetk"),
+        (lambda text: re.sub('"value": [0-9.]+', '"value": NaN', text, count=1), "value: "),
+        (lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "damaged"),
+    ],
+)
+def test_damaged_results_are_errors_that_name_the_file(
+    work: Path, change: object, reason: str
+) -> None:
+    save_all(work)
+    path = work / "results" / "fused.seed1.json"
+    text = path.read_text()
+    changed = change(text)  # type: ignore[operator]
+    assert changed != text
+    path.write_text(changed)
+    result = call(work / "recipes", "--save", work / "results")
+    assert result.exit_code == 2 and str(path) in result.stderr
+    assert re.search(reason, result.stderr)
+
+
+def test_results_are_read_as_written(work: Path) -> None:
+    save_all(work)
+    for path in (work / "results").glob("*.json"):
+        assert result_text(read_result(path)) == path.read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(work: Path) -> None:
+    (work / "file").write_text("")
+    result = call(work / "recipes", "--runs", work / "runs", "--save", work / "file" / "results")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+
+
+def test_sessions_whose_updates_are_repeated_are_forgotten(tmp_path: Path) -> None:
+    for update in (0, 40, 80, 40):
+        runs.add_session(tmp_path, runs.Session(**{**SESSION.__dict__, "update": update}))
+    assert [session.update for session in runs.read_sessions(tmp_path)] == [0, 40]
+    with (tmp_path / runs.SESSIONS).open("a") as file:
+        file.write("{damaged\n")
+    assert len(runs.read_sessions(tmp_path)) == 2
