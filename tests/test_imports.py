@@ -43,7 +43,7 @@ ALLOWED = {
     "system": {"recipe", "weights", "runs", "machine", "decoding", "models", "nn", "data"},
     "ctranslate2": {"system", "runs", "models", "nn"},
     "serving": {"system", "decoding"},
-    "exploring": {"serving", "system", "recipe", "plotting", "decoding", "models", "data"},
+    "exploring": {"serving", "system", "plotting", "decoding", "models", "data"},
     "datasets": {"data"},
     "experiment": {"recipe", "papers", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},

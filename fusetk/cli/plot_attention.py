@@ -67,12 +67,13 @@ def command(
     sub-layers below. Layer normalisation is not included.
 
     An .html file holds any number of sentences and needs no network: a slider and the arrow keys
-    change the sentence, and the pointer shows the numbers. An .npz file holds each matrix under its
-    name, for example decoder.layer1.cross.head2, decoder.fuse.hop1 or decoder.fuse.contribution.
-    The first row of a matrix belongs to the first label. The labels have the name of the matrix
-    with .x and .y. With several sentences, each name starts with the number of the line, for
-    example 7.decoder.fuse.hop1. A .json file has the same names in the list `panels`; with several
-    sentences their texts are in `sentences`.
+    change the sentence. The pointer shows the numbers, and so do the arrow keys after Tab has
+    reached a heatmap; each heatmap has a table of its numbers. An .npz file holds each matrix under
+    its name, for example decoder.layer1.cross.head2, decoder.fuse.hop1 or
+    decoder.fuse.contribution. The first row of a matrix belongs to the first label. The labels have
+    the name of the matrix with .x and .y. With several sentences, each name starts with the number
+    of the line, for example 7.decoder.fuse.hop1. A .json file has the same names in the list
+    `panels`; with several sentences their texts are in `sentences`.
     """
     choices = PlotOptions(**options)  # type: ignore[arg-type]
     check_options(choices)
