@@ -1,5 +1,6 @@
 # make venv: create an environment with fusetk in .venv
-# make demo: run all commands on a small corpus
+# make demo: train a small model on generated text and show it; PLAIN=1 without fusion
+# make dist: build a wheel and a source archive in dist/
 # make test: run all checks
 # make bench: measure the speed on this machine and compare it with the last time
 # make man: generate the manual pages from the code
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 REQUIREMENTS = setup.cfg pyproject.toml constraints.txt
 
-.PHONY: venv demo test bench man layout clean
+.PHONY: venv demo dist test bench man layout clean
 
 venv: $(VENV)/.installed
 
@@ -24,7 +25,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 demo: venv
-	PATH="$(abspath $(BIN)):$$PATH" recipes/run_demo.sh
+	$(BIN)/fusetk demo --out work/demo $(if $(PLAIN),--plain)
+
+dist:
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt build
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist
+	@! grep -q example.org setup.cfg CITATION.cff || \
+		echo "setup.cfg and CITATION.cff have https://example.org: write the address there" >&2
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -41,5 +50,5 @@ layout: venv
 	$(BIN)/python -m tools.layout CONTRIBUTING.md
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ import difflib
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
@@ -42,8 +42,18 @@ class PublishedConfig(ScoringConfig):
     """Published BLEU of the test text: one number, or a mapping of test set names to numbers."""
 
 
+class TextCountsConfig(Config):
+    """Published counts of a prepared text."""
+
+    pairs: int | Annotated[str, Field(pattern=r"^\d+(\.\d+)?[KM]$")]
+    """Number of pairs after the steps. A number such as 4.5M is rounded: it allows 5 %."""
+    tokens: tuple[PositiveInt, PositiveInt] | None = None
+    """Source and target tokens with EOS, with the BPE of this config."""
+
+
 class PaperConfig(PublishedConfig):
-    """Published values of this system. Commands only print them beside the measured values."""
+    """Published values of this system. Commands print them beside the measured values, and
+    `fusetk run` compares the counts of the text."""
 
     table: str
     """Name of the paper and its table, such as MLRF Table 2."""
@@ -60,6 +70,13 @@ class PaperConfig(PublishedConfig):
     """Source and target vocabulary sizes for the number of parameters, special tokens included."""
     note: str | None = None
     """Details that the paper leaves open or states inconsistently."""
+    dataset: str | None = None
+    """Data set of `fusetk dataset` with the raw text of this config."""
+    dataset_note: str | None = None
+    """What the user must do with the raw text after `fusetk dataset`, as the end of a sentence."""
+    text: dict[str, TextCountsConfig] = {}
+    """Counts of the prepared text, by `train`, `valid` and `test.NAME` for each test set. If the
+    paper names a number of pairs, it is that; otherwise that of public preparations."""
 
 
 class TableRowConfig(PublishedConfig):

@@ -263,6 +263,7 @@ def _run_header(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
+    limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
         f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
         f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
@@ -270,6 +271,6 @@ def _run_header(
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "
         f"{len(trainer.validator.corpus):,} validation pairs; "
-        f"batches of {batch.size:,} {UNITS[batch.unit]}{accumulated}; "
+        f"batches of {batch.size:,} {UNITS[batch.unit]}{limited}{accumulated}; "
         f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",
     ]

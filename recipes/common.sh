@@ -93,3 +93,37 @@ check_multi30k() {
         done
     done
 }
+
+# figure_options FOLDER PICTURE ARGUMENT ...: read the arguments of the script of a figure, [OUT]
+# [--seed N] [--checkpoint LABEL] [-o PICTURE]. It sets `folder` to PAPER/TASK below recipes, and
+# `out`, `seed`, `label` and `picture`.
+figure_options() {
+    folder=$1 picture=$2 seed=1 label=best out=
+    local drawn=''
+    shift 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -h | --help) usage; exit 0 ;;
+            --seed) need_value "$1" $#; seed=$2; shift 2 ;;
+            --checkpoint) need_value "$1" $#; label=$2; shift 2 ;;
+            -o) need_value "$1" $#; drawn=$(absolute "$2"); shift 2 ;;
+            -*) die "there is no option $1; -h shows the usage" ;;
+            *)
+                [ -z "$out" ] || die "one OUT is enough, $1 is too much"
+                out=$(absolute "$1")
+                shift
+                ;;
+        esac
+    done
+    out=${out:-$ROOT/work/${folder//\//_}}
+    picture=${drawn:-$out/$picture}
+    need_fusetk
+}
+
+# run_of ROW: print the run folder of a row of `folder`; exit with an error if it does not exist.
+run_of() {
+    local run=$out/run.${folder#*/}.$1.seed$seed
+    [ -f "$run/config.yaml" ] ||
+        die "$run does not exist: call \`fusetk run recipes/$folder/$1.yaml --raw DIR\` first"
+    printf '%s\n' "$run"
+}

@@ -9,9 +9,9 @@ usage() {
 Usage: $(basename "$0") [--archive de-en.tgz] [--config FILE] [--out DIR] [--average N]
        [--jobs N] [--prepare-only] [--any-data] [--set KEY=VALUE ...]
 
-Makes the raw text (\`fusetk dataset iwslt14-de-en\`), prepares it, compares its counts with the
-published ones of the config's split, and takes all other steps of \`fusetk run\`. A second call
-does only the missing steps.
+Calls \`fusetk run CONFIG --raw DIR/raw --out DIR/PAPER --dataset\`: it makes the raw text, prepares
+it, compares its counts with the published ones of the config's split, and takes all other steps. A
+second call does only the missing steps.
 
   --archive FILE    the archive of WIT3 2014-01; downloaded without this option
   --config FILE     $ROOT/recipes/iwslt14/transformer_6x512.yaml, or a row of the folders
@@ -29,18 +29,18 @@ END
 }
 
 archive='' config=$ROOT/recipes/mlrf/iwslt14_deen/baseline_3layer.yaml out=$ROOT/work/iwslt14_deen
-jobs=1 prepare_only='' average=() any_data=() overrides=()
+options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --archive) need_value "$1" $#; archive=$(absolute "$2"); shift 2 ;;
         --config) need_value "$1" $#; config=$(absolute "$2"); shift 2 ;;
         --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
-        --average) need_value "$1" $#; average=(--average "$2"); shift 2 ;;
-        --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
-        --prepare-only) prepare_only=yes; shift ;;
-        --any-data) any_data=(--any-data); shift ;;
-        --set) need_value "$1" $#; overrides+=(--set "$2"); shift 2 ;;
+        --average) need_value "$1" $#; options+=(--average "$2"); shift 2 ;;
+        --jobs) need_value "$1" $#; options+=(--jobs "$2"); shift 2 ;;
+        --prepare-only) options+=(--until prep); shift ;;
+        --any-data) options+=(--any-data); shift ;;
+        --set) need_value "$1" $#; options+=(--set "$2"); shift 2 ;;
         *) die "there is no option $1; -h shows the usage" ;;
     esac
 done
@@ -48,23 +48,13 @@ need_fusetk
 [ -f "$config" ] || die "there is no config $config"
 
 folder=$(cd "$(dirname "$config")" && pwd)
-paper=iwslt14 group=$(basename "$config" .yaml)
+paper=iwslt14
 case $folder in
-    "$ROOT"/recipes/*/*) paper=$(basename "$(dirname "$folder")") group=$(basename "$folder") ;;
+    "$ROOT"/recipes/*/*) paper=$(basename "$(dirname "$folder")") ;;
 esac
-raw=$out/raw
 if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"
-    mkdir -p "$raw/archives"
-    ln -sf "$archive" "$raw/archives/de-en.tgz"
+    mkdir -p "$out/raw/archives"
+    ln -sf "$archive" "$out/raw/archives/de-en.tgz"
 fi
-say "the raw text"
-fusetk dataset iwslt14-de-en --raw "$raw" ${any_data[@]+"${any_data[@]}"}
-run=(
-    fusetk run "$config" --raw "$raw" --out "$out/$paper" --jobs "$jobs"
-    ${average[@]+"${average[@]}"} ${overrides[@]+"${overrides[@]}"}
-)
-"${run[@]}" --until prep
-say "compare with the published split"
-python3 "$ROOT/recipes/data/iwslt14.py" "$out/$paper/data.$group" ${any_data[@]+"${any_data[@]}"}
-[ -n "$prepare_only" ] || exec "${run[@]}"
+exec fusetk run "$config" --raw "$out/raw" --out "$out/$paper" --dataset ${options[@]+"${options[@]}"}

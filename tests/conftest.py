@@ -3,6 +3,7 @@ seconds."""
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from fusetk.recipe import load
 from tests.helpers.fast_commands import fast_commands
 
 torch.set_num_threads(1)
+
+# `nohup` and the background of a script ignore these signals, and the tests send them.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn".split()
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import fusetk
@@ -77,7 +78,7 @@ def test_data_files_are_installed(setup):
     package = ROOT / "fusetk"
     patterns = setup["options.package_data"]["fusetk"].split()
     installed = {path for pattern in patterns for path in package.glob(pattern)}
-    endings = (".cpp", ".html", ".sbatch", ".yaml")
+    endings = (".cpp", ".css", ".html", ".js", ".sbatch", ".yaml")
     files = {path for path in package.rglob("*") if path.suffix in endings}
     assert files and files <= installed
 
@@ -144,7 +145,7 @@ def test_versions_that_need_a_newer_python_say_so():
             ), name
 
 
-@pytest.mark.parametrize("target", ["venv", "demo", "test", "man", "layout", "clean"])
+@pytest.mark.parametrize("target", ["venv", "demo", "dist", "test", "man", "layout", "clean"])
 def test_make_knows_its_targets(target):
     ran = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -168,3 +169,31 @@ def test_scripts_can_be_run():
     for path in (ROOT / "recipes").glob("run_*.sh"):
         assert os.access(path, os.X_OK), path
         assert "set -euo pipefail" in path.read_text(encoding="utf-8")
+
+
+def test_the_citation_has_the_version_and_the_address_of_the_package(setup):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == fusetk.__version__
+    assert citation["license"] == setup["metadata"]["license"]
+    assert citation["repository-code"] == setup["metadata"]["url"]
+    assert len(citation["references"]) == 5 and citation["cff-version"] == "1.2.0"
+
+
+def test_the_source_archive_has_everything_that_is_tracked():
+    """Only settings of tools for a checkout are missing."""
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.splitlines()
+    if not tracked:
+        pytest.skip("not a checkout")
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
+    lines = [line.split() for line in manifest.splitlines()]
+    grafted = {word for command, *words in lines if command == "graft" for word in words}
+    included = {word for command, *words in lines if command == "include" for word in words}
+    always = {"LICENSE", "README.md", "setup.cfg", "pyproject.toml", "MANIFEST.in"}
+    missing = {
+        path
+        for path in tracked
+        if path.split("/")[0] not in {"fusetk", *grafted} and path not in included | always
+    }
+    assert missing <= {".gitignore", ".ci/run"}

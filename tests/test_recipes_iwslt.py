@@ -1,7 +1,6 @@
 """IWSLT14 German-English, prepared from an archive that has the structure of the real one and
 random talks."""
 
-import importlib.util
 import io
 import json
 import os
@@ -14,6 +13,7 @@ import pytest
 
 from fusetk import recipe
 from fusetk.data.text import read_lines
+from fusetk.datasets import table
 from tests.helpers.rows import load
 
 pytestmark = pytest.mark.usefixtures("commands")
@@ -25,11 +25,6 @@ WORDS = {
     "de": "das Haus ist alt und der Hund schläft heute".split(),
     "en": "the house is old and the dog sleeps today".split(),
 }
-
-spec = importlib.util.spec_from_file_location("iwslt14", ROOT / "recipes" / "data" / "iwslt14.py")
-assert spec and spec.loader
-iwslt14 = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(iwslt14)
 
 
 def sentence(language: str, i: int) -> str:
@@ -207,7 +202,9 @@ def test_a_row_has_the_test_sets_of_its_own_paper(prepared, tmp_path, config, fo
     assert [line.rstrip(" .").split()[-1] for line in lines] == [
         name.lower() for name in sets for _ in range(7)
     ]
-    assert f"{'50' if config.startswith('lwc') else '175'} words a side" in ran.stderr
+    published = "153,326" if config.startswith("lwc") else "160,239"
+    [row] = [line.split() for line in ran.stderr.splitlines() if line.startswith("train: pairs")]
+    assert row[2] == published and row[4] == "DIFFERENT"
 
 
 @pytest.mark.parametrize(
@@ -247,92 +244,35 @@ def test_from_archive_to_bleu(prepared, tmp_path, config):
     assert len(scores) == 2 and all("ref_len=" in line for line in scores)
 
 
-def manifest(
-    folder: Path,
-    config: str,
-    pairs: dict[str, int],
-    tokens: dict[str, tuple[int, int]] | None = None,
-    subwords: int = 0,
-) -> None:
-    """Write the part of a manifest that the check reads, for the data of this config."""
-    counted = tokens or {}
-    splits = {
-        part: {
-            "pairs_out": number - (subwords if part == "train" else 0),
-            "dropped": {iwslt14.SUBWORDS: subwords} if part == "train" else {},
-            "source": {"tokens_with_end": counted.get(part, (1, 1))[0]},
-            "target": {"tokens_with_end": counted.get(part, (1, 1))[1]},
-        }
-        for part, number in pairs.items()
-    }
-    settings = load(ROOT / "recipes" / config).data.model_dump(mode="json", exclude={"folder"})
-    (folder / "manifest.json").write_text(json.dumps({"settings": settings, "splits": splits}))
-
-
 MLRF = "mlrf/iwslt14_deen/baseline_3layer.yaml"
-VARIANT = {"train": 160_239, "valid": 7_283, "test.test": 6_750}
-TOKENS = {
-    "train": (4_035_591, 3_949_114),
-    "valid": (182_592, 178_622),
-    "test.test": (161_838, 156_928),
-}
-
-
-def test_other_pairs_are_an_error_and_other_tokens_a_warning(tmp_path, capsys):
-    manifest(tmp_path, MLRF, VARIANT, TOKENS)
-    assert iwslt14.main([str(tmp_path)]) == 0
-    assert "warning" not in (said := capsys.readouterr().err) and "at most 175 words" in said
-    close = {**TOKENS, "train": (4_035_600, 3_949_114)}
-    manifest(tmp_path, MLRF, VARIANT, close, subwords=39)  # MLRF's limit on subwords
-    assert iwslt14.main([str(tmp_path)]) == 0
-    assert "warning" in capsys.readouterr().err
-    manifest(tmp_path, MLRF, {**VARIANT, "train": 160_238}, TOKENS)
-    assert iwslt14.main([str(tmp_path)]) == 2
-    assert "at most 175 words a side, in train: pairs" in capsys.readouterr().err
-    (tmp_path / "manifest.json").unlink()
-    assert iwslt14.main([str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize(
-    ("config", "pairs", "said"),
+    ("config", "pairs"),
     [
-        (
-            "lwc/iwslt14_deen/coordinated.yaml",
-            {"train": 153_326, "valid": 6_969, "test.test": 6_750},
-            "MIXER's split, at most 50 words",
-        ),
-        (
-            "densenmt/iwslt14_deen/base_4l_e64.yaml",
-            {**VARIANT, "test.test": 5_585},
-            "fairseq's variant of MIXER's split, at most 175 words",
-        ),
-        (
-            "densenmt/iwslt14_deen_words/base_4l.yaml",
-            {**VARIANT, "test.test": 5_585},
-            "at most 175 words",
-        ),
-        ("iwslt14/transformer_6x512.yaml", VARIANT, "at most 175 words"),
+        (MLRF, (160_239, 7_283, 6_750)),
+        ("lwc/iwslt14_deen/coordinated.yaml", (153_326, 6_969, 6_750)),
+        ("lwc/iwslt14_deen/table4_transformer_10l.yaml", (153_326, 6_969, 6_750)),
+        ("densenmt/iwslt14_deen/base_4l_e64.yaml", (160_239, 7_283, 5_585)),
+        ("densenmt/iwslt14_deen_words/base_4l.yaml", (160_239, 7_283, 5_585)),
+        ("iwslt14/transformer_6x512.yaml", (160_239, 7_283, 6_750)),
     ],
 )
-def test_each_row_is_checked_against_the_split_of_its_own_paper(
-    tmp_path, capsys, config, pairs, said
-):
-    manifest(tmp_path, config, pairs, TOKENS)
-    assert iwslt14.main([str(tmp_path)]) == 0
-    assert said in capsys.readouterr().err
-    for part in pairs:
-        manifest(tmp_path, config, {**pairs, part: pairs[part] + 1}, TOKENS)
-        assert iwslt14.main([str(tmp_path)]) == 2
-        assert f"{part}: pairs" in capsys.readouterr().err
-
-
-def test_a_length_limit_without_a_published_split_is_an_error(tmp_path, capsys):
-    manifest(tmp_path, MLRF, VARIANT, TOKENS)
-    path = tmp_path / "manifest.json"
-    path.write_text(path.read_text().replace('"max_length": 175', '"max_length": 80'))
-    assert iwslt14.main([str(tmp_path)]) == 2
-    assert "at most 50 or 175 words a side" in capsys.readouterr().err
-    assert iwslt14.main([str(tmp_path), "--any-data"]) == 0
+def test_each_row_has_the_counts_of_the_split_of_its_own_paper(
+    config: str, pairs: tuple[int, ...]
+) -> None:
+    """The test sets have as many segments as those of the data set, and 10,000 merges tokens."""
+    row = load(ROOT / "recipes" / config)
+    assert row.paper and row.paper.dataset == "iwslt14-de-en"
+    text = row.paper.text
+    assert tuple(text[part].pairs for part in ("train", "valid", "test.test")) == pairs
+    segments = {text.name: text.pairs for text in table.read("iwslt14-de-en").texts}
+    names = [Path(prefix).name for prefix in row.data.test["test"]]
+    assert sum(segments[name] or 0 for name in names) == pairs[2]
+    counted = all(counts.tokens for counts in text.values())
+    assert counted == (row.data.bpe is not None and row.data.bpe.merges == 10_000)
+    assert row.paper.metric in (None, "multi-bleu-lc", "multi-bleu")
+    assert row.paper.checkpoint in (None, "best")
 
 
 def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
@@ -360,7 +300,8 @@ def test_the_limits_of_the_published_splits_keep_their_shares_of_real_text():
         sum(max(len(line.split()) for line in pair) <= limit for pair in zip(*texts, strict=True))
         for limit in limits
     ]
-    fifty, all_pairs = (sum(iwslt14.SPLITS[limit].pairs.values()) for limit in limits)
+    assert limits == [50, 175]
+    fifty, all_pairs = 153_326 + 6_969, 160_239 + 7_283
     assert counts[0] / counts[1] == pytest.approx(fifty / all_pairs, abs=0.002)
 
 

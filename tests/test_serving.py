@@ -1,13 +1,13 @@
 """The HTTP service: answers, limits, wrong requests, and many requests at once."""
 
 import http.client
-import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -16,10 +16,17 @@ from fusetk import system
 from fusetk.cli.main import main
 from fusetk.decoding.translate import Translation
 from fusetk.recipe import load
-from fusetk.serving.batching import Batcher, Closed, QueueFull, Wish
+from fusetk.serving.batching import Batcher, Closed, QueueFull
 from fusetk.train import train
+from tests.helpers.services import ask, running
 
 LINES = ["eins zwei", "drei", "", "vier fünf sechs sieben", "unbekannt"]
+
+
+class Wish(NamedTuple):
+    """The options of a request to a batcher."""
+
+    n_best: int = 1
 
 
 class Gate:
@@ -100,6 +107,24 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2 and "pip install 'fusetk[serve]'" in result.stderr
 
 
+def test_an_address_that_cannot_be_used_is_refused_before_a_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("uvicorn")
+    for command in ("serve", "explore"):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            options = [command, str(tmp_path), "--port", str(port)]
+            result = CliRunner().invoke(main, options)
+            assert (result.exit_code, result.stderr) == (
+                2,
+                f"fusetk: --port: port {port} is in use; choose another port, or 0 for any free "
+                "port\n",
+            )
+        result = CliRunner().invoke(main, [command, str(tmp_path), "--host", ".."])
+        assert result.exit_code == 2 and "there is no address '..'" in result.stderr
+
+
 def test_the_queue_has_room_for_the_largest_request() -> None:
     result = CliRunner().invoke(main, ["serve", "run", "--queue", "63"])
     assert result.exit_code == 2 and "--queue 63 has no room for" in result.stderr
@@ -118,33 +143,13 @@ def run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def port(run: Path) -> Iterator[int]:
     """The port of a service in a thread."""
-    uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
     from fusetk.serving.app import Limits, make_app
 
     limits = Limits(sentences=8, characters=100, n_best=3, queue=16, batch=8)
-    config = uvicorn.Config(make_app(system.load(run, "cpu"), limits), port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def ask(port: int, body: object, method: str = "POST", path: str = "/translate") -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    try:
-        connection.request(method, path, content)
-        response = connection.getresponse()
-        text = response.read()
-        return response.status, json.loads(text) if text[:1] == b"{" else text
-    finally:
-        connection.close()
+    loaded = system.load(run, "cpu", max_source_length=20)
+    with running(make_app(loaded, limits)) as port:
+        yield port
 
 
 def test_answers_equal_the_translations_of_the_system(port: int, run: Path) -> None:
@@ -187,6 +192,21 @@ WRONG = [
 def test_wrong_requests(port: int, body: object, status: int, reason: str) -> None:
     answered, answer = ask(port, body)
     assert answered == status and reason in answer["error"]
+
+
+def test_a_sentence_with_too_many_tokens_is_refused(port: int) -> None:
+    status, answer = ask(port, {"text": ["a", "a " * 21]})
+    reason = "sentence 2 has 21 tokens; the model reads at most 20"
+    assert (status, answer) == (413, {"error": reason})
+    assert ask(port, {"text": "a " * 20})[0] == 200
+
+
+def test_other_paths_and_methods_are_answered_in_json(port: int) -> None:
+    status, answer = ask(port, b"", "GET", "/")
+    service = "the service has POST /translate and GET /health"
+    assert status == 404 and answer == {"error": f"there is no GET /; {service}"}
+    status, answer = ask(port, b"", "GET")
+    assert status == 405 and answer == {"error": f"there is no GET /translate; {service}"}
 
 
 def test_many_requests_at_once_among_wrong_ones(port: int, run: Path) -> None:

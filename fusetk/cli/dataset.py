@@ -31,12 +31,24 @@ EXAMPLE = "Example: fusetk dataset iwslt14-de-en --raw work/iwslt14_deen/raw"
     help="Existing folder of the archives, or of their unpacked files. Missing archives are "
     "downloaded into it. Default: DIR/archives, in the folder of --raw.",
 )
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="NAME",
+    help="Make only this text, such as a test set; repeatable. Default: all texts.",
+)
 @click.option("--no-fetch", is_flag=True, help="Do not download anything.")
 @click.option(
     "--any-data", is_flag=True, help="Accept texts that do not have their published lengths."
 )
 def command(
-    name: str | None, raw: Path | None, files: Path | None, no_fetch: bool, any_data: bool
+    name: str | None,
+    raw: Path | None,
+    files: Path | None,
+    texts: tuple[str, ...],
+    no_fetch: bool,
+    any_data: bool,
 ) -> None:
     """Make the raw text of the published data set NAME, or list all data sets.
 
@@ -46,18 +58,19 @@ def command(
     several references becomes SET.en, SET.en1, and so on. Existing texts are not made again.
     """
     from fusetk.datasets import table
-    from fusetk.datasets.make import make
+    from fusetk.datasets.make import ARCHIVES, make
 
-    _check(name, raw, {"--files": files, "--no-fetch": no_fetch, "--any-data": any_data})
+    options = {"--files": files, "--text": texts, "--no-fetch": no_fetch, "--any-data": any_data}
+    _check(name, raw, options)
     if name is None:
         for known in table.names():
             click.echo(f"{known:<22}{table.read(known).title}")
         return
-    dataset = table.read(name)
+    dataset = table.read(name, texts)
     if raw is None:
         _describe(dataset)
         return
-    folder = files or raw / "archives"
+    folder = files or raw / ARCHIVES
     if files is not None and not files.is_dir():
         raise ConfigError(f"--files {files}: the folder does not exist; make it first")
     counts = make(dataset, raw, folder, not no_fetch, inform, any_data)

@@ -26,7 +26,7 @@ def command(
     overrides: tuple[str, ...],
     device: str,
     share: float | None,
-    measure: int,
+    measure: int | None,
     devices: int,
     price: float | None,
     src_vocab_size: int | None,
@@ -48,13 +48,18 @@ def command(
 
     from fusetk import recipe as recipes
     from fusetk.estimate.cost import estimate, text_of, training_hours
-    from fusetk.estimate.devices import DEVICES, SHARE
+    from fusetk.estimate.devices import DEVICES, SHARE, UPDATES
     from fusetk.reporting.parameters import vocabulary_sizes
 
     if threads:
         torch.set_num_threads(threads)
     if share is not None and device not in DEVICES:
         raise click.UsageError(f"--share needs --device {join_names([*DEVICES], 'or')}")
+    if measure is not None and device in DEVICES:
+        raise click.UsageError(
+            f"--measure needs --device auto, cpu or cuda: the speed of {device} is a share of the "
+            "peak in its data sheet (--share)"
+        )
     recipe = recipes.load(config, overrides)
     source = src_vocab_size or tgt_vocab_size
     sizes = (source, tgt_vocab_size or source) if source else vocabulary_sizes(recipe)
@@ -66,7 +71,7 @@ def command(
         speed = (share or SHARE) * sheet.peak(training.precision, training.matmul)
         how = f"{sheet.title}, {share or SHARE:.0%} of its peak in {training.precision}"
     else:
-        speed, how = _measure(recipe, sizes, text, device, measure)
+        speed, how = _measure(recipe, sizes, text, device, measure or UPDATES)
     hours = training_hours(cost.stages, devices * speed)
     document = as_document(cost, speed, how, devices, hours, price)
     if as_json:

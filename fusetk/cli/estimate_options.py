@@ -26,11 +26,10 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--measure",
-        default=6,
-        show_default=True,
         type=click.IntRange(1),
         metavar="N",
-        help="Number of updates that are measured on this machine.",
+        help="Number of updates that are measured on this machine. Default: 6. Not for h100, a100 "
+        "and v100.",
     ),
     click.option(
         "--devices",

@@ -15,6 +15,7 @@ from fusetk.errors import FusetkError
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
 
 COMMANDS = {
+    "demo": "Train a small model that fuses its layers, and show what it does.",
     "dataset": "Make the raw text of a published data set.",
     "prep": "Convert raw parallel text to memory-mapped token ids.",
     "text": "Run single steps of prep as pipes.",
@@ -29,6 +30,7 @@ COMMANDS = {
     "report": "Compare the table of a paper with the results of runs.",
     "plot-attention": "Draw the attention weights of a translation.",
     "plot-curves": "Draw the training curves of runs.",
+    "explore": "Show on a web page how a model translates.",
     "serve": "Translate over HTTP.",
     "export": "Write a model for CTranslate2.",
     "describe": "Print a resolved config and its parameter counts.",

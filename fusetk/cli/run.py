@@ -22,6 +22,8 @@ def command(
     config: str,
     overrides: tuple[str, ...],
     raw: Path | None,
+    dataset: bool,
+    any_data: bool,
     out: Path | None,
     seed: int | None,
     jobs: int,
@@ -44,6 +46,9 @@ def command(
     processes cannot work on the same config and seed in one output folder at once. The rows of a
     folder share their prepared text; while one prepares it, the others wait.
 
+    The prepared text is compared with the published counts of the config (`paper.text`). Another
+    number of pairs is an error without --any-data.
+
     The batches of an update do not depend on the number of devices. If the number of batches in an
     update (`accumulate`) is a multiple of --devices, each device computes some of them; otherwise
     it computes a part of each batch.
@@ -52,15 +57,19 @@ def command(
     """
     from fusetk import recipe as recipes
     from fusetk.experiment.places import is_row, places, recipe_with_folders
+    from fusetk.experiment.raw import provide_raw_text
     from fusetk.experiment.run import Experiment, Options
     from fusetk.experiment.smoke import smoke_recipe
 
     start = time.monotonic()
-    raw = _raw_folder(raw)
+    if raw is None:
+        raise ConfigError("give the folder of the raw text by --raw")
+    raw = raw.expanduser()
     settings = [*overrides, *([] if seed is None else [f"training.seed={seed}"])]
     _check(settings, devices, slurm, smoke, sbatch)
     recipe = recipes.load(config, settings)
     where = places(Path(config), recipe, out)
+    provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
     if smoke:
         # Not below OUT, so that no report finds the meaningless scores there.
         where = where._replace(out=where.out.with_name(f"{where.out.name}.smoke"))
@@ -68,22 +77,15 @@ def command(
     else:
         recipe = recipe_with_folders(recipe, raw, where)
     row = Path(config).absolute() if is_row(recipe) else None
-    options = Options(metrics, average, jobs, device, devices, threads, until, row, is_quiet())
+    options = Options(
+        *(metrics, average, jobs, device, devices, threads, until, row, is_quiet(), any_data)
+    )
     if slurm:
         submit(Experiment(recipe, where, options._replace(until="prep"), inform), sbatch)
         return
     Experiment(recipe, where, options, inform).run()
     if smoke:
         inform(f"smoke test: all steps passed in {time.monotonic() - start:.0f} s")
-
-
-def _raw_folder(raw: Path | None) -> Path:
-    if raw is None:
-        raise ConfigError("give the folder of the raw text by --raw")
-    raw = raw.expanduser()
-    if not raw.is_dir():
-        raise ConfigError(f"--raw {raw}: the folder does not exist")
-    return raw
 
 
 def _check(

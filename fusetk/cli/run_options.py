@@ -8,7 +8,7 @@ from fusetk.cli.options import config_argument, device_option, set_option, threa
 from fusetk.cli.parameters import Decorator, all_of
 
 SECTIONS = {
-    "Text and output": ["raw", "out", "overrides", "seed", "jobs"],
+    "Text and output": ["raw", "dataset", "any_data", "out", "overrides", "seed", "jobs"],
     "Devices": ["device", "devices", "threads", "slurm", "sbatch"],
     "Steps": ["smoke", "until", "average", "metrics"],
 }
@@ -21,6 +21,17 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.Path(path_type=Path),
         help="Folder of the raw text. It replaces the folders of all paths in `data`: for "
         "raw/train, it has train.de and train.en, plain or .gz.",
+    ),
+    click.option(
+        "--dataset",
+        is_flag=True,
+        help="First make missing raw text in the folder of --raw, as `fusetk dataset` does: from "
+        "DIR/archives, where missing archives are downloaded if they are public.",
+    ),
+    click.option(
+        "--any-data",
+        is_flag=True,
+        help="Accept raw text that does not have the published number of pairs.",
     ),
     click.option(
         "--out",

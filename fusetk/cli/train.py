@@ -16,7 +16,7 @@ from fusetk.cli.options import (
 
 @click.command(
     "train",
-    epilog="Example: fusetk train recipes/demo/demo.yaml --run runs/demo --set training.seed=2",
+    epilog="Example: fusetk train my.yaml --run runs/seed2 --set training.seed=2",
 )
 @config_argument
 @click.option(

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fusetk.config import Config
 from fusetk.data.corpus_weights import WeightedSpan
@@ -35,6 +35,20 @@ class BatchConfig(Config):
     for sentences that are concatenated and padded (He et al. 2018, section 4.3)."""
     accumulate: int = Field(1, ge=1)
     """Number of batches whose gradients are summed for one update."""
+    token_limit: int | None = Field(None, ge=1)
+    """With `unit: sentences`, most tokens of a batch: pairs times the length of the longest
+    sentence of either side. A batch with more tokens is split into parts of equal size, as in
+    fairseq for Lua (`-maxbatch`): the number of pairs is halved until a part fits, or until it has
+    one pair. By default batches are not split."""
+
+    @model_validator(mode="after")
+    def _limits_sentences(self) -> "BatchConfig":
+        if self.token_limit is not None and self.unit != "sentences":
+            raise ValueError(
+                f"token_limit is a limit of batches in sentences, and with unit: {self.unit} "
+                "`size` limits the tokens: remove token_limit"
+            )
+        return self
 
 
 class Batches(Sequence[Indices]):
@@ -117,6 +131,8 @@ def batches(
     else:
         order = _sorted(order, source, target)
     cuts = cut(counted[order], config)
+    if config.token_limit:
+        cuts = _split(cuts, np.maximum(source, target)[order], config.token_limit)
     batch_order = np.arange(len(cuts), dtype=np.int32)
     random.shuffle(batch_order)
     return Batches(order, cuts[batch_order])
@@ -219,6 +235,25 @@ def _padded_bounds(lengths: Lengths, size: int) -> list[int]:
         padded = window * np.arange(1, len(window) + 1)  # ascending, as the lengths are
         bounds.append(start + int(padded.searchsorted(size, side="right")))
     return bounds
+
+
+def _split(cuts: NDArray[np.int64], lengths: Lengths, token_limit: int) -> NDArray[np.int64]:
+    """Split batches with more than ``token_limit``, given as (start, end) (n, 2), into parts.
+
+    ``lengths`` are the lengths of the longer sides.
+    """
+    parts = []
+    for start, end in cuts.tolist():
+        size = split_size(end - start, int(lengths[start:end].max()), token_limit)
+        parts += [(first, min(first + size, end)) for first in range(start, end, size)]
+    return np.array(parts, np.int64).reshape(-1, 2)
+
+
+def split_size(pairs: int, longest: int, token_limit: int) -> int:
+    """Return the number of pairs of a batch, halved until ``token_limit`` allow the batch."""
+    while pairs > 1 and pairs * longest > token_limit:
+        pairs //= 2
+    return pairs
 
 
 class UpdateSize(NamedTuple):

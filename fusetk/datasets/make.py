@@ -19,6 +19,7 @@ from fusetk.errors import DataError
 from fusetk.files import locked
 
 PACKED = (".tgz", ".tar.gz", ".tar", ".zip")
+ARCHIVES = "archives"  # default folder of the archives, below that of the raw text
 UNPACKED = ".unpacked"  # folder of the members of archives, below that of the raw text
 
 

@@ -1,5 +1,6 @@
 """The descriptions of data sets, ``sets/NAME.yaml``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -75,8 +76,20 @@ def names() -> list[str]:
     return sorted(path.stem for path in SETS.glob("*.yaml"))
 
 
-def read(name: str) -> DatasetConfig:
-    """Return the description of a data set. Raises ConfigError if there is none of this name."""
+def read(name: str, texts: Sequence[str] = ()) -> DatasetConfig:
+    """Return the description of a data set, with these texts only or with all.
+
+    Raises ConfigError if there is no data set of this name, or if it lacks one of the texts.
+    """
     if name not in names():
         raise ConfigError(f"there is no data set {name!r}; the data sets are {', '.join(names())}")
-    return config.parse(config.load(SETS / f"{name}.yaml"), DatasetConfig)
+    dataset = config.parse(config.load(SETS / f"{name}.yaml"), DatasetConfig)
+    if not texts:
+        return dataset
+    known = [text.name for text in dataset.texts]
+    if unknown := [text for text in texts if text not in known]:
+        raise ConfigError(
+            f"{name} has no text {', '.join(unknown)}; its texts are {', '.join(known)}"
+        )
+    chosen = [text for text in dataset.texts if text.name in texts]
+    return dataset.model_copy(update={"texts": chosen})

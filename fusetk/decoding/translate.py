@@ -132,14 +132,25 @@ class Translator:
             for line, n_best in zip(tokens, hypotheses, strict=True)
         ]
 
-    def translate_ids(self, sources: Sequence[Ids], first: int = 1) -> list[list[Hypothesis]]:
+    def translate_ids(
+        self,
+        sources: Sequence[Ids],
+        first: int = 1,
+        prefixes: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[Hypothesis]]:
         """Return the n best translations of each source (ids with EOS).
 
-        A source that consists of EOS alone has no translations.
+        ``prefixes`` has the ids with which the translations of each source begin. A source that
+        consists of EOS alone has no translations. Raises DataError if a prefix exceeds the
+        positions of the models.
         """
         numbers = range(first, first + len(sources))
         truncated = [self.truncate(source, i) for i, source in zip(numbers, sources, strict=True)]
-        return self._search(truncated, [EncodedRequest(line=number) for number in numbers])
+        requests = []
+        for number, prefix in zip(numbers, prefixes or [()] * len(sources), strict=True):
+            self._check_length(len(prefix), number)
+            requests.append(EncodedRequest(prefix, line=number))
+        return self._search(truncated, requests)
 
     def encode(self, side: str, text: str, tokenized: bool = False) -> list[int]:
         """Return the ids of a line, without BOS and EOS. ``side`` is "source" or "target"."""
@@ -185,13 +196,7 @@ class Translator:
         prefix = self.encode("target", request.prefix, tokenized)
         phrases = [self.encode("target", phrase, tokenized) for phrase in request.constraints]
         phrases = [phrase for phrase in phrases if phrase]
-        size = len(prefix) + sum(map(len, phrases))
-        positions = max_positions(self.models)
-        if positions is not None and size > positions - 1:
-            raise DataError(
-                f"line {line}: the prefix and the phrases of its translation have {size} tokens, "
-                f"but the models have only {positions} positions, one of them for EOS; shorten them"
-            )
+        self._check_length(len(prefix) + sum(map(len, phrases)), line)
         if UNK in prefix or any(UNK in phrase for phrase in phrases):
             log.warning(
                 "line %d: the prefix or the phrases of its translation have words that are not in "
@@ -199,6 +204,15 @@ class Translator:
                 line,
             )
         return EncodedRequest(prefix, phrases, line, self._inside)
+
+    def _check_length(self, size: int, line: int) -> None:
+        """Raise DataError if ``size`` tokens of a prefix and phrases exceed the positions."""
+        positions = max_positions(self.models)
+        if positions is not None and size > positions - 1:
+            raise DataError(
+                f"line {line}: the prefix and the phrases of its translation have {size} tokens, "
+                f"but the models have only {positions} positions, one of them for EOS; shorten them"
+            )
 
     @cached_property
     def _inside(self) -> frozenset[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from fusetk import system
 from fusetk.data import manifest
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import BatchConfig, batches
+from fusetk.data.sampler import BatchConfig, batches, split_size
 from fusetk.errors import DataError
 from fusetk.estimate.operations import META, BatchShape, batch_cost, optimizer_bytes
 from fusetk.models import Seq2Seq
@@ -151,6 +151,8 @@ def mean_batch(config: BatchConfig, text: TextLengths) -> BatchShape:
         "both": text.source + text.target,
     }
     pairs = max(1, round(config.size / sizes[config.unit]))
+    if config.token_limit:
+        pairs = split_size(pairs, round(max(text.source, text.target)), config.token_limit)
     return BatchShape([round(text.source)] * pairs, [round(text.target)] * pairs)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
-from fusetk.experiment import launch
+from fusetk.experiment import counts, launch
 from fusetk.experiment.places import Places
 from fusetk.experiment.products import Products
 from fusetk.experiment.references import detokenize, write_references
@@ -40,6 +40,7 @@ class Options(NamedTuple):
     until: str = STEPS[-1]
     row: Path | None = None  # config of the row of a paper; None: there is no table to report
     quiet: bool = False  # the commands of the steps get -q
+    any_data: bool = False  # accept text without the published counts
 
 
 class Experiment:
@@ -117,6 +118,20 @@ class Experiment:
                 lock(file, wait=True)
             self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
             write_references(self.recipe.data, self.places.references)
+        self._check_counts(folder)
+
+    def _check_counts(self, folder: Path) -> None:
+        """Compare the prepared text with its published counts.
+
+        Raises DataError if a number of pairs differs, unless ``options.any_data`` is set.
+        """
+        published = self.recipe.paper.text if self.recipe.paper else {}
+        if not published:
+            return
+        compared = counts.compare(published, folder)
+        self.say(counts.table(compared))
+        if warning := counts.check(compared, self.options.any_data):
+            self.say(warning)
 
     def train(self) -> None:
         for line in describe_updates(self.recipe.training.stages, self.options.devices):
@@ -232,6 +247,8 @@ def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:
         text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,} {unit}"
         if batch.accumulate > 1:
             text = f"{text} = {batch.accumulate * batch.size:,} {unit}"
+        if batch.token_limit:
+            text = f"{text}, in batches of at most {batch.token_limit:,} tokens"
         if devices > 1 and batch.accumulate % devices == 0:
             each = batch.accumulate // devices
             text = f"{text}; each of {devices} devices computes {each} of its batches"

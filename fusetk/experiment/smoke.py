@@ -35,6 +35,8 @@ def smoke_recipe(
     write_smoke_text(recipe_with_folders(recipe, raw, where), text)
     # The user's settings have precedence.
     recipe = recipes.load(config, [*smoke_settings(recipe), *settings])
+    if recipe.paper:  # the counts are those of the complete text
+        recipe = recipe.model_copy(update={"paper": recipe.paper.model_copy(update={"text": {}})})
     return recipe_with_folders(recipe, text, where)
 
 

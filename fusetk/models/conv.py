@@ -75,8 +75,8 @@ class ConvConfig(ModelConfig):
     separate_maps: bool = False
     """Project token and position embeddings by maps of their own, as the authors of DenseNMT do in
     their code. The paper projects "each word back to the original embedding dimension" (section
-    "Model and architect design"); our reading is one map of the sum. It has no effect if the
-    embeddings have the width of the model."""
+    "Model and architect design"); our reading is one map of the sum. True is an error if the
+    embeddings have the width of the model, since they are not projected then."""
     output_embedding: int | None = Field(None, ge=1)
     """Features of the input of the output projection; by default `embedding`."""
     encoder: ConvEncoderConfig = ConvEncoderConfig(layers=4)
@@ -95,7 +95,13 @@ class ConvConfig(ModelConfig):
     `dense-concat`)."""
 
     @model_validator(mode="after")
-    def _sides_fit_together(self) -> "ConvConfig":
+    def _options_fit_together(self) -> "ConvConfig":
+        if self.separate_maps and self.embedding in (None, self.width):
+            raise ValueError(
+                f"separate_maps: true needs embeddings that are projected, and these have the "
+                f"model's width of {self.width}: set `embedding` to another number, or remove "
+                "separate_maps"
+            )
         attends_to_output(self.encoder, self.decoder)
         return self
 
@@ -113,7 +119,7 @@ class ConvEmbedding(nn.Module):
         self.map = normed_linear(size, config.width, dropout) if projects else nn.Identity()
         self.positions = Learned(size, config.max_positions)
         nn.init.normal_(self.positions.weight, std=0.1)
-        separate = projects and config.separate_maps
+        separate = config.separate_maps
         self.position_map = normed_linear(size, config.width, dropout) if separate else None
         self.dropout = Dropout(dropout)
 

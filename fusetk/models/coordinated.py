@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fusetk.fusion.base import FusionConfig
 from fusetk.models.connect import PlannedModule
 from fusetk.models.initialise import INITIALISERS
-from fusetk.models.residual import Residual, Residuals, Stream
+from fusetk.models.residual import Residual, Residuals, Stream, residual_class
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
 from fusetk.models.stack import Layer, Stack
 from fusetk.models.transformer import (
@@ -26,7 +26,7 @@ from fusetk.models.transformer import (
     check_tying,
     initialise_sublayers,
 )
-from fusetk.nn.attention import CrossAttention, KeysValues, cache_mask
+from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
 from fusetk.nn.norm import build_norm
 from fusetk.nn.output import OutputProjection
@@ -57,6 +57,11 @@ class CoordinatedConfig(BlockConfig):
             raise ValueError(
                 f"stack.connect: {self.stack.connect.kind} makes separate queries, keys and "
                 "values, which only the layers of kind: transformer read: choose another connection"
+            )
+        if residual_class(self.stack.residual).attention_class is not SelfAttention:
+            raise ValueError(
+                f"stack.residual: {self.stack.residual.kind} needs a self-attention that only "
+                "kind: transformer has: choose another residual connection"
             )
         if self.positions == "rotary" or self.kv_heads is not None:
             raise ValueError(

@@ -1,10 +1,11 @@
 """Initial weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from fusetk.nn.attention import CrossAttention, KeysValues
+from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned
 
@@ -18,13 +19,7 @@ def xavier(model: nn.Module) -> None:
     attention to the source. This is equal to the gain of 1 / sqrt(2) that fairseq gives to each of
     the three.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | Learned | OutputProjection):
-            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    _glorot(model)
     for module in model.modules():
         if isinstance(module, KeysValues):
             bound = (6 / (4 * module.in_features)) ** 0.5
@@ -35,6 +30,41 @@ def xavier(model: nn.Module) -> None:
             bound = (6 / (4 * module.query.in_features)) ** 0.5
             for matrix in (module.query, *module.project):
                 nn.init.uniform_(matrix.weight, -bound, bound)
+
+
+def tensor2tensor(model: nn.Module) -> None:
+    """Initialise the weights like tensor2tensor's Transformer.
+
+    This is ``xavier``, but the projections to queries, keys and values are three matrices. So their
+    standard deviation is larger, by a factor of sqrt(2) in self-attention.
+    """
+    _glorot(model)
+    for module in model.modules():
+        for matrix in _attention_matrices(module):
+            nn.init.xavier_uniform_(matrix)
+
+
+def _glorot(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding | Learned | OutputProjection):
+            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+
+
+def _attention_matrices(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parts of an attention's weights that are one projection each: (D, D_in)."""
+    if isinstance(module, SelfAttention):
+        weight = module.project.weight.detach()
+        keys = (len(weight) - module.width) // 2  # fewer than queries if heads share keys
+        yield from torch.split(weight, [module.width, keys, keys])
+    elif isinstance(module, KeysValues):
+        yield from module.weight.detach().chunk(2)
+    elif isinstance(module, CrossAttention):
+        for project in module.project:
+            yield from project.get_parameter("weight").detach().chunk(2)
 
 
 def mlrf(model: nn.Module) -> None:
@@ -54,4 +84,8 @@ def mlrf(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
-INITIALISERS: dict[str, Callable[[nn.Module], None]] = {"xavier": xavier, "mlrf": mlrf}
+INITIALISERS: dict[str, Callable[[nn.Module], None]] = {
+    "xavier": xavier,
+    "tensor2tensor": tensor2tensor,
+    "mlrf": mlrf,
+}

@@ -95,6 +95,11 @@ class RecurrentConfig(ModelConfig):
     (Equations 15 and 16) and in the authors' code, but the paper's parameter counts need one."""
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
+    first_target_position: Literal[0, 1] = 1
+    """Position of the first target word, which the decoder reads after BOS. The paper does not give
+    it. With 1, positions are those of the decoder's inputs, and BOS has position 0. With 0 they are
+    those of the target words, as in the authors' code, which adds them before it shifts the
+    target."""
     project_context: bool = False
     """Project the result of attention to `width` before the decoder reads it, as the authors' code
     does. The paper's parameter counts imply that its systems do not."""
@@ -111,6 +116,10 @@ class RecurrentConfig(ModelConfig):
     """Add a bias for each entry of the target vocabulary."""
     init: float = Field(0.08, gt=0)
     """Initial matrices and embeddings are uniform between -init and init."""
+    init_biases: Literal["zero", "uniform"] = "zero"
+    """Initial biases: zero, or drawn like matrices. "The parameters are initialized uniformly"
+    (section "Training Setup") and the authors' code include the biases, but not the shift of layer
+    normalisation."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "RecurrentConfig":
@@ -137,8 +146,16 @@ class RecurrentConfig(ModelConfig):
 class RecurrentEmbedding(nn.Module):
     """Token embeddings plus a bias plus positions times 1 / sqrt(E), with dropout."""
 
-    def __init__(self, config: RecurrentConfig, vocabulary: int, tied: nn.Embedding | None = None):
+    def __init__(
+        self,
+        config: RecurrentConfig,
+        vocabulary: int,
+        tied: nn.Embedding | None = None,
+        begins_with_bos: bool = False,
+    ):
+        """``begins_with_bos``: the position of the second token is ``first_target_position``."""
         super().__init__()
+        self.shift = 1 - config.first_target_position if begins_with_bos else 0
         size = config.embedding or config.width
         self.tokens = nn.Embedding(vocabulary, size) if tied is None else tied
         self.bias = nn.Parameter(torch.zeros(size))
@@ -149,7 +166,10 @@ class RecurrentEmbedding(nn.Module):
         """Ids (B, T) of positions start .. start + T - 1 -> (B, T, E)."""
         x = self.tokens(ids) + self.bias
         if self.positions is not None:
-            x = x + self.positions(start, ids.shape[1]) * x.shape[-1] ** -0.5
+            vectors = self.positions(max(start - self.shift, 0), ids.shape[1])
+            if start < self.shift:  # BOS gets any vector, since it is read as zeros
+                vectors = vectors.roll(1, 0)
+            x = x + vectors * x.shape[-1] ** -0.5
         return self.dropout(x)
 
 
@@ -170,7 +190,7 @@ class Recurrent(Seq2Seq):
         size = config.embedding or width
         self.source = RecurrentEmbedding(config, source_size)
         tied = self.source.tokens if config.tie == "all" else None
-        self.target = RecurrentEmbedding(config, target_size, tied)
+        self.target = RecurrentEmbedding(config, target_size, tied, begins_with_bos=True)
         encoder, query, decoder = config.encoder, config.query, config.decoder
         self.encoder = Transition(encoder.cell, encoder.depth, size, width, 2, norm, bias)
         encoder_widths = [size] + [2 * width] * (encoder.depth + 1)
@@ -214,7 +234,7 @@ class Recurrent(Seq2Seq):
         matrix = None if config.tie == "none" else self.target.tokens.weight
         self.output = OutputProjection(size, target_size, config.output_bias, matrix)
         self.name = f"decoder.layer{query.depth + 1}.cross"
-        initialise_uniform(self, config.init)
+        initialise_uniform(self, config.init, config.init_biases == "uniform")
 
     def forward(
         self,
@@ -392,24 +412,33 @@ def _fusion_of_states(config: FusionConfig, widths: Sequence[int], name: str) ->
     return build_fusion(config, widths, widths[-1], name)
 
 
-def initialise_uniform(model: nn.Module, bound: float) -> None:
+def initialise_uniform(model: nn.Module, bound: float, biases: bool = False) -> None:
     """Initialise the weights like Meng and Zhang 2019.
 
-    Matrices, embeddings and the vector of attention are uniform between -bound and bound. Biases
-    are 0 and gains are 1.
+    Matrices, embeddings and the vector of attention are uniform between -bound and bound, with
+    ``biases`` the biases too. Else biases are 0. Gains of layer normalisation are 1, its shifts 0.
     """
     for module in model.modules():
+        added: list[Tensor | None] = []
         if isinstance(module, Cell):
             weights: list[Tensor] = [module.state]
             if module.input is not None:
                 weights.append(module.input)
+            added = [module.bias, module.linear_bias]
         elif isinstance(module, AdditiveAttention):
             weights = [module.query, module.vector]
         elif isinstance(module, nn.Linear | nn.Embedding | OutputProjection):
             weights = [module.weight]
+            added = [] if isinstance(module, nn.Embedding) else [module.bias]
+        elif isinstance(module, RecurrentEmbedding):
+            weights = []
+            added = [module.bias]
         else:
             continue
         for weight in weights:
             nn.init.uniform_(weight, -bound, bound)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+        for bias in added:
+            if biases and isinstance(bias, nn.Parameter):  # a bias of H may be a constant zero
+                nn.init.uniform_(bias, -bound, bound)
+            elif bias is not None:
+                nn.init.zeros_(bias)

@@ -21,7 +21,6 @@ from fusetk.models.residual import (
     Residual,
     ResidualConfig,
     Residuals,
-    SeparateResidual,
     Stream,
     residual_class,
 )
@@ -104,9 +103,10 @@ class BlockConfig(ModelConfig):
     joint vocabulary)."""
     output_bias: bool = True
     """Add a bias for each entry of the target vocabulary."""
-    init: Literal["xavier", "mlrf"] = "xavier"
-    """Initial weights: Xavier uniform, as in fairseq, or U(+-1/sqrt(fan_in)), as in MLRF section
-    4.2."""
+    init: Literal["xavier", "tensor2tensor", "mlrf"] = "xavier"
+    """Initial weights. `xavier`: uniform (Glorot and Bengio 2010), as in fairseq, where queries,
+    keys and values are one matrix. `tensor2tensor`: the same with a matrix for each of the three.
+    `mlrf`: U(+-1/sqrt(fan_in)), as in MLRF section 4.2."""
 
     def check_side(self, name: str, side: BlockStackConfig) -> None:
         """Raise ValueError if the options of the stack ``name`` do not fit those of the model."""
@@ -142,18 +142,31 @@ class TransformerConfig(BlockConfig):
         self.check_side("encoder", self.encoder)
         self.check_side("decoder", self.decoder)
         attends_to_output(self.encoder, self.decoder)
+        attention = residual_class(self.decoder.residual).attention_class
+        if self.context_gate != "none" and attention is not SelfAttention:
+            raise ValueError(
+                f"context_gate: {self.context_gate} reads the output of the usual self-attention, "
+                f"which decoder.residual: {self.decoder.residual.kind} replaces: remove one of the "
+                "two options"
+            )
         return self
 
 
 def build_self_attention(
-    config: BlockConfig, name: str, width: int, separate_inputs: bool
+    config: BlockConfig, name: str, width: int, required: type[SelfAttention]
 ) -> SelfAttention:
-    """Build the self-attention of a layer; ``name`` is that of the recorded weights."""
+    """Build the self-attention of a layer; ``name`` is that of the recorded weights.
+
+    ``required`` is the class that the residual connection requires.
+    """
     usual = width, config.heads, config.attention_dropout, name, config.attention_bias
     rotary = config.positions == "rotary"
-    if rotary or separate_inputs or config.kv_heads not in (None, config.heads):
-        return GroupedSelfAttention(*usual, groups=config.kv_heads, rotary=rotary)
-    return SelfAttention(*usual)
+    grouped = GroupedSelfAttention
+    if issubclass(required, grouped):
+        grouped = required
+    elif not rotary and config.kv_heads in (None, config.heads):
+        return required(*usual)
+    return grouped(*usual, groups=config.kv_heads, rotary=rotary)
 
 
 def build_residuals(
@@ -196,7 +209,7 @@ class TransformerLayer(Layer):
         # The projection of the input; it has this name in checkpoints.
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
         self.attention = build_self_attention(
-            config, f"{name}.self", width, isinstance(attention_residual, SeparateResidual)
+            config, f"{name}.self", width, attention_residual.attention_class
         )
         self.attention_residual = attention_residual
         hidden = max(1, config.ffn * width // config.width)

@@ -1,7 +1,7 @@
 """Self-attention with rotary positions, grouped queries, or separate inputs."""
 
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,50 +62,54 @@ class GroupedSelfAttention(SelfAttention):
         if self.groups != heads:
             self.project = nn.Linear(width, width + 2 * self.keys_width, bias)
 
-    def source(
-        self, x: Tensor | AttentionInputs, mask: Tensor | Rows | None, name: str
-    ) -> tuple[Tensor, Tensor]:
-        q, keys_values = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
+    def source(self, x: Any, mask: Tensor | Rows | None, name: str) -> tuple[Tensor, Tensor]:
+        q, k, v = self._projections(x, mask.positions if isinstance(mask, Rows) else 0)
         if isinstance(mask, Rows):
-            return self._packed(self._beside(q, keys_values), mask, causal=False), keys_values
-        return self._mix(q, keys_values, mask, name), keys_values
+            projected = self._beside(q, k, v)
+            y = self._packed(projected, mask, causal=False)
+            return self._output(y, x, v), projected[..., self.width :]
+        keys_values = torch.cat((k, v), -1)
+        return self._output(self._mix(q, keys_values, mask, name), x, v), keys_values
 
     def step(
         self,
-        x: Tensor | AttentionInputs,
+        x: Any,
         cache: Cache,
         mask: Tensor | Rows | MixedRows | None,
         name: str | None = None,
         start: int = 0,
-    ) -> tuple[Tensor, Cache]:
+    ) -> tuple[Any, Cache]:
         """See ``SelfAttention.step``. ``start`` is the position of the first new token."""
         if isinstance(mask, Rows | MixedRows):
             rows, source = (mask, None) if isinstance(mask, Rows) else mask
-            q, keys_values = self._projections(x, rows.positions)
-            projected = self._beside(q, keys_values)
+            q, k, v = self._projections(x, rows.positions)
             memory = None if source is None else self._shared(cache.read())
-            return self._packed(projected, rows, True, memory, source), cache
+            y = self._packed(self._beside(q, k, v), rows, True, memory, source)
+            return self._output(y, x, v), cache
         sentences = len(cache.buffer)
-        q, keys_values = self._projections(x, start)
+        q, k, v = self._projections(x, start)
+        keys_values = torch.cat((k, v), -1)
         cache = cache.append(keys_values.reshape(sentences, -1, 2 * self.keys_width))
-        contexts = self._mix(
-            q.reshape(sentences, -1, self.width), cache.read(), mask, name or self.name
-        )
-        return contexts.reshape(q.shape), cache
+        y = self._mix(q.reshape(sentences, -1, self.width), cache.read(), mask, name or self.name)
+        return self._output(y.reshape(q.shape), x, v), cache
 
-    def _beside(self, q: Tensor, keys_values: Tensor) -> Tensor:
-        """Return queries and the keys and values of each head in one tensor: (1, N, 3D)."""
-        return torch.cat((q, self._shared(keys_values)), -1)
+    def _output(self, y: Tensor, x: Any, v: Tensor) -> Any:
+        """Return the output for the result y (B, T, D), the input x and its values v."""
+        return y
+
+    def _beside(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return queries, and the keys and values of each head, in one tensor: (1, N, 3D)."""
+        if self.groups == self.heads:
+            return torch.cat((q, k, v), -1)
+        return torch.cat((q, self._shared(torch.cat((k, v), -1))), -1)
 
     def _shared(self, keys_values: Tensor) -> Tensor:
         """Copy the keys and values of each group for its heads: (..., 2 groups d) -> (..., 2D)."""
         heads = keys_values.unflatten(-1, (2 * self.groups, -1))
         return heads.repeat_interleave(self.heads // self.groups, -2).flatten(-2)
 
-    def _projections(
-        self, x: Tensor | AttentionInputs, start: int | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return queries (B, T, D) and keys and values (B, T, 2 groups d), rotated if required.
+    def _projections(self, x: Any, start: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, T, D), keys and values (B, T, groups d), rotated if required.
 
         ``start`` is the position of the first token, or the positions of all tokens (T,).
         """
@@ -124,7 +128,7 @@ class GroupedSelfAttention(SelfAttention):
                 positions = torch.arange(start, start + q.shape[1], device=q.device)
             q = join_heads(rotate(split_heads(q, self.heads), positions))
             k = join_heads(rotate(split_heads(k, self.groups), positions))
-        return q, torch.cat((k, v), -1)
+        return q, k, v
 
     def _mix(self, q: Tensor, keys_values: Tensor, mask: Tensor | None, name: str) -> Tensor:
         k, v = (split_heads(t, self.groups) for t in keys_values.chunk(2, dim=-1))

@@ -105,6 +105,20 @@ def record(model: "Seq2Seq", source: Sequence[int], target: Sequence[int]) -> di
     }
 
 
+def heads_of_layers(weights: Mapping[str, np.ndarray], what: str) -> dict[int, int]:
+    """Return the number of heads of each layer that has attention of the kind ``what``.
+
+    ``weights`` is the result of ``record``, and ``what`` is a key of KINDS.
+    """
+    sides, kind = KINDS[what]
+    heads = {
+        layer: len(weights[name])
+        for side in sides
+        for layer, name in _layer_names(weights, side, kind).items()
+    }
+    return dict(sorted(heads.items()))
+
+
 class _HeadMatrix(NamedTuple):
     """The weights of one head, or the mean over heads."""
 

@@ -209,6 +209,20 @@ def needs_text(model: "Seq2Seq") -> bool:
     return any(reading.by_position for reading in trace_readings(model, [([UNK], [UNK])]))
 
 
+def position_readers(model: "Seq2Seq") -> list[str]:
+    """Return the names of the readings that ``position_panels`` draws, in the order of its numbers.
+
+    If several sites have a reading of the same number and other names, all names are given. The
+    list is empty if no weights depend on the position. Raises DataError if every layer reads only
+    the layer below.
+    """
+    readings = trace_readings(model, [([UNK], [UNK])])
+    rows = [reading.rows for reading in readings if reading.by_position]
+    most = max(map(len, rows), default=0)
+    names = [dict.fromkeys(row[i] for row in rows if i < len(row)) for i in range(most)]
+    return [" / ".join(alternatives) for alternatives in names]
+
+
 # Panels -------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,8 @@ TITLES = {
     "grad_norm": "gradient norm",
 }
 
+ON_TRAINING_PAIRS = "train_"  # prefix of the results of a validation on training pairs
+
 log = logging.getLogger(__name__)
 
 Records = list[dict[str, Any]]
@@ -142,11 +144,12 @@ def curves(
 ) -> list[Curve]:
     """Return the curves of each quantity in ``what``, run after run.
 
-    An empty ``what`` means the quantities in DEFAULT that some run has. Raises DataError if no run
-    has a quantity.
+    An empty ``what`` means the quantities in DEFAULT that some run has. The training curve of a
+    quantity that only validations compute on training pairs (`train_accuracy`) is theirs. Raises
+    DataError if no run has a quantity.
     """
     of_kind = {
-        run: [record for record in records if record["kind"] in kinds]
+        run: [record for record in _with_training_pairs(records) if record["kind"] in kinds]
         for run, records in runs.items()
     }
     known = _quantities([record for records in of_kind.values() for record in records])
@@ -164,6 +167,26 @@ def curves(
         _curve(run, kind, key, of_kind[run]) for key in quantities for run in runs for kind in kinds
     ]
     return [curve for curve in all_curves if len(curve.value)]
+
+
+def _with_training_pairs(records: Records) -> Records:
+    """Add training records with the values that validations computed on training pairs.
+
+    Quantities that training logs itself are not added, and each remains in its validation record.
+    """
+    logged = {key for record in records if record["kind"] == "train" for key in record}
+    added = []
+    for record in records:
+        values = {
+            key.removeprefix(ON_TRAINING_PAIRS): value
+            for key, value in record.items()
+            if record["kind"] == "valid" and key.startswith(ON_TRAINING_PAIRS)
+        }
+        values = {key: value for key, value in values.items() if key not in logged}
+        if values:
+            times = {key: record.get(key) for key in ("update", "epoch")}
+            added.append({"kind": "train", **times, **values})
+    return [*records, *added]
 
 
 def _quantities(records: Records) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from fusetk.data.vocab import EOS
 from fusetk.decoding.translate import Translator
@@ -16,9 +17,14 @@ from fusetk.plotting.panel import Page, Panel
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import Reader, Sentence
 
+if TYPE_CHECKING:
+    from fusetk.models.seq2seq import Seq2Seq
+
 CHUNK = 4000  # sentences that are sorted by length and read together
 
 Report = Callable[[str], None]  # gets a message for the user
+Ids = Sequence[int]  # without BOS and EOS
+PanelFunction = Callable[[Ids, Ids, TokenPair], list[Panel]]  # source, target, tokens
 
 
 def make_pages(
@@ -79,7 +85,8 @@ def sentence_pages(
     report: Report,
 ) -> list[Page]:
     """Return a page for each sentence; ``report`` gets the translations that beam search made."""
-    draw_panels = panel_function(translator, choices)
+    [model] = translator.models
+    draw_panels = panel_function(model, choices.what, choices.layer, choices.head, choices.step)
     first_two = list(islice(sentences, 2))
     if not first_two:
         raise _no_sentence(choices)
@@ -88,7 +95,7 @@ def sentence_pages(
     for sentence in translated(translator, [*first_two, *sentences], reader):
         tokens = TokenPair(sentence.source, sentence.target or [])
         try:
-            panels = draw_panels(sentence, tokens)
+            panels = draw_panels(sentence.source_ids, sentence.target_ids, tokens)
         except DataError as error:
             where = f"line {sentence.number}: " if choices.source_file else ""
             raise DataError(f"{where}{error}") from None
@@ -107,33 +114,40 @@ def _no_sentence(choices: PlotOptions) -> DataError:
 
 
 def panel_function(
-    translator: Translator, choices: PlotOptions
-) -> Callable[[Sentence, TokenPair], list[Panel]]:
-    """Return the function that makes the panels of a sentence."""
-    [model] = translator.models
-    if choices.what == "connect":
+    model: "Seq2Seq",
+    what: str,
+    layer: int | None = None,
+    head: str | int | None = None,
+    step: str | int | None = None,
+) -> PanelFunction:
+    """Return the function that makes the panels of a sentence pair.
 
-        def connection_panels(sentence: Sentence, tokens: TokenPair) -> list[Panel]:
-            pairs = [(sentence.source_ids, sentence.target_ids)]
-            if choices.layer is None:
-                return connect.panels(model, pairs)
-            return connect.position_panels(model, pairs, tokens, choices.layer)
+    ``what`` is a key of ``choices.WHATS``. The other arguments are the options of
+    ``fusetk plot-attention``; None is the default of an option. Raises DataError if the model has
+    nothing of this kind, or later for a layer, head or step that is out of range.
+    """
+    if what == "connect":
+
+        def connection_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+            if layer is None:
+                return connect.panels(model, [(source, target)])
+            return connect.position_panels(model, [(source, target)], tokens, layer)
 
         return connection_panels
-    if choices.what in FUSION:
-        fusions = fusion.find_fusions(model, choices.what)
-        hop = "all" if choices.head is None else choices.head
+    if what in FUSION:
+        fusions = fusion.find_fusions(model, what)
+        hop = "all" if head is None else head
 
-        def fusion_panels(sentence: Sentence, tokens: TokenPair) -> list[Panel]:
-            pair = sentence.source_ids, sentence.target_ids
-            return fusion.panels(fusion.trace_fusions(model, [pair], fusions), tokens, hop)
+        def fusion_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+            traces = fusion.trace_fusions(model, [(source, target)], fusions)
+            return fusion.panels(traces, tokens, hop)
 
         return fusion_panels
-    head = "mean" if choices.head is None else choices.head
+    drawn_head = "mean" if head is None else head
 
-    def attention_panels(sentence: Sentence, tokens: TokenPair) -> list[Panel]:
-        weights = attention.record(model, sentence.source_ids, sentence.target_ids)
-        return attention.panels(weights, tokens, choices.what, choices.layer, head, choices.step)
+    def attention_panels(source: Ids, target: Ids, tokens: TokenPair) -> list[Panel]:
+        weights = attention.record(model, source, target)
+        return attention.panels(weights, tokens, what, layer, drawn_head, step)
 
     return attention_panels
 

@@ -1,4 +1,4 @@
-"""Translation of concurrent requests in common batches, with a bounded queue."""
+"""Computation of concurrent requests in common batches, with a bounded queue."""
 
 import threading
 import time
@@ -6,19 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
-from fusetk.decoding.translate import Translation
-
-
-class Wish(NamedTuple):
-    """The options of a request, which hold for all its sentences."""
-
-    n_best: int = 1
-    alignment: bool = False
-
-
-Translate = Callable[[Sequence[str], Wish], list[list[Translation]]]
+Wish = TypeVar("Wish")  # the options of a request, which hold for all its sentences
+Result = TypeVar("Result")  # the result of a sentence
 
 
 class QueueFull(Exception):
@@ -30,40 +21,47 @@ class Closed(Exception):
 
 
 @dataclass
-class Job:
+class Job(Generic[Wish, Result]):
     """The sentences of one request."""
 
     lines: Sequence[str]
     wish: Wish
-    result: "Future[list[list[Translation]]]" = field(default_factory=Future)
+    result: "Future[list[Result]]" = field(default_factory=Future)
 
 
-class Batcher:
-    """A queue of requests and a thread that translates them.
+class Batcher(Generic[Wish, Result]):
+    """A queue of requests and a thread that computes their results.
 
-    The thread takes the oldest request, waits up to ``window`` seconds for others, and translates
+    The thread takes the oldest request, waits up to ``window`` seconds for others, and computes
     those with the same wish together, up to ``batch`` sentences (or one larger request). The queue
-    holds ``queue`` sentences, those in translation not counted.
+    holds ``queue`` sentences, those in computation not counted.
     """
 
-    def __init__(self, translate: Translate, batch: int, queue: int, window: float = 0.005):
-        self.translate = translate
+    def __init__(
+        self,
+        compute: Callable[[Sequence[str], Wish], list[Result]],
+        batch: int,
+        queue: int,
+        window: float = 0.005,
+    ):
+        """``compute`` returns the result of each sentence of a batch."""
+        self.compute = compute
         self.batch = batch
         self.queue = queue
         self.window = window
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Job[Wish, Result]] = deque()
         self._waiting = 0  # sentences in the queue
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="translation", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
-    def submit(self, lines: Sequence[str], wish: Wish) -> "Future[list[list[Translation]]]":
-        """Return a future of the translations. Cancel it if they are not needed any more.
+    def submit(self, lines: Sequence[str], wish: Wish) -> "Future[list[Result]]":
+        """Return a future of the results. Cancel it if they are not needed any more.
 
         Raises QueueFull if the queue has no room, and Closed after ``close``.
         """
-        job = Job(lines, wish)
+        job: Job[Wish, Result] = Job(lines, wish)
         with self._changed:
             if self._closed:
                 raise Closed
@@ -91,9 +89,9 @@ class Batcher:
 
     def _run(self) -> None:
         while jobs := self._next_batch():
-            self._translate(jobs)
+            self._compute(jobs)
 
-    def _next_batch(self) -> list[Job]:
+    def _next_batch(self) -> list[Job[Wish, Result]]:
         """Wait for requests and take those of one batch; an empty list after ``close``."""
         with self._changed:
             while True:
@@ -108,9 +106,9 @@ class Batcher:
                 if jobs := self._take():
                     return jobs
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[Job[Wish, Result]]:
         """Remove the oldest request and those that fit into its batch, without cancelled ones."""
-        taken: list[Job] = []
+        taken: list[Job[Wish, Result]] = []
         size = 0
         for job in list(self._jobs):
             fits = not taken or (job.wish == taken[0].wish and size + len(job.lines) <= self.batch)
@@ -123,15 +121,15 @@ class Batcher:
                 size += len(job.lines)
         return taken
 
-    def _translate(self, jobs: Sequence[Job]) -> None:
+    def _compute(self, jobs: Sequence[Job[Wish, Result]]) -> None:
         lines = [line for job in jobs for line in job.lines]
         try:
-            translations = self.translate(lines, jobs[0].wish)
+            results = self.compute(lines, jobs[0].wish)
         except Exception as error:  # a failure of one batch must not end the thread
             for job in jobs:
                 job.result.set_exception(error)
             return
         start = 0
         for job in jobs:
-            job.result.set_result(translations[start : start + len(job.lines)])
+            job.result.set_result(results[start : start + len(job.lines)])
             start += len(job.lines)

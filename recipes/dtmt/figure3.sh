@@ -14,19 +14,19 @@ Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add
 
 Merges ${sets[*]} (sources, all references, each system's translations) from OUT
 ($ROOT/work/dtmt_nist_zhen), the output of
-\`recipes/run_recipe.sh recipes/dtmt/nist_zhen/NAME.yaml\` for each NAME. Scores the sentences with
+\`fusetk run recipes/dtmt/nist_zhen/NAME.yaml --raw DIR\` for each NAME. Scores the sentences with
 more Chinese words than each bound (multi-bleu), prints the table and draws it.
 
-  --systems "NAME ..."   rows (dtmt4 dtmt1 shallow)
+  --systems "NAME ..."   rows (dtmt4 dtmt1 shallow transformer_big)
   --seed N               seed of their runs (1)
   --checkpoint LABEL     the decoded checkpoint: best (the default), average-5, ...
-  --add NAME=RUN         a further system, such as the paper's Transformer: RUN contains its
-                         translations of the same text, MT02.LABEL.txt and so on; repeatable
+  --add NAME=RUN         a further system: RUN contains its translations of the same text,
+                         MT02.LABEL.txt and so on; repeatable
   -o PICTURE             .png, .pdf or .svg (OUT/figure3.png)
 END
 }
 
-out='' systems='dtmt4 dtmt1 shallow' seed=1 label=best picture=''
+out='' systems='dtmt4 dtmt1 shallow transformer_big' seed=1 label=best picture=''
 added=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -51,7 +51,7 @@ out=${out:-$ROOT/work/dtmt_nist_zhen}
 picture=${picture:-$out/figure3.png}
 prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
 [ -d "$prepared" ] ||
-    die "$prepared does not exist: run recipes/run_recipe.sh with rows of dtmt/nist_zhen first"
+    die "$prepared does not exist: call \`fusetk run\` with rows of recipes/dtmt/nist_zhen first"
 read -r -a systems <<< "$systems"
 [ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
 need_fusetk
@@ -62,6 +62,7 @@ for system in ${systems[@]+"${systems[@]}"}; do
     case $system in
         dtmt[0-9]) name="DTMT#${system#dtmt}" ;;
         shallow) name=ShallowRNMT ;;
+        transformer_big) name='Transformer (BIG)' ;;
         *) name=$system ;;
     esac
     runs+=("$name=$out/run.nist_zhen.$system.seed$seed")
@@ -74,7 +75,7 @@ merge() {
     shift
     for file in "$@"; do
         [ -f "$file" ] ||
-            die "$file does not exist: translate ${sets[*]} first, with recipes/run_recipe.sh"
+            die "$file does not exist: translate ${sets[*]} first, with \`fusetk run\`"
     done
     cat "$@" > "$output"
 }

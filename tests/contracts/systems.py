@@ -151,6 +151,19 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         "transformer",
         _sides("residual", "laurel-low-rank", "laurel-previous", **PRE),
     ),
+    "residual value-residual": (
+        "transformer",
+        _sides("residual", "value-residual", "value-residual", **PRE),
+    ),
+    "residual value-residual with groups of heads": (
+        "transformer",
+        {
+            "encoder": {"residual": "value-residual", "checkpoint": True},
+            "decoder": {"residual": "value-residual", "fuse": "average", "attend": "dense-sum"},
+            "kv_heads": 1,
+            "positions": "rotary",
+        },
+    ),
     "residual hyper": ("transformer", _sides("residual", "hyper", STATIC, **PRE)),
     "residual hyper in one stack": ("coordinated", {"stack": {"residual": "hyper"}, **PRE}),
     "residual hyper below a fusion": (

@@ -57,6 +57,31 @@ def test_batches_by_the_longer_side_hold_fewer_pairs_and_those_of_both_sides_sti
     assert numbers[0] < numbers[1] < numbers[2]
 
 
+def test_sentences_with_too_many_tokens_are_split_in_halves() -> None:
+    """The parts of a batch are as in fairseq for Lua: halves, until one fits or has one pair."""
+    whole = batches(SOURCE, TARGET, BatchConfig(size=32, unit="sentences"), 1, 0)
+    limited = BatchConfig(size=32, unit="sentences", token_limit=200)
+    epoch = batches(SOURCE, TARGET, limited, 1, 0)
+    longest = np.maximum(SOURCE, TARGET)
+    expected = []
+    for pairs in whole:
+        size = len(pairs)
+        while size > 1 and size * longest[pairs].max() > 200:
+            size //= 2
+        expected += [tuple(pairs[i : i + size]) for i in range(0, len(pairs), size)]
+    assert len(expected) > len(whole)
+    assert {tuple(pairs) for pairs in epoch} == set(expected) and len(epoch) == len(expected)
+    alone = batches(SOURCE, TARGET, BatchConfig(size=32, unit="sentences", token_limit=1), 1, 0)
+    assert [len(pairs) for pairs in alone] == [1] * 1000
+    enough = BatchConfig(size=32, unit="sentences", token_limit=32 * 40)
+    assert [*map(list, batches(SOURCE, TARGET, enough, 1, 0))] == [*map(list, whole)]
+
+
+def test_only_batches_in_sentences_have_a_limit_of_tokens() -> None:
+    with pytest.raises(ValueError, match="`size` limits the tokens"):
+        BatchConfig(unit="longest", token_limit=100)
+
+
 def test_a_pair_that_fits_no_padded_batch_is_refused() -> None:
     for unit, longest in (("longest", 39), ("both", int((SOURCE + TARGET).max()))):
         with pytest.raises(DataError, match=f"{longest} tokens and a batch holds 20"):

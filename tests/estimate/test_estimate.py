@@ -97,7 +97,7 @@ def test_the_state_of_an_optimiser_is_counted(kind: str, copies: int) -> None:
     assert 0 <= optimizer_bytes(optimizer) - expected <= steps
 
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "demo" / "demo.yaml"
+RECIPE = Path(__file__).parents[2] / "fusetk" / "demo" / "transformer.yaml"
 
 
 @pytest.mark.parametrize(
@@ -212,3 +212,10 @@ def test_the_speed_of_this_machine_is_measured() -> None:
 def test_a_share_needs_a_known_peak() -> None:
     result = CliRunner().invoke(main, ["estimate", str(RECIPE), "--share", "0.5"])
     assert result.exit_code == 2 and "--share needs --device" in result.stderr
+
+
+def test_a_data_sheet_is_not_measured() -> None:
+    result = CliRunner().invoke(
+        main, ["estimate", str(RECIPE), "--device", "h100", "--measure", "6"]
+    )
+    assert result.exit_code == 2 and "--measure needs --device auto, cpu or cuda" in result.stderr

@@ -436,7 +436,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
     ("arguments", "text"),
     [
         ([], "give the folder of the raw text by --raw"),
-        (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist"),
+        (["--raw", "/nowhere"], "--raw /nowhere: the folder does not exist: put the text there"),
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),

@@ -181,6 +181,8 @@ def test_a_model_computes_the_equations_of_the_papers(attend: str, sides: Any) -
     separate = attend == "dense-sum"
     model = make(**options, separate_maps=separate)
     sizes = {
+        "width": 6,
+        "embedding": 4,
         "separate_maps": separate,
         "encoder": {"layers": 2, "kernels": [3, 2]},
         "decoder": {"layers": 2, "kernels": [2, 3]},
@@ -334,6 +336,12 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         ).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("sizes", [{"width": 6}, {"width": 6, "embedding": 6}])
+def test_separate_maps_need_projected_embeddings(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="set `embedding` to another number"):
+        ConvConfig.model_validate({**sizes, "separate_maps": True})
 
 
 @pytest.mark.parametrize(

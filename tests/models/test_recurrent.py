@@ -123,6 +123,26 @@ def test_positions_are_scaled_and_optional() -> None:
     torch.testing.assert_close(added[0], with_them.source.positions(3, 3) / 4)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_first_target_word_has_the_chosen_position(first: int) -> None:
+    """Reading all tokens at once and token by token agree; position 0 is sin 0, cos 0, ..."""
+    model = make(first_target_position=first)
+    ids = torch.tensor([[1, 4, 5, 6]])
+    plain = model.target.tokens(ids) + model.target.bias
+    vectors = model.target.positions(first, 3) / 4
+    torch.testing.assert_close(model.target(ids)[0, 1:], plain[0, 1:] + vectors)
+    torch.testing.assert_close(model.target(ids[:, 2:3], start=2)[0], plain[0, 2:3] + vectors[1:2])
+    torch.testing.assert_close(model.source(ids), make().source(ids))
+    data = random_batch()
+    together = model(data.src, data.src_mask, data.tgt_in)
+    state = model.start(model.encode(data.src, data.src_mask))
+    steps = []
+    for t in range(data.tgt_in.shape[1]):
+        features, state = model.decode(data.tgt_in[:, t : t + 1], state)
+        steps.append(features)
+    torch.testing.assert_close(torch.cat(steps, 1), together, rtol=1e-5, atol=1e-5)
+
+
 def test_a_bf16_model_keeps_its_state_in_float32() -> None:
     """``fusetk decode --precision bf16`` uses such a model."""
     model, data = make(init=0.15), random_batch()
@@ -170,13 +190,15 @@ def test_attention_weights_are_recorded() -> None:
     assert not (weights * ~data.src_mask[:, None, None]).any()
 
 
-def test_initial_weights_are_those_of_the_paper() -> None:
-    """Uniform in [-0.08, 0.08]."""
+@pytest.mark.parametrize("biases", [False, True])
+def test_initial_weights_are_those_of_the_paper(biases: bool) -> None:
+    """Uniform in [-0.08, 0.08], with or without the biases."""
     torch.manual_seed(0)
-    model = Recurrent(RecurrentConfig(width=64, heads=4), SOURCE_SIZE, TARGET_SIZE)
+    config = RecurrentConfig(width=64, heads=4, init_biases="uniform" if biases else "zero")
+    model = Recurrent(config, SOURCE_SIZE, TARGET_SIZE)
     for name, parameter in model.named_parameters():
         end = name.rsplit(".", 1)[-1]
-        if end in ("bias", "linear_bias", "shift"):
+        if end == "shift" or (end in ("bias", "linear_bias") and not biases):
             assert not parameter.any(), name
         elif end == "gain":
             assert torch.equal(parameter, torch.ones_like(parameter))

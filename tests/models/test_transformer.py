@@ -232,6 +232,24 @@ def test_xavier_treats_queries_keys_and_values_as_one_matrix() -> None:
     )
 
 
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_tensor2tensor_treats_queries_keys_and_values_as_three_matrices(
+    kv_heads: int | None,
+) -> None:
+    torch.manual_seed(1)
+    options = config(width=64, heads=2, ffn=256, init="tensor2tensor", kv_heads=kv_heads)
+    layer = Transformer(options, 50, 50).decoder.layers[0]
+    square = math.sqrt(6 / (64 + 64))
+    keys = 64 if kv_heads is None else 32
+    q, k, v = layer.attention.project.weight.split((64, keys, keys))
+    assert is_uniform_to(q, square)
+    assert all(is_uniform_to(matrix, math.sqrt(6 / (64 + keys))) for matrix in (k, v))
+    for matrix in (layer.cross.query.weight, *layer.cross.project[0].weight.chunk(2)):
+        assert is_uniform_to(matrix, square)
+    assert is_uniform_to(layer.ffn.hidden.weight, math.sqrt(6 / (64 + 256)))
+    assert not layer.attention.project.bias.any()
+
+
 def test_the_context_gate_weights_the_source_by_g() -> None:
     gate = ContextGate(5, 5)
     target, source = torch.randn(2, 3, 5), torch.randn(2, 3, 5)

@@ -40,6 +40,25 @@ def valid(update: int, loss: float, **more: Any) -> dict[str, Any]:
     }
 
 
+def test_accuracy_on_training_pairs_is_the_training_curve(tmp_path: Path) -> None:
+    """Training logs no accuracy, but it logs a loss, which remains the training curve."""
+    results = {"accuracy": 0.2, "train_accuracy": 0.3, "train_loss": 9.0}
+    run = write(tmp_path / "a", train(1, 5.0), train(2, 4.0), valid(2, 4.5, **results))
+    by_name = {
+        (curve.kind, curve.what): curve.value.tolist()
+        for curve in curves({"a": read_metrics(run)}, ["accuracy", "loss", "train_loss"])
+    }
+    assert by_name == {
+        ("train", "accuracy"): [0.3],
+        ("valid", "accuracy"): [0.2],
+        ("train", "loss"): [5.0, 4.0],
+        ("valid", "loss"): [4.5],
+        ("valid", "train_loss"): [9.0],
+    }
+    [curve] = curves({"a": read_metrics(run)}, ["accuracy"], ["train"])
+    assert (curve.update.tolist(), curve.epoch.tolist()) == ([2], [0.2])
+
+
 def test_curves_have_the_recorded_values(tmp_path: Path) -> None:
     validated = [valid(2, 4.5, bleu=1.0), valid(4, 4.75), valid(6, 4.25, bleu=2.0)]
     run = write(

@@ -29,6 +29,7 @@ from fusetk.models.residual.manifold import ManifoldResidual
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.models.residual.rezero import ReZeroResidual
 from fusetk.models.residual.separate import SeparateResidual
+from fusetk.models.residual.value import ValueResidual
 from fusetk.nn.norm import Normalization
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
     "Residual",
     "ResidualConfig",
     "Residuals",
-    "SeparateResidual",
     "Stream",
     "StreamEnds",
     "SubLayer",
@@ -49,6 +49,7 @@ RESIDUALS: dict[str, type[Residual]] = {
     "hyper": HyperResidual,
     "manifold-hyper": ManifoldResidual,
     "attention-residual": AttentionResidual,
+    "value-residual": ValueResidual,
     "laurel-weights": LaurelWeightsResidual,
     "laurel-low-rank": LaurelLowRankResidual,
     "laurel-previous": LaurelPreviousResidual,

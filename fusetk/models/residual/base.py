@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from fusetk.config import ComponentConfig
+from fusetk.nn.attention import SelfAttention
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.norm import Normalization, build_norm
 
@@ -94,6 +95,9 @@ class Residual(nn.Module):
     Ends: type[StreamEnds] = StreamEnds
     spans_layers = False
     """Whether the stream is not one tensor, so that it must flow from layer to layer."""
+    attention_class: type[SelfAttention] = SelfAttention
+    """Class of self-attention that accepts the input x that ``before`` returns, and whose output
+    ``after`` accepts."""
 
     def __init__(self, config: ResidualConfig, sublayer: SubLayer):
         super().__init__()

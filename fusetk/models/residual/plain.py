@@ -3,20 +3,24 @@
 import torch
 from torch import Tensor, nn
 
-from fusetk.models.residual.base import Residual
+from fusetk.models.residual.base import Residual, Stream
 from fusetk.nn.fused import transformer as kernels
 
 
 class PlainResidual(Residual):
     """Post-norm: LayerNorm(x + dropout(f(x))). Pre-norm: x + dropout(f(LayerNorm(x)))."""
 
-    def after(self, stream: Tensor, y: Tensor) -> Tensor:
+    def after(self, stream: Stream, y: Tensor) -> Stream:
+        return self.join(stream, y)
+
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the state for the state x (..., D) before the sub-layer and its output y."""
         norm = None if self.pre else self.norm
         parameters = [] if norm is None else norm.parameters()
         if (
             isinstance(norm, nn.LayerNorm | None)
-            and stream.dtype == torch.float32
-            and kernels.usable(stream, parameters)
+            and x.dtype == torch.float32
+            and kernels.usable(x, parameters)
         ):
-            return kernels.residual(stream, y, self.dropout.draw(), norm)
-        return self.normed_output(stream + self.dropout(y))
+            return kernels.residual(x, y, self.dropout.draw(), norm)
+        return self.normed_output(x + self.dropout(y))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fusetk.models.connect.base import LayerInputs
 from fusetk.models.residual.base import Residual, Stream, SubLayer
-from fusetk.nn.grouped_attention import AttentionInputs
+from fusetk.nn.grouped_attention import AttentionInputs, GroupedSelfAttention
 from fusetk.nn.norm import build_norm
 
 
@@ -17,6 +17,8 @@ class SeparateResidual(Residual):
     of the sub-layer is added to the fourth input. ``inner`` is the residual connection of the
     sub-layer; it normalises the queries.
     """
+
+    attention_class = GroupedSelfAttention
 
     def __init__(self, inner: Residual, sublayer: SubLayer):
         nn.Module.__init__(self)

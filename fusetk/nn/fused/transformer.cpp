@@ -406,8 +406,9 @@ struct Head {
 
     Int visible(Int query) const { return a.causal ? before + query + 1 : keys; }
 
-    // Copy the keys (`part` 0) or the values (1) into rows of `ld` features, padded with 0.
-    void read(int part, float *to, Int ld) const {
+    // Copy the keys (`part` 0) or the values (1) into `rows` rows of `ld` features, padded with 0.
+    // Products read the padding, and subnormal numbers would slow them down.
+    void read(int part, float *to, Int rows, Int ld) const {
         const Int column = (part * a.heads + head) * size;
         for (Int g = 0; g < a.segments; g++) {
             const Segment &segment = a.segment[g];
@@ -416,6 +417,7 @@ struct Head {
             read_rows(segment.keys_values, segment.stride, first, count, column, size, 1, to, ld);
             to += count * ld;
         }
+        for (Int i = 0; i < (rows - keys) * ld; i++) to[i] = 0;
     }
 
     void write(int part, const float *from, Int ld) const {
@@ -465,9 +467,9 @@ struct Head {
         float *q = buffer.take(BLOCK * ldd);
         float *weights = buffer.take(BLOCK * ldk);
         float *contexts = buffer.take(BLOCK * ldd);
-        read(0, key_rows, ldd);
+        read(0, key_rows, ldk, ldd);
         transpose(key_rows, ldk, ldd, transposed_keys);
-        read(1, values, ldd);
+        read(1, values, keys, ldd);
         for (Int start = 0; start < queries; start += BLOCK) {
             const Int rows = queries - start < BLOCK ? queries - start : BLOCK;
             read_rows(a.queries, a.stride, first + start, rows, head * size, size, a.scale, q, ldd);
@@ -516,9 +518,9 @@ struct Head {
         float *grad = buffer.take(BLOCK * ldd);
         float *weights = buffer.take(BLOCK * ldk);
         float *by_weights = buffer.take(BLOCK * ldk);
-        read(0, key_rows, ldd);
+        read(0, key_rows, ldk, ldd);
         transpose(key_rows, ldk, ldd, transposed_keys);
-        read(1, value_rows, ldd);
+        read(1, value_rows, ldk, ldd);
         transpose(value_rows, ldk, ldd, transposed_values);
         if (!queries)
             for (Int i = 0; i < keys * ldd; i++) by_keys[i] = by_values[i] = 0;

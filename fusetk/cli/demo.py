@@ -1,0 +1,59 @@
+"""``fusetk demo``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fusetk.cli.common_options import DEBUG, QUIET, inform
+from fusetk.cli.options import set_option
+
+
+@click.command("demo", epilog="Example: fusetk demo --out demo && fusetk demo --out demo --plain")
+@click.option(
+    "--out",
+    default="fusetk-demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of all output.",
+)
+@click.option("--plain", is_flag=True, help="Train the same Transformer without fusion.")
+@set_option
+def command(out: Path, plain: bool, overrides: tuple[str, ...]) -> None:
+    """Train a small model that fuses its layers, and show its translations and layer weights.
+
+    A grammar makes the corpus: German sentences with their English translations. The model is a
+    Transformer whose decoder fuses its layers by attention (Dec-SA). With --plain, the decoder
+    returns its highest layer. Both models share the folder and the prepared text.
+
+    Each step is a command of fusetk, which is printed. At the end an HTML page shows the layer
+    weights, the attention, the scores, translations and further commands. A second call does only
+    the missing steps.
+    """
+    from rich.console import Console
+
+    from fusetk.demo.page import write_page
+    from fusetk.demo.results import FUSING, PLAIN, DemoFiles
+    from fusetk.demo.steps import Demo
+    from fusetk.demo.terminal import show
+
+    files = DemoFiles(out.expanduser(), PLAIN if plain else FUSING)
+    demo = Demo(files, overrides, _call, inform)
+    demo.run()
+    write_page(files)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    show(files, demo.seconds, console)
+
+
+def _call(words: Sequence[str]) -> None:
+    """Run a command of fusetk in this process, with the -q and --debug of the demo."""
+    context = click.get_current_context()
+    name, *others = words
+    flags = [flag for flag, key in (("-q", QUIET), ("--debug", DEBUG)) if context.meta.get(key)]
+    main = context.find_root().command
+    status = main.main([name, *flags, *others], prog_name="fusetk", standalone_mode=False)
+    if status:
+        context.exit(status)

@@ -1,0 +1,75 @@
+"""``fusetk explore``."""
+
+import click
+
+from fusetk.cli.common_options import inform
+from fusetk.cli.options import device_option, raw_option, threads_option
+from fusetk.cli.server_options import check_libraries, host_option, limit_option, port_option
+from fusetk.errors import ConfigError, join_names
+
+EXAMPLE = "Example: fusetk explore runs/base runs/fused --open"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@click.command("explore", epilog=EXAMPLE)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--open", "open_page", is_flag=True, help="Open the page in a web browser.")
+@host_option
+@port_option
+@limit_option("max-characters", 500, "Largest number of characters in a sentence.")
+@limit_option("max-beam", 20, "Largest beam that the page offers.")
+@limit_option("max-cells", 1_000_000, "Largest number of cells of the heatmaps of one view.")
+@raw_option
+@device_option
+@threads_option
+def command(
+    runs: tuple[str, ...],
+    open_page: bool,
+    host: str,
+    port: int,
+    max_characters: int,
+    max_beam: int,
+    max_cells: int,
+    raw: bool,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Show on a local web page how the model of RUN translates, or two RUNs side by side.
+
+    The page translates a sentence and shows the probability of each token, the other translations
+    of the beam with their scores, the weights of the layers at each word (fusions and connections),
+    and the attention of each layer and head. A click on a token shows the most probable tokens of
+    its step; a click on one of these forces the translation to begin with the tokens up to it, and
+    the page shows what changes. "Load again" loads the best checkpoint of a run that is still in
+    training.
+
+    Standard output gets the URL of the page. Only this machine can read it, unless --host is given.
+    Ctrl-C ends the service. The page needs no network; docs/explore.md describes its requests.
+    """
+    if len(runs) > 2:
+        raise ConfigError(f"{len(runs)} RUNs are given; the page has room for one or two")
+    check_libraries()
+    from fusetk.serving import server
+
+    listener = server.listen(host, port)  # before the models are loaded, which takes seconds
+    import torch
+
+    from fusetk import system
+    from fusetk.exploring.app import ExploreLimits, make_explore_app
+    from fusetk.exploring.explorer import Explorer
+
+    if threads:
+        torch.set_num_threads(threads)
+
+    def load(number: int) -> Explorer:
+        return Explorer(runs[number], system.load_model(runs[number], device, raw), max_cells)
+
+    explorers = [load(number) for number in range(len(runs))]
+    limits = ExploreLimits(max_characters, max_beam)
+    app = make_explore_app(explorers, load, limits, any_host=host not in LOCAL_HOSTS)
+    url = server.address(listener)
+    click.echo(url)
+    inform(f"showing {join_names(runs)}; Ctrl-C ends the service")
+    if open_page:
+        click.launch(url)
+    server.serve(app, listener)

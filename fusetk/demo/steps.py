@@ -1,0 +1,141 @@
+"""The steps of the demo. Each step that a user would take is a command of fusetk."""
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusetk.demo.grammar import write_corpus
+from fusetk.demo.results import FUSING, PLAIN, DemoFiles, sentence_to_plot
+from fusetk.errors import DataError
+from fusetk.experiment.products import Products
+from fusetk.files import checksum, replace_file
+from fusetk.runs import STATE
+
+CONFIGS = Path(__file__).parent  # the folder of the configs
+
+
+class Demo:
+    """The steps from a generated corpus to the pictures of one model.
+
+    A step that was taken is not repeated. A file that a step makes is made again if it or its
+    inputs changed.
+    """
+
+    def __init__(
+        self,
+        files: DemoFiles,
+        settings: Sequence[str],
+        call: Callable[[Sequence[str]], None],
+        say: Callable[[str], None],
+    ):
+        """``settings`` are KEY=VALUE changes of the config. ``call`` runs a command of fusetk.
+
+        ``say`` prints a line for the user.
+        """
+        self.files = files
+        self.overrides = [word for setting in settings for word in ("--set", setting)]
+        self.call = call
+        self.say = say
+        self.begin = time.monotonic()
+
+    @property
+    def seconds(self) -> int:
+        """Seconds since the demo was started."""
+        return round(time.monotonic() - self.begin)
+
+    def run(self) -> None:
+        """Take all steps. Raises DataError if the folder holds other files, and FusetkError."""
+        self.make_text()
+        self._command("prepare the text: words, subwords, ids", "prep", *self._config())
+        self._command("train", "train", *self._config(), "--run", self.files.run)
+        products = Products(self.files.folder)
+        self._translate(products)
+        self._draw(products)
+
+    def make_text(self) -> None:
+        """Write the configs and the corpus, unless they exist.
+
+        Raises DataError if the folder has files that are not the demo's.
+        """
+        folder = self.files.folder
+        if folder.exists() and not folder.is_dir():
+            raise DataError(f"{folder} is a file; choose another folder with --out")
+        configs = [folder / f"{name}.yaml" for name in (FUSING, PLAIN)]
+        if folder.is_dir() and any(folder.iterdir()) and not configs[0].is_file():
+            raise DataError(
+                f"{folder} has files that are not the demo's; choose another folder with --out"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for config in configs:
+            if not config.is_file():
+                replace_file(config, (CONFIGS / config.name).read_bytes())
+        if not self.files.raw.is_dir():
+            self.say("== write German and English sentences by a grammar")
+            write_corpus(self.files.raw)
+
+    def _translate(self, products: Products) -> None:
+        files = self.files
+        model = checksum(files.checkpoint / STATE)
+        self._make(
+            products,
+            files.translation,
+            model,
+            "translate sentences that training did not see",
+            *("decode", "-m", files.run, "-i", files.raw / "test.de", "-o", files.translation),
+        )
+        record = ("--run", files.run, "--set-name", "demo", "--checkpoint", files.checkpoint.name)
+        self._make(
+            products,
+            files.scores,
+            checksum(files.translation),
+            "score",
+            *("score", files.translation, "-r", files.raw / "test.en"),
+            *("--metric", "sacrebleu", "--metric", "chrf", *record),
+        )
+
+    def _draw(self, products: Products) -> None:
+        files = self.files
+        inputs = [checksum(files.checkpoint / STATE), checksum(files.translation)]
+        source, target = sentence_to_plot(files)
+        pair = ("-m", files.run, "-s", source, "-t", target)
+        if files.layers:
+            self._make(
+                products,
+                files.layers,
+                inputs,
+                "draw: which layers does the fusion read for each word?",
+                *("plot-attention", *pair, "--what", "fuse", "-o", files.layers),
+            )
+        self._make(
+            products,
+            files.attention,
+            inputs,
+            "draw: which source words does the decoder attend to?",
+            *("plot-attention", *pair, "-o", files.attention),
+        )
+        curves = files.curves
+        self._make(
+            products,
+            curves,
+            checksum(files.run / "metrics.jsonl"),
+            "draw: loss and accuracy during training",
+            *("plot-curves", files.run, "-o", curves),
+        )
+
+    def _config(self) -> list[object]:
+        return [self.files.config, *self.overrides]
+
+    def _make(
+        self, products: Products, output: Path, inputs: object, title: str, *words: object
+    ) -> None:
+        """Make a file by a command, unless it is unchanged since it was made from the inputs."""
+        if products.up_to_date(output, inputs):
+            return
+        self._command(title, *words)
+        products.add(output, inputs)
+
+    def _command(self, title: str, *words: object) -> None:
+        arguments = [str(word) for word in words]
+        self.say(f"\n== {title}\n$ {shlex.join(['fusetk', *arguments])}")
+        self.call(arguments)

@@ -1,0 +1,174 @@
+"""The service of ``fusetk explore``: its page, and its requests and answers in JSON.
+
+``docs/explore.md`` describes the requests and the answers.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from fusetk.errors import CheckpointError, DataError
+from fusetk.exploring.explorer import Explorer, Heatmap, Search
+from fusetk.exploring.page import page, page_headers
+from fusetk.serving.batching import Batcher
+from fusetk.serving.http import BadRequest, check_line, make_service, read_object, whole_number
+
+TRANSLATE_KEYS = ("run", "text", "beam", "prefix", "target")
+HEATMAPS_KEYS = ("run", "text", "tokens", "what", "layer", "head")
+RELOAD_KEYS = ("run",)
+LOCAL = ["127.0.0.1", "localhost", "[::1]"]  # names of this machine in the header Host
+
+Load = Callable[[int], Explorer]  # loads the run with this number, from 0
+Answer = Callable[[str], Any]  # a value for JSON from a text
+
+
+class ExploreLimits(NamedTuple):
+    """Bounds that protect the service."""
+
+    characters: int = 500
+    """Characters of a sentence, a prefix or a given translation."""
+    beam: int = 20
+    """Hypotheses of a search."""
+    queue: int = 16
+    """Requests that wait."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a translation."""
+        return 4 * self.characters
+
+    @property
+    def body(self) -> int:
+        """Bytes of a request: a character has at most 12 bytes in JSON (an escaped pair)."""
+        return 12 * 8 * self.characters + 10_000
+
+
+def make_explore_app(
+    explorers: list[Explorer], load: Load, limits: ExploreLimits, any_host: bool = False
+) -> Starlette:
+    """Return an ASGI application that shows ``explorers``.
+
+    A request to reload a run replaces its explorer. One thread computes all answers. Unless
+    ``any_host`` is set, only requests to a name of this machine are answered, so that a web page
+    whose name resolves to 127.0.0.1 cannot read the answers.
+    """
+
+    def compute(texts: Sequence[str], answer: Answer) -> list[bytes | BadRequest]:
+        return [_encoded(partial(answer, text)) for text in texts]
+
+    batcher = Batcher(compute, 1, limits.queue)
+
+    async def answered(text: str, answer: Answer) -> Response:
+        [result] = await asyncio.wrap_future(batcher.submit([text], answer))
+        if isinstance(result, BadRequest):
+            raise result
+        return Response(result, media_type="application/json")
+
+    async def show(request: Request) -> Response:
+        return Response(page(), media_type="text/html", headers=page_headers())
+
+    async def runs(request: Request) -> Response:
+        descriptions = [explorer.describe() for explorer in explorers]
+        return JSONResponse({"runs": descriptions, "limits": limits._asdict()})
+
+    async def translate(request: Request) -> Response:
+        document = await read_object(request, TRANSLATE_KEYS, limits.body)
+        explorer = explorers[_run(document, explorers)]
+        text = _line(document, "text", limits)
+        search = parse_search(document, limits)
+        return await answered(text, partial(explorer.translate, search))
+
+    async def heatmaps(request: Request) -> Response:
+        document = await read_object(request, HEATMAPS_KEYS, limits.body)
+        explorer = explorers[_run(document, explorers)]
+        text = _line(document, "text", limits)
+        return await answered(text, partial(explorer.heatmaps, parse_heatmap(document, limits)))
+
+    async def reload(request: Request) -> Response:
+        number = _run(await read_object(request, RELOAD_KEYS, limits.body), explorers)
+
+        def replace(text: str) -> dict[str, Any]:
+            explorers[number] = load(number)
+            return explorers[number].describe()
+
+        return await answered("", replace)
+
+    endpoints = [
+        ("GET", "/", show),
+        ("GET", "/runs", runs),
+        ("POST", "/translate", translate),
+        ("POST", "/heatmaps", heatmaps),
+        ("POST", "/reload", reload),
+    ]
+    middleware = [] if any_host else [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL)]
+    return make_service(endpoints, batcher, middleware)
+
+
+def _encoded(answer: Callable[[], Any]) -> bytes | BadRequest:
+    """Return an answer as JSON, or the error that the user can correct."""
+    try:
+        return json.dumps(answer(), ensure_ascii=False, allow_nan=False).encode()
+    except DataError as error:
+        return BadRequest(400, str(error))
+    except CheckpointError as error:
+        return BadRequest(409, str(error))
+
+
+def parse_search(document: dict[str, Any], limits: ExploreLimits) -> Search:
+    """Return the search of a request. Raises BadRequest for a request that is not valid."""
+    beam = document.get("beam")
+    if beam is not None:
+        beam = whole_number("beam", beam, 1, limits.beam)
+    prefix = document.get("prefix", "")
+    if isinstance(prefix, list):
+        prefix = _token_list(document, "prefix", limits)
+    else:
+        prefix = _line(document, "prefix", limits)
+    return Search(beam, prefix, _line(document, "target", limits))
+
+
+def parse_heatmap(document: dict[str, Any], limits: ExploreLimits) -> Heatmap:
+    """Return the view of a request. Raises BadRequest for a request that is not valid."""
+    what = document.get("what")
+    if not isinstance(what, str):
+        raise BadRequest(400, 'what must be the name of a view, such as "fuse"')
+    layer = document.get("layer")
+    if layer is not None:
+        layer = whole_number("layer", layer, 1, 10_000)
+    head = document.get("head")
+    if head not in (None, "mean", "all") and type(head) is not int:
+        raise BadRequest(400, 'head must be a number from 1, "mean" or "all"')
+    return Heatmap(_token_list(document, "tokens", limits), what, layer, head)
+
+
+def _run(document: dict[str, Any], explorers: Sequence[Explorer]) -> int:
+    return whole_number("run", document.get("run", 0), 0, len(explorers) - 1)
+
+
+def _line(document: dict[str, Any], key: str, limits: ExploreLimits) -> str:
+    text = document.get(key, "")
+    if not isinstance(text, str):
+        raise BadRequest(400, f"{key} must be a string")
+    check_line(text, key, limits.characters)
+    return text
+
+
+def _token_list(document: dict[str, Any], key: str, limits: ExploreLimits) -> tuple[str, ...]:
+    tokens = document.get(key)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise BadRequest(400, f"{key} must be a list of strings")
+    if len(tokens) > limits.tokens:
+        raise BadRequest(413, f"{key} has {len(tokens)} tokens; at most {limits.tokens}")
+    for token in tokens:
+        check_line(token, f"a token of {key}", limits.characters)
+        if not token or token.isspace():
+            raise BadRequest(400, f"{key} has an empty token")
+    return tuple(tokens)

@@ -1,0 +1,135 @@
+"""Parts of all HTTP services: requests and answers in JSON, and errors as JSON."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fusetk.errors import FusetkError, join_names
+from fusetk.serving.batching import Batcher, Closed, QueueFull
+
+BUSY = {"Retry-After": "1"}  # header of the answer of a full queue, in seconds
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+log = logging.getLogger(__name__)
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered, with the HTTP status and the reason."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status = status
+
+
+async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[str, Any]:
+    """Return the JSON object of a request.
+
+    Raises BadRequest if the body has more than ``size`` bytes, as soon as they have arrived, if it
+    is not a JSON object, or if the object has other keys than ``keys``.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > size:
+            raise BadRequest(413, f"the request has more than {size} bytes")
+    try:
+        document: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(400, f"the request is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest(400, 'the request must be an object, such as {"text": "Hallo"}')
+    if unknown := sorted(set(document) - set(keys)):
+        raise BadRequest(400, f"unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
+    return document
+
+
+def whole_number(name: str, value: Any, low: int, high: int) -> int:
+    """Return a value of a request. Raises BadRequest if it is not a number in these bounds."""
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(400, f"{name} must be a whole number from {low} to {high}")
+    return value
+
+
+def check_line(line: str, name: str, characters: int) -> None:
+    """Raise BadRequest if a text is not one line of at most ``characters`` valid characters."""
+    if len(line) > characters:
+        raise BadRequest(413, f"{name} has {len(line)} characters; at most {characters}")
+    if "\n" in line:
+        raise BadRequest(400, f"{name} has a line feed; send one line for each sentence")
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(400, f"{name} has half of a surrogate pair") from None
+
+
+def make_service(
+    endpoints: Sequence[tuple[str, str, Endpoint]],
+    batcher: Batcher[Any, Any],
+    middleware: Sequence[Middleware] = (),
+) -> Starlette:
+    """Return an ASGI application with these endpoints: method, path, function.
+
+    Errors are answered with a JSON object that has the key ``error``. The batcher is closed when
+    the application ends.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(batcher.close)
+
+    known = join_names([f"{method} {path}" for method, path, _ in endpoints])
+
+    async def misdirected(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        reason = f"there is no {request.method} {request.url.path}; the service has {known}"
+        return _error(error.status_code, reason, error.headers)
+
+    routes = [
+        Route(path, with_json_errors(function), methods=[method])
+        for method, path, function in endpoints
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=list(middleware),
+        exception_handlers={HTTPException: misdirected},
+    )
+
+
+def with_json_errors(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that answers each error of ``endpoint`` with its status and reason."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except BadRequest as error:
+            return _error(error.status, str(error))
+        except QueueFull:
+            return _error(503, "the queue is full: try again", BUSY)
+        except (Closed, asyncio.CancelledError):
+            return _error(503, "the service is closing")
+        except ClientDisconnect:
+            return _error(400, "the request ended early")
+        except FusetkError as error:
+            return _error(500, str(error))
+        except Exception:
+            log.exception("%s failed", request.url.path)
+            return _error(500, "the request failed; the log of the service has the reason")
+
+    return answer
+
+
+def _error(status: int, reason: str, headers: Any = None) -> JSONResponse:
+    return JSONResponse({"error": reason}, status, headers)

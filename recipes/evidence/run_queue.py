@@ -1,0 +1,331 @@
+"""Run the trainings of a plan that have no result yet, one after the other or several at a time.
+
+`recipes/run_evidence.sh` calls this script and describes its options. The result files say which
+trainings are done, so the queue continues after any interruption, also in a new checkout.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, model_validator
+
+from fusetk import config as configs
+from fusetk.config import Config
+from fusetk.errors import ConfigError, FusetkError
+from fusetk.files import lock
+from fusetk.recipe import load
+from fusetk.reporting.result_files import RunResult, read_results
+
+METRICS = ("multi-bleu", "sacrebleu", "chrf")
+INTERRUPTED = 75  # exit status of a training that saved its state after a signal
+POLL = 0.5  # seconds
+
+Values = dict[str, Any]  # values of tuned keys
+
+
+class PlanConfig(Config):
+    """The content of a plan file; `recipes/evidence/plans` has those of the evidence."""
+
+    tuning: dict[str, dict[str, list[Any]]]
+    """Values of tuned keys, by the name of the tuning and the key. The first one is the recipe's.
+    Each key is tuned with the best values of the keys before it."""
+    seeds: list[int] = Field(min_length=1)
+    """Seeds of each system. The first one is that of the tuning."""
+    waves: list[dict[str, str]]
+    """Systems with the names of their tuning. All systems of a wave have their first training
+    before one of them is tuned, and all are tuned before one has its second seed."""
+
+    def steps(self, system: str) -> dict[str, list[Any]]:
+        """Return the tuned keys of a system, each with its values."""
+        return self.tuning[next(wave[system] for wave in self.waves if system in wave)]
+
+    @model_validator(mode="after")
+    def _tunings_exist(self) -> "PlanConfig":
+        for wave in self.waves:
+            for system, name in wave.items():
+                if name not in self.tuning:
+                    raise ValueError(f"{system}: the plan has no tuning {name}")
+        return self
+
+
+class Job(NamedTuple):
+    """A training of the plan."""
+
+    system: str
+    seed: int
+    changes: tuple[tuple[str, Any], ...]  # keys and values that differ from the recipe
+
+    @property
+    def setting(self) -> str:
+        """Name of the values, for folders."""
+        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.changes) or "own"
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}.seed{self.seed} ({self.setting})"
+
+
+class Results:
+    """The best validation loss and the seconds of each training that is done."""
+
+    def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
+        self.plan = plan
+        self.losses: dict[tuple[Any, ...], float] = {}
+        self.hours: list[float] = []
+        for result in results:
+            if not any(result.system in wave for wave in plan.waves):
+                continue
+            config = _flat(result.config)
+            values = {key: config.get(key) for key in plan.steps(result.system)}
+            losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
+            self.losses[_key(result.system, result.seed, values)] = min(losses)
+            seconds = result.training.update_seconds
+            self.hours.append((seconds or 0) / 3600)
+
+    def loss(self, system: str, seed: int, values: Values) -> float | None:
+        """Return the best validation loss of a training; None if it is not done."""
+        return self.losses.get(_key(system, seed, values))
+
+
+def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
+    """Yield the trainings of a system in rounds: the first one, one for each key, further seeds.
+
+    ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
+    are not done is the last one: the rounds after it are not known yet.
+    """
+    first, *others = plan.seeds
+    best = dict(own)
+
+    def job(seed: int, values: Values) -> Job:
+        changes = tuple((key, value) for key, value in values.items() if value != own[key])
+        return Job(system, seed, changes)
+
+    yield [job(first, best)]
+    for key, choices in plan.steps(system).items():
+        candidates = [{**best, key: value} for value in choices]
+        yield [job(first, values) for values in candidates]
+        losses = [results.loss(system, first, values) for values in candidates]
+        known = [loss for loss in losses if loss is not None]
+        if len(known) < len(losses):
+            return
+        best = candidates[known.index(min(known))]
+    yield [job(seed, best) for seed in others]
+
+
+def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> list[Job]:
+    """Return the known trainings without a result, in the order of the plan.
+
+    ``own`` has the values of each system's recipe for its tuned keys.
+    """
+    jobs: list[Job] = []
+    for wave in plan.waves:
+        by_round: list[list[Job]] = []
+        for system in wave:
+            for number, round_of_system in enumerate(rounds(plan, system, own[system], results)):
+                by_round += [[] for _ in range(number + 1 - len(by_round))]
+                for job in round_of_system:
+                    values = own[system] | dict(job.changes)
+                    if results.loss(system, job.seed, values) is None:
+                        by_round[number].append(job)
+        jobs += [job for jobs_of_round in by_round for job in jobs_of_round]
+    return list({(job.system, job.seed, job.setting): job for job in jobs}.values())
+
+
+def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> int:
+    """Return the number of trainings of the complete plan that have no result."""
+    total = 0
+    for wave in plan.waves:
+        for system in wave:
+            choices = sum(len(values) - 1 for values in plan.steps(system).values())
+            planned = 1 + choices + len(plan.seeds) - 1
+            known = [job for jobs in rounds(plan, system, own[system], results) for job in jobs]
+            done = {
+                job.name
+                for job in known
+                if results.loss(system, job.seed, own[system] | dict(job.changes)) is not None
+            }
+            total += planned - len(done)
+    return total
+
+
+def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
+    """Return the values of each system's recipe for its tuned keys.
+
+    Raises ConfigError if the plan does not have one of them.
+    """
+    own: dict[str, Values] = {}
+    for wave in plan.waves:
+        for system in wave:
+            path = folder / f"{system}.yaml"
+            config = _flat(load(path).model_dump(mode="json"))
+            own[system] = {key: config.get(key) for key in plan.steps(system)}
+            for key, choices in plan.steps(system).items():
+                if own[system][key] not in choices:
+                    raise ConfigError(
+                        f"{path}: {key} is {own[system][key]}, which is not a value of the plan: "
+                        f"{', '.join(map(str, choices))}"
+                    )
+    return own
+
+
+def _key(system: str, seed: int, values: Values) -> tuple[Any, ...]:
+    return system, seed, json.dumps(values, sort_keys=True)
+
+
+def _flat(values: Any, prefix: str = "") -> Values:
+    """Return nested values by dotted keys."""
+    if isinstance(values, Mapping):
+        items: list[tuple[Any, Any]] = list(values.items())
+    elif isinstance(values, list):
+        items = list(enumerate(values))
+    else:
+        return {prefix: values}
+    flat: Values = {}
+    for name, value in items:
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return flat
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """Runs the jobs of a plan, several at a time, until none is left or a signal arrives."""
+
+    def __init__(self, plan: PlanConfig, options: argparse.Namespace):
+        self.plan = plan
+        self.options = options
+        self.folder = options.recipes
+        self.own = own_values(plan, self.folder)
+        self.running: dict[Job, subprocess.Popen[bytes]] = {}
+        self.failed: set[str] = set()
+        self.stopped = False
+
+    def results(self) -> Results:
+        return Results(self.plan, list(read_results(self.options.results).values()))
+
+    def log(self, job: Job) -> Path:
+        return self.options.out / job.setting / f"{job.system}.seed{job.seed}.log"
+
+    def run(self) -> int:
+        """Return the exit status: 0, 1 if a training failed, 75 after a signal."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.stop())
+        while True:
+            self.collect()
+            if not self.stopped:
+                self.start()
+            if not self.running:
+                break
+            time.sleep(POLL)
+        if self.stopped:
+            print("stopped; the same command continues from here", flush=True)
+            return INTERRUPTED
+        return 1 if self.failed else 0
+
+    def start(self) -> None:
+        """Start jobs up to the number that may run at once."""
+        if len(self.running) >= self.options.jobs:
+            return
+        for job in jobs_left(self.plan, self.own, self.results()):
+            if len(self.running) >= self.options.jobs:
+                return
+            if job.name not in self.failed and job.name not in {
+                other.name for other in self.running
+            }:
+                self.launch(job)
+
+    def launch(self, job: Job) -> None:
+        log = self.log(job)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: {log}", flush=True)
+        with open(log, "ab") as file:
+            self.running[job] = subprocess.Popen(
+                self.command(job), stdout=file, stderr=file, start_new_session=True
+            )
+
+    def command(self, job: Job) -> list[str]:
+        """Return the command line of a job."""
+        options = self.options
+        words = ["nice", "-n", options.nice, sys.executable, "-m", "fusetk", "run"]
+        words += [self.folder / f"{job.system}.yaml", "--raw", options.raw]
+        words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
+        words += ["--threads", options.threads]
+        words += [f"--metric={metric}" for metric in METRICS]
+        words += [f"--set={key}={value}" for key, value in job.changes]
+        return [str(word) for word in words]
+
+    def collect(self) -> None:
+        """Save the results of the jobs that ended."""
+        for job, process in list(self.running.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            del self.running[job]
+            if status == 0:
+                self.save(job)
+            elif status == INTERRUPTED:
+                self.stopped = True
+            else:
+                self.failed.add(job.name)
+                print(f"{job.name} failed with status {status}: see {self.log(job)}", flush=True)
+
+    def save(self, job: Job) -> None:
+        recipe = self.folder / f"{job.system}.yaml"
+        words = [sys.executable, "-m", "fusetk", "report", recipe, "--quiet"]
+        words += ["--runs", self.options.out, "--save", self.options.results]
+        subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: done", flush=True)
+
+    def stop(self) -> None:
+        self.stopped = True
+        for process in self.running.values():
+            process.terminate()
+
+    def describe(self) -> None:
+        """Print the trainings that are left, and the hours that they take."""
+        results = self.results()
+        for job in jobs_left(self.plan, self.own, results):
+            print(job.name)
+        left = count_left(self.plan, self.own, results)
+        text = f"{left} trainings left"
+        if results.hours:
+            hours = left * sum(results.hours) / len(results.hours) / self.options.jobs
+            text += f", about {hours:.0f} hours with {self.options.jobs} at a time"
+        print(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", type=Path)
+    for name in ("recipes", "raw", "results", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("jobs", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=10)
+    parser.add_argument("--left", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    queue = Queue(configs.parse(configs.load(options.plan), PlanConfig), options)
+    if options.left:
+        queue.describe()
+        return 0
+    with open(options.out / ".queue.lock", "a") as file:
+        if not lock(file):
+            raise ConfigError(f"another queue works in {options.out}: wait until it ends")
+        return queue.run()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except FusetkError as error:
+        sys.exit(f"run_queue.py: {error}")

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Train the systems of the evidence on Multi30k: all trainings of the plan that have no result yet.
+set -euo pipefail
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+    cat << END
+Usage: $(basename "$0") DATA_DIR [--task NAME] [--jobs N] [--threads N] [--nice N] [--left]
+       [--out DIR] [--results DIR]
+
+Runs the trainings of $ROOT/recipes/evidence/plans/TASK.yaml that have no result yet. Each training
+takes all steps from the raw text in DATA_DIR to the scores. Its result is saved in RESULTS, and
+\`fusetk report RESULTS\` prints the table.
+
+Trainings run in the background of other work, with a low priority. SIGTERM stops them: they save
+their state, and the next call continues. A second call at the same time is refused.
+
+  --task NAME     multi30k (the default) or iwslt14
+  --jobs N        number of trainings at once (1)
+  --threads N     CPU threads of each training (number of processors / jobs)
+  --nice N        priority of the trainings, 19 is the lowest (10)
+  --left          only print the trainings that are left, and the hours that they take
+  --out DIR       the folder of runs ($ROOT/work/evidence_TASK)
+  --results DIR   the folder of results ($ROOT/results/TASK)
+END
+}
+
+data='' task=multi30k jobs=1 threads='' out='' results=''
+options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --task) need_value "$1" $#; task=$2; shift 2 ;;
+        --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
+        --threads) need_value "$1" $#; threads=$2; shift 2 ;;
+        --nice) need_value "$1" $#; options+=(--nice "$2"); shift 2 ;;
+        --left) options+=(--left); shift ;;
+        --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
+        --results) need_value "$1" $#; results=$(absolute "$2"); shift 2 ;;
+        -*) die "there is no option $1; -h shows the usage" ;;
+        *)
+            [ -z "$data" ] || die "one DATA_DIR is enough, $1 is too much"
+            data=$(absolute "$1")
+            shift
+            ;;
+    esac
+done
+[ -n "$data" ] || die "give the folder of the text; -h shows the usage"
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs is a whole number above 0, not $jobs"
+plan=$ROOT/recipes/evidence/plans/$task.yaml
+[ -e "$plan" ] || die "--task is multi30k or iwslt14, not $task"
+need_fusetk
+if [ -z "$threads" ]; then
+    threads=$(($(python3 -c 'import os; print(len(os.sched_getaffinity(0)))') / jobs))
+    [ "$threads" -gt 0 ] || threads=1
+fi
+
+exec python3 "$ROOT/recipes/evidence/run_queue.py" "$plan" --raw "$data" \
+    --recipes "$ROOT/recipes/evidence/$task" --jobs "$jobs" --threads "$threads" \
+    --out "${out:-$ROOT/work/evidence_$task}" --results "${results:-$ROOT/results/$task}" ${options[@]+"${options[@]}"}

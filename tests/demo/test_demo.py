@@ -1,0 +1,163 @@
+"""``fusetk demo``: from nothing to the page, for both models, with a tiny corpus and three updates.
+
+The models are not trained well, so the scores are not tested.
+"""
+
+import re
+import shlex
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fusetk import recipe
+from fusetk.cli.main import main
+from fusetk.demo import steps, terminal
+from fusetk.demo.results import FUSING, PLAIN, DemoFiles, next_commands, sentence_to_plot
+from fusetk.runs import checkpoints
+
+# torch compiles the forward derivative of layer normalisation by torch.jit.script.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ["training.stages.0.end={updates: 3}", "model.width=16", "model.ffn=16"]
+SETTINGS += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 8}"]
+
+
+def call(*arguments: str) -> Result:
+    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    return CliRunner().invoke(main, ["demo", *words, *arguments])
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The folder of a demo of the fusing model, and the result of the command."""
+    folder = tmp_path_factory.mktemp("demo") / "my demo"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            steps, "write_corpus", lambda raw, write=steps.write_corpus: write(raw, SIZES)
+        )
+        result = call("--out", str(folder))
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+SIZES = {"test": 20, "valid": 5, "train": 60}
+
+
+class Page(HTMLParser):
+    """The attributes of a page's pictures, its text, and the names of all attributes."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.pictures: list[dict[str, str | None]] = []
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes |= {name for name, _ in attrs}
+        if tag == "img":
+            self.pictures.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_demo_ends_with_layer_weights_attention_and_a_page(demo) -> None:
+    folder, result = demo
+    files = DemoFiles(folder, FUSING)
+    assert files.layers
+    for picture in (files.layers, files.attention, files.curves):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(files.translation.read_text(encoding="utf-8").splitlines()) == SIZES["test"]
+    assert str(files.page) in result.stdout and "BLEU" in result.stdout
+    assert f"$ fusetk train {shlex.quote(str(files.config))}" in result.stderr
+    page = Page(files.page)
+    assert len(page.pictures) == 3
+    assert all(picture["src"].startswith("data:image/png;base64,") for picture in page.pictures)
+    assert "href" not in page.attributes and not re.search("@[a-z]+@", page.text)
+    source, target = sentence_to_plot(files)
+    assert source in page.text and target in page.text and "Dec-SA" in page.text
+    for comment, command in next_commands(files):
+        assert f"# {comment}\n{command}" in page.text
+
+
+def test_the_layers_of_each_token_add_up(demo) -> None:
+    folder, _ = demo
+    weights = terminal.layer_weights(DemoFiles(folder, FUSING))
+    assert weights.tokens[0] == "<s>" and list(weights.layers) == ["l0", "l1", "l2", "l3"]
+    assert weights.shares.shape == (len(weights.tokens), 4)
+    assert weights.shares.sum(1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_second_call_does_nothing_and_a_changed_file_is_made_again(demo) -> None:
+    folder, _ = demo
+    files = DemoFiles(folder, FUSING)
+    before = files.attention.read_bytes()
+    again = call("--out", str(folder))
+    commands = re.findall(r"^\$ fusetk (\S+)", again.stderr, re.MULTILINE)
+    assert commands == ["prep", "train"] and again.stderr.count("nothing to do") == 2
+    files.attention.write_bytes(b"")
+    again = call("--out", str(folder))
+    commands = re.findall(r"^\$ fusetk (\S+)", again.stderr, re.MULTILINE)
+    assert commands == ["prep", "train", "plot-attention"]
+    assert files.attention.read_bytes() == before
+
+
+def test_the_plain_model_uses_the_same_text_and_its_page_has_both_models(demo) -> None:
+    folder, _ = demo
+    result = call("--out", str(folder), "--plain", "--quiet")
+    assert result.exit_code == 0 and not re.search("^[$=]", result.stderr, re.MULTILINE)
+    page = Page(DemoFiles(folder, PLAIN).page)
+    assert len(page.pictures) == 2 and "Transformer without fusion" in page.text
+    assert "the decoder fuses its layers" in page.text
+    fusing, plain = (recipe.load(folder / f"{name}.yaml") for name in (FUSING, PLAIN))
+    assert fusing.model.decoder.fuse.kind == "attention"
+    assert fusing.model.model_copy(update={"decoder": plain.model.decoder}) == plain.model
+    assert (fusing.data, fusing.training) == (plain.data, plain.training)
+
+
+def test_the_next_commands_work(demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = demo
+    monkeypatch.chdir(folder.parent)
+    files = DemoFiles(Path(folder.name), FUSING)
+    commands = [command for _, command in next_commands(files)]
+    assert any("fusetk demo --plain" in command or "compare" in command for command in commands)
+    for command in commands:
+        words, text = shlex.split(command), None
+        if words[0] == "echo":
+            text, words = words[1] + "\n", words[words.index("|") + 1 :]
+        if words[1] == "demo":
+            continue
+        if words[1] == "train":
+            words += [word for setting in SETTINGS for word in ("--set", setting)]
+        result = CliRunner().invoke(main, words[1:], input=text)
+        assert result.exit_code == 0, (command, result.output)
+    assert checkpoints(files.folder / "runs" / "linear")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("", "has files that are not the demo's"), ("notes.txt", "is a file")]
+)
+def test_files_of_the_user_are_not_touched(tmp_path: Path, path: str, reason: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    result = call("--out", str(tmp_path / path))
+    assert result.exit_code == 2 and reason in result.stderr and "--out" in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_failing_step_ends_the_demo_with_its_error(demo) -> None:
+    folder, _ = demo
+    result = call("--out", str(folder), "--set", "model.widht=8")
+    assert result.exit_code == 2 and "did you mean 'width'" in result.stderr
+    assert "== translate" not in result.stderr
+
+
+@pytest.mark.usefixtures("commands")
+def test_the_script_has_the_options_of_the_command() -> None:
+    script = ROOT / "recipes" / "run_demo.sh"
+    result = subprocess.run([script, "--help"], capture_output=True, text=True)
+    assert result.returncode == 0 and "--plain" in result.stdout

@@ -1,0 +1,166 @@
+"""The raw text of `fusetk run`: missing text, `--dataset`, and the published counts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fusetk.cli.main import main
+from fusetk.datasets import table
+from fusetk.errors import ConfigError, DataError
+from fusetk.experiment import counts
+from fusetk.experiment.places import places, prefixes_by_use, recipe_with_folders
+from fusetk.experiment.raw import missing_texts, provide_raw_text
+from fusetk.papers import TextCountsConfig
+from fusetk.recipe import Recipe
+from tests.helpers.published import write_files
+from tests.helpers.rows import RECIPES, load
+
+ROW = RECIPES / "lwc/iwslt14_roen/coordinated.yaml"
+
+
+def in_folder(path: Path, raw: Path) -> Recipe:
+    return recipe_with_folders(load(path), raw, places(path, load(path), raw.parent / "out"))
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(main, ["run", *map(str, arguments)])
+
+
+# Missing text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=str)
+@pytest.mark.parametrize("exists", [False, True])
+def test_missing_text_names_the_command_that_makes_it(
+    tmp_path: Path, smoke: list[str], exists: bool
+) -> None:
+    raw = tmp_path / "raw text"
+    if exists:
+        raw.mkdir()
+    result = run(ROW, "--raw", raw, "--out", tmp_path / "out", *smoke)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    reason = "train.ro nor train.ro.gz exists (and 11 more)" if exists else "does not exist"
+    assert reason in result.stderr
+    advice = f"run `fusetk dataset iwslt14-ro-en --raw '{raw}'` first, or add --dataset"
+    assert advice in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_that_the_user_must_change_is_not_made(tmp_path: Path) -> None:
+    for row, note in (
+        ("mlrf/nist_zhen/dec_avg", "then segment train.zh and each MT*.zh into words"),
+        ("densenmt/iwslt14_tren_morph/base_4l_e64", "then replace each Turkish file by its"),
+    ):
+        result = run(RECIPES / f"{row}.yaml", "--raw", tmp_path / "raw", "--dataset")
+        assert result.exit_code == 2 and note in result.stderr
+        assert not (tmp_path / "raw").exists()
+
+
+def test_a_config_without_a_data_set_says_so(tmp_path: Path) -> None:
+    config = RECIPES / "multi30k/transformer_de_en.yaml"
+    assert "put the text there\n" in run(config, "--raw", tmp_path).stderr
+    result = run(config, "--raw", tmp_path, "--dataset")
+    assert result.exit_code == 2 and "the config names no data set" in result.stderr
+
+
+def test_the_texts_of_the_config_are_made_from_archives(tmp_path: Path) -> None:
+    """A text that the config does not read may be missing in the archives."""
+    raw = tmp_path / "raw"
+    (raw / "archives").mkdir(parents=True)
+    dataset = table.read("wmt14-en-de")
+    write_files(dataset, raw / "archives")
+    (raw / "archives" / "newstest2012-src.en.sgm").unlink()
+    recipe = in_folder(RECIPES / "rtal/wmt14_ende/transformer_base.yaml", raw)
+    assert len(missing_texts(recipe)) == 10
+    with pytest.raises(DataError, match="the published text 3,003"):
+        provide_raw_text(recipe, raw, True, False, lambda line: None)
+    provide_raw_text(recipe, raw, True, True, lambda line: None)
+    assert missing_texts(recipe) == []
+    assert not (raw / "newstest2012.en").exists()
+    provide_raw_text(recipe, raw, False, False, lambda line: pytest.fail("nothing is made"))
+    (raw / "newstest2014.de").unlink()
+    with pytest.raises(DataError, match=r"newstest2014.de nor newstest2014.de.gz exists: run"):
+        provide_raw_text(recipe, raw, False, False, lambda line: None)
+
+
+def test_every_row_of_a_paper_names_a_data_set_with_its_texts() -> None:
+    for path in sorted(RECIPES.glob("*/*/base.yaml")):
+        for row in sorted(path.parent.glob("[!b]*.yaml"))[:1]:
+            recipe = load(row)
+            if (
+                recipe.paper
+                and recipe.paper.row
+                and path.parts[-3] not in ("multi30k", "successors")
+            ):
+                raw = in_folder(row, Path("/raw"))
+                assert recipe.paper.dataset and missing_texts(raw)
+                names = [Path(prefix).name for _, prefix in prefixes_by_use(recipe.data)]
+                table.read(recipe.paper.dataset, names)
+    with pytest.raises(ConfigError, match="wmt14-en-de has no text x; its texts are europarl"):
+        table.read("wmt14-en-de", ["x"])
+
+
+def test_a_part_of_a_data_set_can_be_made(tmp_path: Path) -> None:
+    write_files(table.read("nist-zh-en"), tmp_path)
+    arguments = ["dataset", "nist-zh-en", "--raw", tmp_path / "raw", "--files", tmp_path]
+    arguments += ["--no-fetch", "--any-data", "--text", "MT05", "--text", "train"]
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == 0
+    names = {path.name for path in (tmp_path / "raw").iterdir()}
+    assert names == {"train.zh", "train.en", "MT05.zh", *(f"MT05.en{n}" for n in ("", 1, 2, 3))}
+
+
+# Published counts ---------------------------------------------------------------------------------
+
+
+def compared(folder: Path, published: dict[str, Any], **splits: Any) -> list[counts.Count]:
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "splits": splits}))
+    models = {name: TextCountsConfig.model_validate(value) for name, value in published.items()}
+    return counts.compare(models, folder)
+
+
+def split(pairs: int, subwords: int = 0, tokens: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    sides = {
+        side: {"tokens_with_end": number}
+        for side, number in zip(("source", "target"), tokens, strict=True)
+    }
+    return {"pairs_out": pairs, "dropped": {"too many subwords": subwords, "empty": 9}, **sides}
+
+
+@pytest.mark.parametrize(
+    ("published", "pairs", "verdict"),
+    [
+        (100, split(100), "same"),
+        (100, split(90, 10), "same"),
+        (100, split(99), "DIFFERENT"),
+        ("4.5M", split(4_280_000), "close"),
+        ("4.5M", split(3_960_000), "DIFFERENT"),
+        ("153K", split(160_239), "close"),
+    ],
+)
+def test_pairs_are_compared_with_the_published_ones(
+    tmp_path: Path, published: Any, pairs: dict[str, Any], verdict: str
+) -> None:
+    compared_counts = compared(tmp_path, {"train": {"pairs": published}}, train=pairs)
+    assert [count.verdict for count in compared_counts] == [verdict]
+    if verdict == "DIFFERENT":
+        with pytest.raises(DataError, match="pairs of train is not the published one"):
+            counts.check(compared_counts, any_data=False)
+        assert "warning" in str(counts.check(compared_counts, any_data=True))
+    else:
+        assert counts.check(compared_counts, any_data=False) is None
+
+
+def test_other_tokens_are_a_warning(tmp_path: Path) -> None:
+    published = {"train": {"pairs": 5, "tokens": [1000, 2000]}, "absent": {"pairs": 1}}
+    assert (
+        counts.check(compared(tmp_path, published, train=split(5, 0, (1000, 2000))), False) is None
+    )
+    for tokens, verdict in (((1000, 2010), "close"), ((1000, 2011), "DIFFERENT")):
+        compared_counts = compared(tmp_path, published, train=split(5, 0, tokens))
+        assert [count.verdict for count in compared_counts] == ["same", "same", verdict]
+        assert "warning" in str(counts.check(compared_counts, any_data=False))
+    assert "train: target tokens" in counts.table(compared_counts)

@@ -1,0 +1,177 @@
+"""The queue of the evidence: what it trains next, and how it stops."""
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fusetk import config as configs
+from fusetk.errors import ConfigError
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES / "evidence"))
+
+import run_queue  # noqa: E402  # isort: skip
+
+PLAN = {
+    "tuning": {"usual": {"rate": [2, 1, 4], "dropout": [0.2, 0.1]}},
+    "seeds": [1, 2],
+    "waves": [{"a": "usual", "b": "usual"}, {"c": "usual"}],
+}
+OWN = {system: {"rate": 2, "dropout": 0.2} for system in "abc"}
+
+
+def plan(**changes: Any) -> run_queue.PlanConfig:
+    return run_queue.PlanConfig.model_validate(PLAN | changes)
+
+
+def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
+    return SimpleNamespace(
+        system=system,
+        seed=seed,
+        config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
+        valid_curve={"loss": [9.0, loss, None, 10.0]},
+        training=SimpleNamespace(update_seconds=1800.0),
+    )
+
+
+def names(*results: Any, **changes: Any) -> list[str]:
+    jobs = run_queue.jobs_left(plan(**changes), OWN, run_queue.Results(plan(**changes), results))
+    return [f"{job.system}{job.seed} {job.setting}" for job in jobs]
+
+
+def left(*results: Any) -> int:
+    return run_queue.count_left(plan(), OWN, run_queue.Results(plan(), results))
+
+
+FIRST = [result("a", 3.0), result("b", 3.0)]
+RATES = [result(s, 2.0 + r, rate=r) for s in "ab" for r in (1, 4)]
+
+
+def test_all_systems_of_a_wave_get_their_first_training_first() -> None:
+    assert names()[:2] == ["a1 own", "b1 own"]
+    assert names().index("b1 rate=4") < names().index("c1 own")
+    assert names(result("a", 3.0))[:3] == ["b1 own", "a1 rate=1", "a1 rate=4"]
+
+
+def test_a_key_is_tuned_with_the_best_values_of_those_before_it() -> None:
+    at_one = [result("a", 2.9, rate=1), result("a", 3.1, rate=4)]
+    assert "a1 rate=1,dropout=0.1" in names(*FIRST, *at_one)
+    at_two = [result("a", 3.2, rate=1), result("a", 3.1, rate=4)]
+    assert "a1 dropout=0.1" in names(*FIRST, *at_two)
+
+
+def test_the_other_seeds_have_the_best_values() -> None:
+    tuned = [result("a", 2.5, rate=4), result("a", 2.9, rate=1)]
+    better = [*FIRST, *tuned, result("a", 2.4, rate=4, dropout=0.1)]
+    assert "a2 rate=4,dropout=0.1" in names(*better)
+    worse = [*FIRST, *tuned, result("a", 2.6, rate=4, dropout=0.1)]
+    assert "a2 rate=4" in names(*worse)
+    assert not [name for name in names(*worse, result("a", 2.5, 2, rate=4)) if name[0] == "a"]
+
+
+def test_trainings_left_are_counted_before_they_are_known() -> None:
+    assert left() == 3 * (1 + 2 + 1 + 1)
+    assert left(*FIRST, *RATES) == 15 - 6
+    done = [result("c", 1.0), result("c", 2.0, rate=1), result("c", 2.0, rate=4)]
+    assert left(*done, result("c", 2.0, dropout=0.1), result("c", 1.0, 2)) == 10
+
+
+def test_results_of_other_systems_and_values_do_not_count() -> None:
+    assert names(result("z", 1.0), result("a", 1.0, dropout=0.7)) == names()
+
+
+def test_a_plan_names_its_tunings() -> None:
+    with pytest.raises(ValueError, match="b: the plan has no tuning more"):
+        plan(waves=[{"b": "more"}])
+
+
+@pytest.mark.parametrize("task", ["multi30k", "iwslt14"])
+def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> None:
+    path = RECIPES / "evidence" / "plans" / f"{task}.yaml"
+    content = configs.parse(configs.load(path), run_queue.PlanConfig)
+    own = run_queue.own_values(content, RECIPES / "evidence" / task)
+    recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
+    assert set(own) == recipes - {"base", "joint"}
+
+
+def test_a_recipe_with_another_value_is_an_error() -> None:
+    content = plan(tuning={"usual": {"model.dropout": [0.7]}}, waves=[{"transformer": "usual"}])
+    with pytest.raises(ConfigError, match=r"transformer.yaml: model.dropout is 0.2, .*: 0.7"):
+        run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
+
+
+class FakeQueue(run_queue.Queue):
+    """Its trainings are a small program, and a list takes the place of the result files."""
+
+    def __init__(self, tmp_path: Path, code: str, jobs: int = 2):
+        self.plan = plan(tuning={"usual": {}})
+        self.own: Mapping[str, Any] = {system: {} for system in "abc"}
+        self.options = argparse.Namespace(jobs=jobs, out=tmp_path)
+        self.running = {}
+        self.failed = set()
+        self.stopped = False
+        self.code = code
+        self.done: list[Any] = []
+
+    def command(self, job: run_queue.Job) -> list[str]:
+        return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
+
+    def save(self, job: run_queue.Job) -> None:
+        self.done.append(result(job.system, 1.0, job.seed))
+
+    def results(self) -> run_queue.Results:
+        return run_queue.Results(self.plan, self.done)
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(run_queue, "POLL", 0.01)
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_queue_ends_when_nothing_is_left(tmp_path: Path) -> None:
+    queue = FakeQueue(tmp_path, "print('trained')")
+    assert queue.run() == 0
+    assert sorted(f"{r.system}{r.seed}" for r in queue.done) == ["a1", "a2", "b1", "b2", "c1", "c2"]
+    assert (tmp_path / "own" / "a.seed1.log").read_text() == "trained\n"
+
+
+def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any) -> None:
+    queue = FakeQueue(tmp_path, "import sys; sys.exit(sys.argv[1] == 'b1')")
+    assert queue.run() == 1
+    assert len(queue.done) == 5
+    log = tmp_path / "own" / "b.seed1.log"
+    assert f"b.seed1 (own) failed with status 1: see {log}" in capsys.readouterr().out
+
+
+def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    queue = FakeQueue(tmp_path, code)
+    logs = [tmp_path / "own" / f"{system}.seed1.log" for system in "ab"]
+
+    def interrupt() -> None:
+        while not all(log.exists() and log.read_text() for log in logs):
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert queue.run() == run_queue.INTERRUPTED
+    thread.join()
+    assert not queue.done and not queue.running
