@@ -47,7 +47,16 @@ ALLOWED = {
     "datasets": {"data"},
     "experiment": {"recipe", "papers", "training", "runs", "data", "datasets"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
-    "reporting": {"system", "recipe", "papers", "evaluation", "decoding", "runs", "data"},
+    "reporting": {
+        "plotting",
+        "system",
+        "recipe",
+        "papers",
+        "evaluation",
+        "decoding",
+        "runs",
+        "data",
+    },
     "demo": {
         "experiment",
         "reporting",

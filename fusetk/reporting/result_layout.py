@@ -10,10 +10,10 @@ from fusetk.reporting.result_tables import (
     TEST,
     ResultRow,
     ResultTable,
-    SavedRun,
     mean_of,
 )
 from fusetk.reporting.runs import MeanScore, ScoreColumn
+from fusetk.reporting.saved_run import SavedRun
 
 Cells = list[str | None]
 

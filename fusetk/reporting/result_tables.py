@@ -10,42 +10,15 @@ from typing import Any, NamedTuple
 from fusetk.errors import DataError
 from fusetk.evaluation.metrics import METRICS
 from fusetk.evaluation.significance import SAMPLES, Sampling
-from fusetk.reporting.result_files import RunResult, read_results
+from fusetk.reporting.result_files import read_results
 from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn
+from fusetk.reporting.saved_run import SavedRun
 from fusetk.reporting.significance import PValues
 
 TEST = Sampling("randomization", SAMPLES["randomization"])
 LEVEL = 0.05  # of significance
 # Metrics of the default columns: the first one of each line that the results have.
 DEFAULT_METRICS = (("sacrebleu", "multi-bleu", "multi-bleu-lc"), ("chrf", "chrf++"))
-
-
-class SavedRun(NamedTuple):
-    """A result and the name of its file without the ending."""
-
-    stem: str
-    result: RunResult
-
-    @property
-    def best_loss(self) -> float | None:
-        """The lowest validation loss."""
-        losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]
-        return min(losses, default=None)
-
-    def score(self, column: ScoreColumn) -> float | None:
-        """Return the score of a column; None if the run has no such score."""
-        return next((s.value for s in self.result.scores if s.key == tuple(column)), None)
-
-    def seconds_to_loss(self, loss: float) -> float | None:
-        """Return the seconds of updates to the first validation with at most this loss."""
-        training = self.result.training
-        if not training.updates or training.update_seconds is None:
-            return None
-        curve = self.result.valid_curve
-        for update, value in zip(curve.get("update", []), curve.get("loss", []), strict=False):
-            if update is not None and value is not None and value <= loss:
-                return training.update_seconds * update / training.updates
-        return None
 
 
 class TestedDifference(NamedTuple):

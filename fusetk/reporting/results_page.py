@@ -3,6 +3,7 @@
 The page is ``results_page.html`` in this folder; its script draws the inserted values.
 """
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 from fusetk.errors import DataError
 from fusetk.evaluation.compare import ComparedSentence, DiffSpan, compare_sentences, diff_words
 from fusetk.files import replace_file
-from fusetk.plotting.html import fill_template
+from fusetk.plotting.html import insert, json_element
 from fusetk.reporting.formats import TextTable
 from fusetk.reporting.result_files import read_columns, texts_path, translations_path
 from fusetk.reporting.result_layout import text_tables
-from fusetk.reporting.result_tables import ResultRow, ResultTable, SavedRun
+from fusetk.reporting.result_tables import ResultRow, ResultTable
+from fusetk.reporting.saved_run import SavedRun
 
 TEMPLATE = Path(__file__).with_name("results_page.html")
 MAX_SENTENCES = 100  # of a pair of systems: half of them with the largest gains
@@ -32,8 +34,9 @@ def save_results_page(tables: list[ResultTable], folder: Path, path: Path) -> No
     """Write the page of the tables of a folder. Raises DataError if it cannot be written."""
     title = f"Results: {folder.resolve().name}"
     data = {"title": title, "tables": [_table(table, folder) for table in tables]}
+    parts = {"title": html.escape(title), "data": json_element(data)}
     try:
-        replace_file(path, fill_template(TEMPLATE, title, data))
+        replace_file(path, insert(TEMPLATE.read_text(encoding="utf-8"), parts))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -6,7 +6,6 @@ results, under a checksum of everything that determines it.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import MetricOptions
@@ -22,9 +21,7 @@ from fusetk.reporting.result_files import (
     translations_path,
 )
 from fusetk.reporting.runs import ScoreColumn
-
-if TYPE_CHECKING:
-    from fusetk.reporting.result_tables import SavedRun
+from fusetk.reporting.saved_run import SavedRun
 
 NAME = Path("significance") / "p_values.json"
 TOLERANCE = 0.005  # between a recorded score and that of the saved translations
@@ -59,14 +56,14 @@ class PValues:
                 f"{self.path} is damaged ({reason}): remove it; the tests are repeated"
             ) from None
 
-    def compare(self, base: "SavedRun", run: "SavedRun", column: ScoreColumn) -> float | None:
+    def compare(self, base: SavedRun, run: SavedRun, column: ScoreColumn) -> float | None:
         """Return the p-value of the difference between two runs.
 
         Return None if one of them has no translations, or if they were scored with different
         references or settings. Raises DataError if a file is missing, or if the translations do
         not have the recorded scores.
         """
-        first, second = _score(base, column), _score(run, column)
+        first, second = base.saved_score(column), run.saved_score(column)
         if first is None or second is None or base is run:
             return None
         if (first.references, first.signature) != (second.references, second.signature):
@@ -96,13 +93,13 @@ class PValues:
             self._changed = True
         return self._known[key]
 
-    def _lines(self, run: "SavedRun", set_name: str, name: str) -> list[str] | None:
+    def _lines(self, run: SavedRun, set_name: str, name: str) -> list[str] | None:
         """Return saved translations; None if the run has none."""
         if name not in run.result.translations.get(set_name, []):
             return None
         return self._read_columns(translations_path(self.folder, run.stem, set_name), name)
 
-    def _references(self, run: "SavedRun", column: ScoreColumn) -> list[list[str]]:
+    def _references(self, run: SavedRun, column: ScoreColumn) -> list[list[str]]:
         """Return the references that a column's metric scores against."""
         path = texts_path(self.folder, column.set_name, run.result.texts[column.set_name])
         ending = f".{text_kind(column.metric)}"
@@ -129,10 +126,6 @@ class PValues:
             write_if_changed(self.path, text.encode())
         except OSError:
             return  # the tests are repeated the next time
-
-
-def _score(run: "SavedRun", column: ScoreColumn) -> SavedScore | None:
-    return next((score for score in run.result.scores if score.key == tuple(column)), None)
 
 
 def _options(signature: str) -> MetricOptions:

@@ -1,0 +1,39 @@
+"""A run that is known by its result file only."""
+
+from typing import NamedTuple
+
+from fusetk.reporting.result_files import RunResult, SavedScore
+from fusetk.reporting.runs import ScoreColumn
+
+
+class SavedRun(NamedTuple):
+    """A result and the name of its file without the ending."""
+
+    stem: str
+    result: RunResult
+
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss."""
+        losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]
+        return min(losses, default=None)
+
+    def score(self, column: ScoreColumn) -> float | None:
+        """Return the score of a column; None if the run has no such score."""
+        saved = self.saved_score(column)
+        return saved.value if saved else None
+
+    def saved_score(self, column: ScoreColumn) -> SavedScore | None:
+        """Return the score of a column with its signature; None if there is none."""
+        return next((each for each in self.result.scores if each.key == tuple(column)), None)
+
+    def seconds_to_loss(self, loss: float) -> float | None:
+        """Return the seconds of updates to the first validation with at most this loss."""
+        training = self.result.training
+        if not training.updates or training.update_seconds is None:
+            return None
+        curve = self.result.valid_curve
+        for update, value in zip(curve.get("update", []), curve.get("loss", []), strict=False):
+            if update is not None and value is not None and value <= loss:
+                return training.update_seconds * update / training.updates
+        return None

@@ -1,0 +1,211 @@
+"""The page of results, and the tables in a Markdown file."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fusetk.cli.main import main
+from fusetk.reporting import results_page
+from fusetk.reporting.result_files import (
+    SavedPanel,
+    SavedWeights,
+    columns_bytes,
+    read_columns,
+    read_result,
+    result_text,
+    translations_path,
+)
+from fusetk.reporting.results_page import sort_value
+from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
+from tools.results import updated
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+MARKERS = "<!-- results: begin {}, made by `python -m tools.results README.md` -->\n"
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)])
+
+
+class Parser(HTMLParser):
+    """The content of the JSON element, and all attributes of all elements."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.inside = False
+        self.tags: list[str] = []
+        self.attributes: dict[str, None] = {}
+        self.data: Any = None
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.update(dict.fromkeys(name for name, _ in attrs))
+        self.inside = ("id", "data") in attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.data = json.loads(data)
+            self.inside = False
+
+
+def page_of(results: Path) -> Parser:
+    page = results.parent / "page.html"
+    result = call(results, "--html", page)
+    assert result.exit_code == 0, result.output
+    return Parser(page)
+
+
+def test_a_page_has_everything_and_needs_no_network(results: Path) -> None:
+    parser = page_of(results)
+    text = (results.parent / "page.html").read_text()
+    assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
+    assert not {"link", "img", "iframe"} & set(parser.tags) and "src" not in parser.attributes
+    assert "default-src 'none'" in text
+    [table] = parser.data["tables"]
+    assert [row[0] for row in table["table"]["rows"]] == ["plain", "fused", "other"]
+    assert [other["title"] for other in table["others"]] == ["Systems: pilots"]
+    assert [quantity["label"] for quantity in table["quantities"]] == [
+        "validation loss",
+        "training loss",
+    ]
+    [first, second] = table["systems"][0]["runs"]
+    assert (first["seed"], second["seed"]) == (1, 2)
+    assert first["curves"]["valid_curve"]["loss"] == [3.0, 2.0, 2.5]
+
+
+def test_translations_that_differ_are_sorted_by_gain(results: Path) -> None:
+    [table] = page_of(results).data["tables"]
+    pairs = {pair["name"]: pair for pair in table["pairs"]}
+    assert {name: pair["base"] for name, pair in pairs.items()} == {
+        "fused": "plain",
+        "other": "fused",
+    }
+    sentences = pairs["fused"]["sentences"]
+    gains = [sentence["gain"] for sentence in sentences]
+    assert len(gains) == 5 and gains == sorted(gains, reverse=True) and gains[-1] > 0
+    for sentence in sentences:
+        i = sentence["line"] - 1
+        assert (sentence["source"], sentence["reference"]) == (SOURCES[i], REFERENCES[i])
+        assert "".join(text for text, _ in sentence["first"]) == BAD[i]
+        assert "".join(text for text, _ in sentence["second"]) == REFERENCES[i]
+        first = {text for text, same in sentence["first"] if same}
+        assert first == {text for text, same in sentence["second"] if same}
+
+
+def test_the_largest_gains_and_losses_are_chosen(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [all_pairs] = [table["pairs"] for table in page_of(results).data["tables"]]
+    monkeypatch.setattr(results_page, "MAX_SENTENCES", 2)
+    [pairs] = [table["pairs"] for table in page_of(results).data["tables"]]
+    everything = all_pairs[0]["sentences"]
+    assert pairs[0]["sentences"] == [everything[0], everything[-1]]
+    assert "5 of 5 translations differ. The 2 with" in pairs[0]["summary"]
+
+
+def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) -> None:
+    path = results / "fused.seed2.json"
+    result = read_result(path)
+    panel = SavedPanel(
+        name="a",
+        title="A",
+        measure="share",
+        axes=["", "layer"],
+        x=["1"],
+        y=["l0", "l1"],
+        matrix=[[0.25], [None]],
+        up=True,
+    )
+    weights = SavedWeights(checkpoint="best", weights="x", text="t", sentences=5, panels=[panel])
+    empty = weights.model_copy(update={"panels": []})
+    path.write_text(result_text(result.model_copy(update={"layer_weights": [empty, weights]})))
+    [table] = page_of(results).data["tables"]
+    plain, fused, _ = table["systems"]
+    assert plain["panels"] == [] and fused["panels"][0]["matrix"] == [[0.25], [None]]
+    assert fused["panels_of"].startswith("seed 2, checkpoint best; 5 sentences")
+
+
+def test_no_text_can_change_the_page(results: Path) -> None:
+    path = results / "other.seed1.json"
+    result = read_result(path)
+    path.write_text(result_text(result.model_copy(update={"row": EVIL})))
+    (results / "other.seed2.json").unlink()
+    for stem in ("plain.seed1", "plain.seed2"):
+        file = translations_path(results, stem, SET)
+        columns = {name: [EVIL, *lines[1:]] for name, lines in read_columns(file).items()}
+        file.write_bytes(columns_bytes(columns))
+        own = read_result(results / f"{stem}.json")
+        (results / f"{stem}.json").write_text(
+            result_text(own.model_copy(update={"scores": own.scores[1:2]}))
+        )
+    parser = page_of(results)
+    assert "img" not in parser.tags and parser.tags.count("script") == 2
+    assert EVIL in {row[0] for row in parser.data["tables"][0]["table"]["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("4.35M", 4.35e6),
+        ("×0.89", 0.89),
+        ("1,294", 1294),
+        ("39.60 ±0.41", 39.6),
+        ("-0.95", -0.95),
+        ("+1.02", 1.02),
+        ("12 s", 12),
+        ("3 min (2 of 3)", 180),
+        ("1.5 h", 5400),
+        ("+2 -1 of 3", 2),
+        ("never", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_sort_values(cell: str | None, value: float | None) -> None:
+    assert sort_value(cell) == value
+
+
+def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
+    result = call(toy, "--html", tmp_path / "a.html")
+    assert result.exit_code == 2 and "--html needs a folder of results" in result.stderr
+    result = call(results, "--html", tmp_path / "missing" / "a.html")
+    assert result.exit_code == 2 and "cannot be written" in result.stderr
+    assert call(results, "--html", tmp_path / "a.html", "--csv").exit_code == 2
+
+
+# Tables in a Markdown file ------------------------------------------------------------------------
+
+
+def test_the_readme_has_what_the_files_say() -> None:
+    root = Path(results_page.__file__).parents[2]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert updated(readme, root) == readme, "run `python -m tools.results README.md`"
+
+
+def test_tables_are_inserted_between_markers(results: Path) -> None:
+    text = f"Before\n{MARKERS.format(results.name)}old\n<!-- results: end -->\nAfter\n"
+    new = updated(text, results.parent)
+    assert new.startswith("Before\n<!-- results") and new.endswith("<!-- results: end -->\nAfter\n")
+    assert call(results, "--markdown").stdout.strip() in new and "old" not in new
+    assert updated(new, results.parent) == new
+    shutil.rmtree(results)
+    assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
+
+
+def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
+    for text in ("nothing", MARKERS.format("x")):
+        (tmp_path / "a.md").write_text(text)
+        with pytest.raises(ValueError, match="marker"):
+            updated(text, tmp_path)
+    command = [sys.executable, "-m", "tools.results", str(tmp_path / "a.md")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1 and "a.md" in ended.stderr and "Traceback" not in ended.stderr
