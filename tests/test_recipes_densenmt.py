@@ -364,7 +364,8 @@ def test_a_row_from_raw_text_to_bleu(tmp_path):
         for key in ("connect.growth=4", "widths=8")
     ]
     settings += ["decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}"]
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = ["--any-data"]
+    options += [word for setting in settings for word in ("--set", setting)]
     config, out = DENSE / "iwslt14_deen" / "densenmt_8l_2_e64.yaml", tmp_path / "out"
     ran = subprocess.run(
         [RECIPES / "run_recipe.sh", config, "--raw", tmp_path / "raw", "--out", out, *options],

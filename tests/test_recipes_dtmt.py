@@ -615,7 +615,8 @@ def run_row(tmp_path: Path, config: str) -> dict[tuple[str, str, str], dict[str,
         "decoding={beam: 1, max_length_factor: 0, max_length_extra: 3}",
     ]
     given = [word for setting in settings for word in ("--set", setting)]
-    ran = call("run_recipe.sh", path, "--raw", tmp_path / "raw", "--out", tmp_path / "out", *given)
+    places = ["--raw", tmp_path / "raw", "--out", tmp_path / "out", "--any-data"]
+    ran = call("run_recipe.sh", path, *places, *given)
     assert ran.returncode == 0, ran.stderr
     notes = json.loads(
         (tmp_path / "out" / f"run.{path.parent.name}.{path.stem}.seed1" / "scores.json").read_text(
@@ -711,7 +712,7 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["--add", "Transformer"], "--add Transformer: write it as NAME=RUN"),
         (["--speed"], "there is no option --speed"),
         (["one", "two"], "two is too much"),
-        (["/nowhere"], "/nowhere/data.nist_zhen does not exist: run recipes/run_recipe.sh"),
+        (["/nowhere"], "/nowhere/data.nist_zhen does not exist: call `fusetk run` with rows of"),
         (
             ["--systems", "dtmt2"],
             "run.nist_zhen.dtmt2.seed1/MT02.best.txt does not exist: "

@@ -458,6 +458,7 @@ def scores(
         tmp_path / "raw",
         "--out",
         tmp_path / "out",
+        "--any-data",
         *options,
         *further,
     ]

@@ -493,6 +493,7 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         out,
         "--seed",
         3,
+        "--any-data",
         "--average",
         2,
     ]
@@ -564,6 +565,7 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
             "--out",
             out,
             "--prepare-only",
+            "--any-data",
             settings=["data.bpe.merges=30"],
         ) as ran:
             until(
@@ -633,7 +635,7 @@ def test_rows_of_other_data_from_raw_text_to_bleu(tmp_path, config):
         *TINY,
         *(["data.bpe.merges=30"] if recipe.data.bpe else ["training.stages.1.end={updates: 1}"]),
     ]
-    arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2]
+    arguments = [RECIPES / config, "--raw", raw, "--out", out, "--jobs", 2, "--any-data"]
     ran = call("run_recipe.sh", *arguments, settings=settings)
     assert ran.returncode == 0, ran.stderr
     path = RECIPES / config

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,17 +35,26 @@ PAUSES = {"train": 1.0}  # seconds after the start of a step, in which it does a
 PATIENCE = 3600  # seconds
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "my.yaml").write_text(CONFIG)
-    (tmp_path / "raw").mkdir()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "my.yaml").write_text(CONFIG)
+    (folder / "raw").mkdir()
     choose = random.Random(3)
     for name, pairs in (("train", 200), ("valid", 20), ("test", 6)):
         for side, words in WORDS.items():
             lines = [" ".join(choose.choices(words, k=4)) for _ in range(pairs)]
             text = "".join(f"{line}\n" for line in lines)
-            (tmp_path / "raw" / f"{name}.{side}").write_text(text, encoding="utf-8")
-    return tmp_path
+            (folder / "raw" / f"{name}.{side}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def complete(commands: None, folder: Path) -> Iterator[dict[str, str]]:
+    """The results of a run that is not killed. Commands start fast while this fixture exists."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", shutil.which("python"))
+        yield finish(folder, "complete")
 
 
 def start(folder: Path, out: str) -> int:
@@ -90,21 +100,19 @@ def finish(folder: Path, out: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_after_a_kill_in_any_step_the_next_call_gives_the_same(
-    commands: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", STEPS)
+def test_after_a_kill_in_a_step_the_next_call_gives_the_same(
+    step: str, complete: dict[str, str], folder: Path
 ) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which("python"))
-    expected = finish(folder, "complete")
-    assert len(expected) > 5
-    for number, step in enumerate(STEPS, 1):
-        child = start(folder, step)
-        heading = f"== {number} of {len(STEPS)}: {step}"
-        deadline = time.monotonic() + PATIENCE
-        log = folder / f"{step}.log"
-        while not log.exists() or heading not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(PAUSES.get(step, 0.1))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert finish(folder, step) == expected, step
+    assert len(complete) > 5
+    child = start(folder, step)
+    heading = f"== {STEPS.index(step) + 1} of {len(STEPS)}: {step}"
+    deadline = time.monotonic() + PATIENCE
+    log = folder / f"{step}.log"
+    while not log.exists() or heading not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(PAUSES.get(step, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert finish(folder, step) == complete
