@@ -25,6 +25,7 @@ from fusetk.models.transformer import (
     build_summary_layer,
     check_tying,
     initialise_sublayers,
+    layer_options,
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask
 from fusetk.nn.cache import Cache
@@ -229,8 +230,9 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
     def build_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
         if planned.layer + 1 == depth:
             return TopSourceLayer(config, input_width, planned.width, residuals.ends.readout())
+        options = layer_options(config, config.stack, planned.layer)
         return CoordinatedLayer(
-            config, planned.layer, input_width, planned.width, residuals, target=False
+            options, planned.layer, input_width, planned.width, residuals, target=False
         )
 
     return Stack(
@@ -275,7 +277,11 @@ class Coordinated(Seq2Seq):
             [width] * (depth + 1),
             "decoder",
             layer=lambda planned, name, input_width: CoordinatedLayer(
-                config, planned.layer, input_width, planned.width, residuals
+                layer_options(config, config.stack, planned.layer),
+                planned.layer,
+                input_width,
+                planned.width,
+                residuals,
             ),
             summary=build_summary_layer,
             ends=residuals.ends,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -47,6 +47,11 @@ class BlockStackConfig(StackConfig):
     )
     """What a sub-layer reads, and how its output is joined to the outputs of the sub-layers below.
     `plain`: the usual residual sum."""
+    ffn_growth: float = Field(0.0, ge=0, lt=1)
+    """Share of hidden units that the feed-forward layers move from the lower to the higher layers.
+    The lowest layer has 1 - `ffn_growth` times `ffn` hidden units, the highest 1 + `ffn_growth`
+    times, and the numbers between grow linearly, rounded to integers. Their sum stays the same.
+    MUDDFormer (Xiao et al. 2025, Equation 9) has 0.5."""
 
     @model_validator(mode="after")
     def _one_key_connects_layers(self) -> "BlockStackConfig":
@@ -123,6 +128,18 @@ class BlockConfig(ModelConfig):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         side.residual.check(self.norm, side.layers)
+
+
+Options = TypeVar("Options", bound=BlockConfig)
+
+
+def layer_options(config: Options, side: BlockStackConfig, layer: int) -> Options:
+    """Return the options of layer ``layer`` (0 is the lowest) of a stack: ``ffn`` may differ."""
+    if not side.ffn_growth:
+        return config
+    place = 2 * layer / (side.layers - 1) - 1 if side.layers > 1 else 0.0
+    ffn = max(1, round(config.ffn * (1 + side.ffn_growth * place)))
+    return config.model_copy(update={"ffn": ffn})
 
 
 class TransformerConfig(BlockConfig):
@@ -495,7 +512,8 @@ class Transformer(Seq2Seq):
         input_width: int,
     ) -> Layer:
         """Build an encoder layer. A subclass with another kind of layer overrides this method."""
-        return TransformerEncoderLayer(config, name, input_width, planned.width, residuals)
+        options = layer_options(config, config.encoder, planned.layer)
+        return TransformerEncoderLayer(options, name, input_width, planned.width, residuals)
 
     def decoder_layer(
         self,
@@ -507,8 +525,9 @@ class Transformer(Seq2Seq):
     ) -> Layer:
         """Build a decoder layer, a ``TransformerDecoderLayer`` or a subclass of it."""
         source_widths = self.attend.widths[self.attend.sources_of(planned.layer)]
+        options = layer_options(config, config.decoder, planned.layer)
         return TransformerDecoderLayer(
-            config, name, input_width, planned.width, source_widths, residuals
+            options, name, input_width, planned.width, source_widths, residuals
         )
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import saved  # isort: skip
-from training import turns  # isort: skip
+from training import add_processor_time, turns  # isort: skip
 from turns import median_ratio, options  # isort: skip
 
 from fusetk import train
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "results" / "smoke" / "successors.json"
     )
+    add_processor_time(parser)
     arguments = parser.parse_args()
     if "speed" in arguments.only:
         measure_speeds(argparse.Namespace(**{**vars(arguments), "updates": 1}))

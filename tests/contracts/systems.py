@@ -127,7 +127,10 @@ SUCCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
             "encoder": {"layers": 1},
         },
     ),
-    "dynamic connections": ("coordinated", {"stack": {"connect": MUDD_1}, **PRE}),
+    "dynamic connections": (
+        "coordinated",
+        {"stack": {"connect": MUDD_1, "ffn_growth": 0.5}, **PRE},
+    ),
     "groups, attend transparent": (
         "transformer",
         {"decoder": {"fuse": "groups", "attend": "transparent"}},

@@ -128,3 +128,24 @@ def test_feature_sums() -> None:
         plain,
         *(normal(2, 3, D), dynamic, *sources),
     )
+
+
+@pytest.mark.parametrize("with_last", [False, True])
+def test_depth_attention(with_last: bool) -> None:
+    torch.manual_seed(1)
+    x, last, query = normal(3, 40, 4, D), normal(3, 40, D), normal(D)
+    scales = torch.rand(3, 40, 4 + with_last, requires_grad=True)
+
+    def plain(x: Tensor, scales: Tensor, query: Tensor, *last: Tensor) -> Tensor:
+        sources = torch.cat((x, *(part.unsqueeze(-2) for part in last)), -2)
+        weights = ((sources @ query) * scales).softmax(-1)
+        return (weights.unsqueeze(-1) * sources).sum(-2)
+
+    assert_equal(
+        lambda x, scales, query, *last: kernels.depth_attention(
+            x, last[0] if last else None, scales, query
+        ),
+        plain,
+        *(x, scales, query),
+        *([last] if with_last else []),
+    )

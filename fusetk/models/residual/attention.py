@@ -17,6 +17,7 @@ from fusetk.models.residual.base import (
 )
 from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
+from fusetk.nn.fused import streams as kernels
 
 EPSILON = 1e-6
 
@@ -70,12 +71,17 @@ class DepthQuery(nn.Module):
         """Return the weighted sum of the sources (..., D)."""
         layers = stream.blocks.layers(self.width)
         query = self.query * self.gain
-        scores = combine(query.unsqueeze(0), layers.mT).squeeze(-2) * stream.scales
-        if stream.partial is None:
+        partial, scales = stream.partial, stream.scales
+        tensors = (layers, query, scales, *(() if partial is None else (partial,)))
+        if kernels.usable(*tensors) and not trace.wanted(self.name):
+            if partial is not None:
+                scales = torch.cat((scales, inverse_rms(partial)), -1)
+            return kernels.depth_attention(layers, partial, scales, query)
+        scores = combine(query.unsqueeze(0), layers.mT).squeeze(-2) * scales
+        if partial is None:
             weights = scores.softmax(-1)
             trace.record(self.name, weights)
             return combine(weights.unsqueeze(-2), layers).squeeze(-2)
-        partial = stream.partial
         score = (partial * query).sum(-1, keepdim=True) * inverse_rms(partial)
         weights = torch.cat((scores, score), -1).softmax(-1)
         trace.record(self.name, weights)

@@ -42,7 +42,8 @@ class CopiedStreams(StreamEnds):
         self.streams: int = config.streams
 
     def open(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
+        # The kernels read contiguous streams, so each of them would make a copy.
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
 
 
 class HyperEnds(CopiedStreams):

@@ -328,3 +328,84 @@ extern "C" void feature_sums(const FeatureSums *a, int backward) {
         }
     }
 }
+
+// Attention with one query over the sources of a position -----------------------------------------
+
+// out = sum_i w_i x_i with w = softmax_i(scales_i query . x_i)
+struct DepthAttention {
+    Int threads, rows, sources, width;
+    const float *x;        // (rows, sources, width), without the source `last`
+    Int x_stride;
+    const float *last;     // (rows, width), one more source; null: none
+    const float *scales;   // (rows, sources), with that of `last`
+    const float *query;    // (width)
+    float *products;       // (rows, sources): query . x_i
+    float *weights;        // (rows, sources)
+    float *out;            // (rows, width)
+    // Backward
+    const float *grad;     // gradient of `out`
+    float *by_x, *by_last, *by_scales;
+    float *partial;        // (threads, width): gradient of the query
+};
+
+static inline const float *source_of(const DepthAttention &a, Int row, Int i) {
+    if (a.last && i == a.sources - 1) return a.last + row * a.width;
+    return a.x + row * a.x_stride + i * a.width;
+}
+
+static void depth_attention_forward(const DepthAttention &a, Int row) {
+    const Int width = a.width;
+    const float *scales = a.scales + row * a.sources;
+    float *products = a.products + row * a.sources, *weights = a.weights + row * a.sources;
+    float *out = a.out + row * width, largest = -1e30f, sum = 0;
+    for (Int i = 0; i < a.sources; i++) {
+        products[i] = dot(a.query, source_of(a, row, i), width);
+        weights[i] = products[i] * scales[i];
+        largest = weights[i] > largest ? weights[i] : largest;
+    }
+    for (Int i = 0; i < a.sources; i++) sum += weights[i] = exp_(weights[i] - largest);
+    for (Int i = 0; i < a.sources; i++) {
+        weights[i] /= sum;
+        const float *x = source_of(a, row, i);
+        i ? add(out, weights[i], x, width) : set(out, weights[i], x, width);
+    }
+}
+
+static void depth_attention_backward(const DepthAttention &a, Int row, float *by_query) {
+    const Int width = a.width, buffered = a.sources - (a.last ? 1 : 0);
+    const float *products = a.products + row * a.sources, *weights = a.weights + row * a.sources;
+    const float *scales = a.scales + row * a.sources, *grad = a.grad + row * width;
+    const float *query = a.query;
+    float *by_scales = a.by_scales + row * a.sources, mean = 0;
+    for (Int i = 0; i < a.sources; i++) {
+        by_scales[i] = dot(grad, source_of(a, row, i), width);
+        mean += weights[i] * by_scales[i];
+    }
+    for (Int i = 0; i < a.sources; i++) {
+        const float by_score = weights[i] * (by_scales[i] - mean), weight = weights[i];
+        const float by_product = by_score * scales[i];
+        const float *x = source_of(a, row, i);
+        float *by_x = i < buffered ? a.by_x + (row * buffered + i) * width
+                                   : a.by_last + row * width;
+        by_scales[i] = by_score * products[i];
+#pragma omp simd
+        for (Int d = 0; d < width; d++) {
+            by_query[d] += by_product * x[d];
+            by_x[d] = weight * grad[d] + by_product * query[d];
+        }
+    }
+}
+
+extern "C" void depth_attention(const DepthAttention *a, int backward) {
+#pragma omp parallel num_threads(a->threads) if (a->rows > 64)
+    {
+        float *by_query = a->partial + omp_get_thread_num() * a->width;
+#pragma omp for schedule(static)
+        for (Int row = 0; row < a->rows; row++) {
+            if (backward)
+                depth_attention_backward(*a, row, by_query);
+            else
+                depth_attention_forward(*a, row);
+        }
+    }
+}

@@ -45,6 +45,13 @@ _FeatureSums = struct(
     ("threads rows width sums sources", INT),
     ("x fixed dynamic out grads by_x partial", POINTER),
 )
+_DepthAttention = struct(
+    "_DepthAttention",
+    ("threads rows sources width", INT),
+    ("x", POINTER),
+    ("x_stride", INT),
+    ("last scales query products weights out grad by_x by_last by_scales partial", POINTER),
+)
 # Greatest difference between logits for which ``sinkhorn`` needs no logarithms.
 LARGEST_RANGE = 40.0
 
@@ -307,3 +314,70 @@ def _feature_sums_arguments(
     arguments.fixed = address(fixed)
     arguments.dynamic = address(dynamic)
     return arguments, _addresses(sources)
+
+
+def depth_attention(x: Tensor, last: Tensor | None, scales: Tensor, query: Tensor) -> Tensor:
+    """Return the sum of n sources with the weights softmax_i(scales_i query . x_i): (..., D).
+
+    The sources are ``x`` (..., n, D), or ``x`` (..., n - 1, D) and ``last`` (..., D). ``scales`` is
+    (..., n) and ``query`` is (D,).
+    """
+    result: Tensor = _DepthAttentionFunction.apply(x, last, scales, query)
+    return result
+
+
+class _DepthAttentionFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, last: Tensor | None, scales: Tensor, query: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        out = x.new_empty(*x.shape[:-2], x.shape[-1])
+        x = _rows(x, 2)
+        last = None if last is None else last.contiguous()
+        scales = scales.contiguous()
+        query = query.contiguous()
+        products, weights = torch.empty_like(scales), torch.empty_like(scales)
+        arguments = _depth_attention_arguments(x, last, scales, query, products, weights)
+        arguments.out = address(out)
+        _call("depth_attention", arguments, 0)
+        ctx.save_for_backward(x, last, scales, query, products, weights)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        _, last, scales, query, _, _ = saved
+        grad = grads[0].contiguous()
+        by_x = grad.new_empty(ctx.shape)
+        by_last = None if last is None else torch.empty_like(last)
+        by_scales = torch.empty_like(scales)
+        partial = query.new_zeros(torch.get_num_threads(), len(query))
+        arguments = _depth_attention_arguments(*saved)
+        arguments.grad = address(grad)
+        arguments.by_x = address(by_x)
+        arguments.by_last = address(by_last)
+        arguments.by_scales = address(by_scales)
+        arguments.partial = address(partial)
+        _call("depth_attention", arguments, 1)
+        return by_x, by_last, by_scales, partial.sum(0)
+
+
+def _depth_attention_arguments(
+    x: Tensor,
+    last: Tensor | None,
+    scales: Tensor,
+    query: Tensor,
+    products: Tensor,
+    weights: Tensor,
+) -> Any:
+    arguments = _DepthAttention()
+    arguments.rows, _, arguments.width = x.shape
+    arguments.sources = scales.shape[-1]
+    arguments.x = address(x)
+    arguments.x_stride = x.stride(0)
+    arguments.last = address(last)
+    arguments.scales = address(scales)
+    arguments.query = address(query)
+    arguments.products = address(products)
+    arguments.weights = address(weights)
+    return arguments
