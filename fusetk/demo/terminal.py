@@ -25,7 +25,10 @@ def show(files: DemoFiles, seconds: int, console: Console) -> None:
     console.print(score_table(files))
     console.print(translation_table(examples(files, EXAMPLES)))
     if files.layers:
-        console.print(layer_table(layer_weights(files)))
+        weights = layer_weights(files)
+        console.print("share of each decoder layer in %, mean of the hops, while translating")
+        console.print(f"“{weights.source}”", highlight=False, markup=False)
+        console.print(layer_table(weights))
         console.print(f"layer weights:  {files.layers}", soft_wrap=True, highlight=False)
     console.print(f"attention:      {files.attention}", soft_wrap=True, highlight=False)
     console.print(f"training:       {files.curves}", soft_wrap=True, highlight=False)
@@ -73,8 +76,6 @@ def layer_table(weights: LayerWeights) -> Table:
     table = Table(
         Column("after", justify="right"),
         *columns,
-        title=f"share of each decoder layer in %, while translating\n{weights.source}",
-        title_justify="left",
         box=box.SIMPLE,
         padding=(0, 0),
     )
