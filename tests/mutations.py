@@ -37,6 +37,23 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # Progress
+    Mutation(
+        "a validation discards the updates before it from the averages",
+        "training/loop.py",
+        "        self.reporter.report(self.progress)\n        start =",
+        "        self.reporter.restart()\n        start =",
+        ("cli/test_progress.py",),
+        "averages",
+    ),
+    Mutation(
+        "a task that hides another one is not removed",
+        "display.py",
+        "            self.tasks.remove(task)",
+        "            pass",
+        ("cli/test_progress.py",),
+        "inner",
+    ),
     # Loss and update
     Mutation(
         "label smoothing divides by V instead of V - 1",
@@ -163,7 +180,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the best checkpoint has the highest loss",
-        "training/validation.py",
+        "training/validation_config.py",
         "sign = 1 if",
         "sign = -1 if",
         ("training/test_parts.py",),

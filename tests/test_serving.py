@@ -1,7 +1,10 @@
 """The HTTP service: answers, limits, wrong requests, and many requests at once."""
 
 import http.client
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -207,6 +210,34 @@ def test_other_paths_and_methods_are_answered_in_json(port: int) -> None:
     assert status == 404 and answer == {"error": f"there is no GET /; {service}"}
     status, answer = ask(port, b"", "GET")
     assert status == 405 and answer == {"error": f"there is no GET /translate; {service}"}
+
+
+SERVICE = """
+import signal, sys
+from starlette.applications import Starlette
+from fusetk.serving import server
+signal.signal(signal.SIGINT, signal.default_int_handler)
+listener = server.listen("127.0.0.1", 0)
+print(server.address(listener), flush=True)
+server.serve(Starlette(), listener, access_log=sys.argv[1] == "log")
+print("end")
+"""
+
+
+@pytest.mark.parametrize("log", ["log", "quiet"])
+def test_ctrl_c_ends_the_service_without_an_error(log: str) -> None:
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-c", SERVICE, log]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout
+        address = process.stdout.readline()
+        assert address.startswith("http://127.0.0.1:")
+        port = int(address.rpartition(":")[2])
+        assert ask(port, b"", "GET", "/")[0] == 404
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "end\n")
+    assert errors.count('"GET / HTTP/1.1" 404') == (log == "log") and "Traceback" not in errors
 
 
 def test_many_requests_at_once_among_wrong_ones(port: int, run: Path) -> None:

@@ -12,7 +12,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @click.command("explore", epilog=EXAMPLE)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN [RUN2]", nargs=-1, required=True)
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a web browser.")
 @host_option
 @port_option
@@ -34,7 +34,7 @@ def command(
     device: str,
     threads: int | None,
 ) -> None:
-    """Show on a local web page how the model of RUN translates, or two RUNs side by side.
+    """Show on a local web page how the model of RUN translates, and that of RUN2 beside it.
 
     The page translates a sentence and shows the probability of each token, the other translations
     of the beam with their scores, the weights of the layers at each word (fusions and connections),

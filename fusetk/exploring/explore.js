@@ -301,6 +301,7 @@ class RunView {
       if (error.name === "AbortError") return;
       this.find(".state").textContent = "";
       this.find(".result").hidden = true;
+      this.find(".result").removeAttribute("aria-busy");
       this.answer = null;
       showError(this.find(".error"), error);
     }

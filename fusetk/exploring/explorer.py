@@ -13,13 +13,12 @@ from fusetk.decoding.next_tokens import Step, next_tokens
 from fusetk.decoding.scores import value
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError
-from fusetk.models.seq2seq import Seq2Seq
+from fusetk.models.seq2seq import ModelConfig, Seq2Seq
 from fusetk.plotting import attention, connect, fusion
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.choices import WHATS
 from fusetk.plotting.html import panel_data, scales_data
 from fusetk.plotting.pages import panel_function
-from fusetk.recipe import Recipe
 from fusetk.system import Loaded, changed
 
 NEXT_TOKENS = 8  # probable tokens of a step
@@ -82,7 +81,7 @@ class Explorer:
         return {
             "name": self.name,
             "checkpoint": checkpoint.name,
-            "model": wiring(self.recipe),
+            "model": wiring(self.recipe.model),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "source": pipeline.source_language,
             "target": pipeline.target_language,
@@ -112,16 +111,15 @@ class Explorer:
                 "exclude all; shorten the prefix"
             )
         targets = [hypothesis.ids for hypothesis in hypotheses]
-        given = self._tokens("target", search.target) if search.target.strip() else None
-        if given is not None:
-            targets.append(self._ids("target", given))
+        if search.target.strip():
+            targets.append(self._ids("target", self._tokens("target", search.target)))
         steps = next_tokens(self.model, [(source_ids, ids) for ids in targets], NEXT_TOKENS)
         rows = [
             self._translation(target_steps, hypothesis.score, hypothesis.normalized)
             for target_steps, hypothesis in zip(steps, hypotheses, strict=False)
         ]
         comparison = None
-        if given is not None:
+        if len(targets) > len(hypotheses):
             comparison = self._given(search.target, steps[-1], translator.config)
         pipeline = self.translator.pipeline
         return {
@@ -275,14 +273,17 @@ def views(model: Seq2Seq) -> list[View]:
     return all_views
 
 
-def wiring(recipe: Recipe) -> str:
+def wiring(config: ModelConfig) -> str:
     """Return the backbone, the depth and the unusual wiring of a model as a phrase."""
-    parts = [recipe.model.kind]
+    parts = [config.kind]
     for side in ("encoder", "decoder", "stack"):
-        stack = getattr(recipe.model, side, None)
+        stack = getattr(config, side, None)
         if stack is None:
             continue
-        phrase = f"{side} of {stack.layers} layer{'s' if stack.layers > 1 else ''}"
+        if hasattr(stack, "layers"):
+            phrase = f"{side} of {stack.layers} layer{'s' if stack.layers > 1 else ''}"
+        else:
+            phrase = f"{side} of depth {stack.depth}"
         for site in ("connect", "residual", "fuse", "attend"):
             choice = getattr(stack, site, None)
             if choice is not None and choice.kind not in USUAL:

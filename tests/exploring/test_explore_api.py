@@ -14,17 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
-from tests.exploring.runs import explorer, trained
+from tests.exploring.runs import explorer
 from tests.helpers.services import ask, running
 
 pytest.importorskip("starlette")
 
 TEXT = "eins zwei drei"
-
-
-@pytest.fixture(scope="module")
-def runs(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return trained(toy, tmp_path_factory.mktemp("explore"))
 
 
 @pytest.fixture(scope="module")

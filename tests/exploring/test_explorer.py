@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,17 +10,14 @@ import pytest
 from fusetk import system
 from fusetk.decoding.translate import Request
 from fusetk.errors import DataError
-from fusetk.exploring.explorer import Explorer, Heatmap, Search
+from fusetk.exploring.explorer import Explorer, Heatmap, Search, views, wiring
+from fusetk.models import MODELS
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.pages import panel_function
-from tests.exploring.runs import explorer, trained
+from tests.contracts.systems import BACKBONES, build, sides
+from tests.exploring.runs import explorer
 
 TEXT = "eins zwei drei"
-
-
-@pytest.fixture(scope="module")
-def runs(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return trained(toy, tmp_path_factory.mktemp("explorer"))
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +69,11 @@ def test_a_probable_token_can_be_forced(fused: Explorer, runs: list[Path]) -> No
 
 
 def test_a_given_translation_is_scored(fused: Explorer, runs: list[Path]) -> None:
-    given = fused.translate(Search(2, "", " DREI ZWEI "), TEXT)["given"]
+    row = fused.translate(Search(2, "", " DREI ZWEI "), TEXT)["given"]
     [expected] = system.load(runs[1], "cpu").score([TEXT], ["DREI ZWEI"])
-    assert given["text"] == "DREI ZWEI" and given["tokens"] == ["DREI", "ZWEI"]
-    assert given["score"] == pytest.approx(expected, abs=1e-5)
-    assert given["normalized"] == pytest.approx(expected / 3, abs=1e-5)
+    assert row["text"] == "DREI ZWEI" and row["tokens"] == ["DREI", "ZWEI"]
+    assert row["score"] == pytest.approx(expected, abs=1e-5)
+    assert row["normalized"] == pytest.approx(expected / 3, abs=1e-5)
 
 
 def test_unknown_words_are_named(plain: Explorer) -> None:
@@ -98,6 +96,26 @@ def test_views_are_those_that_the_model_has(plain: Explorer, fused: Explorer) ->
         "transformer; encoder of 2 layers, connect linear; decoder of 2 layers, fuse attention"
     )
     assert description["vocabulary"] == plain.describe()["vocabulary"]
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_every_backbone_has_views(kind: str) -> None:
+    options: dict[str, Any] = {side: {"fuse": {"kind": "average"}} for side in sides(kind)}
+    options[sides(kind)[-1]]["connect"] = {"kind": "linear"}
+    if kind == "recurrent":
+        options = {}
+    model = build(kind, **options)
+    whats = [view.what for view in views(model)]
+    assert {"cross", "mixed"} & set(whats)
+    assert options == {} or whats[:2] == ["fuse", "connect"]
+    tokens = TokenPair(["a", "b", "c"], ["d", "e"])
+    for view in views(model):
+        for layer in (None, *view.layers, *range(1, len(view.readers) + 1)):
+            panels = panel_function(model, view.what, layer)([4, 5, 6], [5, 6], tokens)
+            assert panels and all(np.isfinite(panel.matrix).any() for panel in panels)
+    config = MODELS[kind].Config.model_validate({**BACKBONES[kind].sizes, "kind": kind})
+    depth = "depth 1" if kind == "recurrent" else "2 layers"
+    assert wiring(config).startswith(kind + ";") and depth in wiring(config)
 
 
 def test_heatmaps_are_those_of_plot_attention(fused: Explorer) -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -54,6 +55,7 @@ class Browser:
 
     def _read(self) -> Any:
         while b"\0" not in self.buffer:
+            assert select.select([self.answers], [], [], LIMIT)[0], f"no answer in {LIMIT} s"
             piece = os.read(self.answers, 1 << 16)
             assert piece, "the browser has ended"
             self.buffer += piece
