@@ -53,10 +53,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -E -q -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-figures: $(VENV)/.installed-docs
+figures: venv
 	$(BIN)/python -m tools.figures docs
 
 layout: venv

@@ -56,12 +56,12 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings of a page, as GitHub and MyST make them."""
-    found = set()
+    headings = set()
     for line in re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S).splitlines():
         if heading := re.fullmatch(r"#+ (.*)", line):
             words = re.sub(r"[^\w\- ]", "", heading[1].lower())
-            found.add(words.replace(" ", "-"))
-    return found
+            headings.add(words.replace(" ", "-"))
+    return headings
 
 
 # Links --------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from PIL import Image
 
 from fusetk.cli.main import main as fusetk_command
 from fusetk.demo.grammar import write_corpus
@@ -91,8 +90,6 @@ def draw(figure: Figure, folder: Path, output: Path) -> None:
     words[words.index("-m") + 1] = str(run)
     words[words.index("-o") + 1] = str(output)
     call(*words[1:])
-    with Image.open(output) as picture:  # a palette halves the size of the file
-        picture.convert("RGB").quantize(128).save(output, optimize=True)
 
 
 def call(*words: object) -> None:
