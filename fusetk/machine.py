@@ -52,11 +52,9 @@ def device_of(name: str) -> torch.device:
 
 
 def hardware(device: torch.device) -> str:
-    """Return a device with the name of its GPU or its number of threads."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    threads = torch.get_num_threads()
-    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"
+    """Return the name of a device, with the name of its GPU."""
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    return f"{device}{name}"
 
 
 @cache

@@ -161,7 +161,8 @@ def load_model(
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
     update = f" ({folder.resolve().name})" if folder.is_symlink() else ""
-    report(f"loading {folder}{update} on {hardware(model_device)}")
+    threads = f", {torch.get_num_threads()} threads" if model_device.type == "cpu" else ""
+    report(f"loading {folder}{update} on {hardware(model_device)}{threads}")
     try:
         recipe = recipes.load(run / CONFIG)
     except ConfigError as error:

@@ -192,17 +192,25 @@ def _build_model(
 ) -> Seq2Seq:
     """Build the model of a recipe on the device. The recipe may compile or shard it.
 
-    ``initialise`` changes the initial weights.
+    ``initialise`` changes the initial weights. Raises FusetkError if the memory does not suffice.
     """
-    model = build(recipe, *sizes)
-    if initialise:
-        initialise(model)
-    if recipe.training.compile:
-        compile_layers(model)
-    if recipe.training.shard and world.size > 1:
-        shard(model, world)
-    else:
-        model.to(device)
+    try:
+        model = build(recipe, *sizes)
+        if initialise:
+            initialise(model)
+        if recipe.training.compile:
+            compile_layers(model)
+        if recipe.training.shard and world.size > 1:
+            shard(model, world)
+        else:
+            model.to(device)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise FusetkError(
+            f"the memory does not suffice for the parameters ({str(error).splitlines()[0]}): use a "
+            "smaller model"
+        ) from None
     return model
 
 
@@ -263,8 +271,8 @@ def _run_header(
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
-        f"{version}, torch {torch.__version__}, {hardware(device)}{processes}, "
-        f"float32 products {matmul}, {recipe.training.precision}{compiled}",
+        f"{version}, torch {torch.__version__}, {hardware(device)}, float32 products {matmul}, "
+        f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "

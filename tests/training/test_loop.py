@@ -301,6 +301,17 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
 
 
+def test_a_model_that_does_not_fit_into_memory(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 51539607552 bytes\nstack")
+
+    monkeypatch.setattr(train_module, "build", build)
+    with pytest.raises(FusetkError, match=r"for the parameters \(.* bytes\): use a smaller model"):
+        train_module.train(load(toy), tmp_path / "a", "cpu", quiet=True)
+
+
 def test_a_validation_without_memory_loses_no_update(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,7 +589,7 @@ def test_the_card_and_the_log_line(toy: Path, tmp_path: Path) -> None:
     if found := revision():
         assert f"fusetk 0.1.0 ({found})" in log_text
     [line, *_] = [line for line in log_text.splitlines() if "  train  " in line]
-    for part in ("epoch ", "update 3", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
+    for part in ("epoch ", "update 1", "loss ", "ppl ", "tokens/s", "gradient norm ", "lr ", " MB"):
         assert part in line
     record = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0])
     assert 2**25 < record["memory"] < 2**40
