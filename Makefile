@@ -4,6 +4,8 @@
 # make test: run all checks
 # make bench: measure the speed on this machine and compare it with the last time
 # make man: generate the manual pages from the code
+# make docs: build the site of docs/ in docs/_build
+# make figures: train tiny models and draw the pictures of docs/fusions
 # make layout: generate the picture in CONTRIBUTING.md from the imports
 # make clean: delete the environment and caches; work/ and runs/ remain
 PYTHON ?= python3
@@ -11,7 +13,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 REQUIREMENTS = setup.cfg pyproject.toml constraints.txt
 
-.PHONY: venv demo dist test bench man layout clean
+.PHONY: venv demo dist test bench man docs figures layout clean
 
 venv: $(VENV)/.installed
 
@@ -32,8 +34,8 @@ dist:
 	$(BIN)/python -m pip install --quiet -c constraints.txt build
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist
-	@! grep -q example.org setup.cfg CITATION.cff || \
-		echo "setup.cfg and CITATION.cff have https://example.org: write the address there" >&2
+	@! grep -l example.org setup.cfg CITATION.cff README.md docs/install.md >&2 || \
+		echo "these files have https://example.org: write the address there" >&2
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -46,9 +48,20 @@ bench: $(VENV)/.installed-test
 man: venv
 	$(BIN)/python -m tools.manual man
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
+figures: $(VENV)/.installed-docs
+	$(BIN)/python -m tools.figures docs
+
 layout: venv
 	$(BIN)/python -m tools.layout CONTRIBUTING.md
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -51,6 +51,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def hardware(device: torch.device) -> str:
+    """Return a device with the name of its GPU or its number of threads."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"
+
+
 @cache
 def revision() -> str | None:
     """Return the git revision of this code, with a + if its files have uncommitted changes.

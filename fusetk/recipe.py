@@ -1,4 +1,4 @@
-"""The complete config of a run. Only this module knows all sections."""
+"""The complete config of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,11 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from fusetk import config
-from fusetk.config import Config, component
-from fusetk.data.config import DataConfig, load_document
-from fusetk.decoding.config import SearchConfig
+from fusetk import config, sections
+from fusetk.config import component
 from fusetk.models import MODELS, Seq2Seq
 from fusetk.models.seq2seq import ModelConfig
-from fusetk.papers import PaperConfig, fill_in
-from fusetk.training.config import TrainingConfig
+from fusetk.sections import SectionsWithoutModel
 
 # Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
 # it prints and how it computes. A resumed run may change them, and `fusetk report` does not list
@@ -25,21 +22,11 @@ NEUTRAL_KEYS = (
 )
 
 
-class Recipe(Config):
+class Recipe(SectionsWithoutModel):
     """The complete config of a run."""
 
-    data: DataConfig
-    """Text and its preparation. Paths are relative to the config file that names them; paths in
-    `--set` are relative to the current folder. `~` and environment variables (`$NAME` or `${NAME}`)
-    are expanded."""
     model: Annotated[ModelConfig, component(MODELS, "a model", Seq2Seq)]
     """Backbone, layers and fusions."""
-    training: TrainingConfig
-    """Stages, validation and checkpoints."""
-    decoding: SearchConfig = SearchConfig()
-    """Settings of the search, in validation and in `fusetk decode`."""
-    paper: PaperConfig | None = None
-    """Row of a paper's table that this config reproduces."""
 
     @model_validator(mode="after")
     def _tying_needs_one_vocabulary(self) -> "Recipe":
@@ -52,13 +39,9 @@ class Recipe(Config):
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read and validate a config.
+    """Read and validate a config; see ``fusetk.sections.read``.
 
-    Relative paths in ``data`` become absolute; they start from the folder of the file that names
-    them, or from the current folder in an override. Published values that ``paper`` does not give
-    are read from the file of ``paper.tables``. Raises ConfigError that lists every error at
-    once. Paths that cannot be expanded are reported before all other errors.
+    Raises ConfigError that lists every error at once. Paths that cannot be expanded are reported
+    before all other errors.
     """
-    document = load_document(path, overrides, [("training", "start_from")])
-    fill_in(document)
-    return config.parse(document, Recipe)
+    return config.parse(sections.read(path, overrides), Recipe)

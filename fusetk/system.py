@@ -5,7 +5,7 @@ This module does not import the training loop.
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from fusetk.decoding.config import SearchConfig, canonical
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
-from fusetk.machine import device_of
+from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_int8
 from fusetk.recipe import Recipe
@@ -145,14 +145,23 @@ class _NoRandomWeights(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool = False) -> Loaded:
+def load_model(
+    path: Path | str,
+    device: str | torch.device = DEVICE,
+    raw: bool = False,
+    report: Callable[[str], None] = lambda message: None,
+) -> Loaded:
     """Load the model of a checkpoint folder, or of the best checkpoint of a run folder.
 
     If the run has no best checkpoint, the last one is loaded. If training kept a moving average of
-    the weights (EMA), it is loaded unless ``raw`` is set. Raises CheckpointError if the path is
-    neither a checkpoint nor a run, or if a file is missing or damaged.
+    the weights (EMA), it is loaded unless ``raw`` is set. ``report`` gets a line that names the
+    checkpoint and the device. Raises CheckpointError if the path is neither a checkpoint nor a run,
+    or if a file is missing or damaged, and the errors of ``device_of``.
     """
     run, folder = find_checkpoint(Path(path))
+    model_device = device_of(str(device))
+    update = f" ({folder.resolve().name})" if folder.is_symlink() else ""
+    report(f"loading {folder}{update} on {hardware(model_device)}")
     try:
         recipe = recipes.load(run / CONFIG)
     except ConfigError as error:
@@ -167,7 +176,7 @@ def load_model(path: Path | str, device: str | torch.device = DEVICE, raw: bool 
         recipe.training.ema and "progress" in state
     )
     load_weights(model, folder, EMA if has_average and not raw else MODEL)
-    return Loaded(recipe, pipeline, model.to(device_of(str(device))).eval(), folder)
+    return Loaded(recipe, pipeline, model.to(model_device).eval(), folder)
 
 
 def load_ensemble(
@@ -175,15 +184,17 @@ def load_ensemble(
     device: str | torch.device = DEVICE,
     precision: str = "fp32",
     raw: bool = False,
+    report: Callable[[str], None] = lambda message: None,
 ) -> Ensemble:
     """Load models with weights of ``precision``, one of ``PRECISIONS``.
 
-    Raises ConfigError if the precision is unknown, if int8 does not support the device or a model,
-    or if the vocabularies of the models differ, and the errors of ``load_model``.
+    ``report`` gets a line for each model. Raises ConfigError if the precision is unknown, if int8
+    does not support the device or a model, or if the vocabularies of the models differ, and the
+    errors of ``load_model``.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"unknown precision {precision!r}: choose {', '.join(PRECISIONS)}")
-    loaded = [load_model(path, device, raw) for path in paths]
+    loaded = [load_model(path, device, raw, report) for path in paths]
     first = loaded[0].pipeline
     for path, other in zip(paths[1:], loaded[1:], strict=True):
         for side in SIDES:

@@ -10,9 +10,9 @@ import torch
 import fusetk
 from fusetk import config
 from fusetk.data import integrity, manifest
+from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.sampler import UNITS
 from fusetk.errors import FusetkError, Interrupted
 from fusetk.files import write_if_changed
 from fusetk.machine import (
@@ -20,6 +20,7 @@ from fusetk.machine import (
     choices,
     computing,
     device_of,
+    hardware,
     processor,
     read_choices,
     revision,
@@ -252,9 +253,6 @@ def _run_header(
     version = f"fusetk {fusetk.__version__}"
     if code := revision():
         version += f" ({code})"
-    hardware = str(device)
-    if device.type == "cuda":
-        hardware += f" ({torch.cuda.get_device_name(device)})"
     processes = ""
     if trainer.world.size > 1:
         processes = f", {trainer.world.size} processes"
@@ -265,8 +263,8 @@ def _run_header(
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
-        f"{version}, torch {torch.__version__}, {hardware}, float32 products {matmul}, "
-        f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
+        f"{version}, torch {torch.__version__}, {hardware(device)}{processes}, "
+        f"float32 products {matmul}, {recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
         f"{len(trainer.corpus):,} training pairs, "

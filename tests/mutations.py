@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("fusetk", "tests", "recipes", "man", "pyproject.toml", "setup.cfg", "README.md")
+COPIED = ("fusetk", "tests", "recipes", "man", "docs", "pyproject.toml", "setup.cfg", "README.md")
 TIME_LIMIT = 900  # seconds for the tests of one mutation; a mutation that never ends is killed
 TESTS_PASSED = 0  # exit statuses of pytest
 TESTS_FAILED = 1
@@ -37,6 +37,23 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # Progress
+    Mutation(
+        "a validation discards the updates before it from the averages",
+        "training/loop.py",
+        "        self.reporter.report(self.progress)\n        start =",
+        "        self.reporter.restart()\n        start =",
+        ("cli/test_progress.py",),
+        "averages",
+    ),
+    Mutation(
+        "a task that hides another one is not removed",
+        "display.py",
+        "            self.tasks.remove(task)",
+        "            pass",
+        ("cli/test_progress.py",),
+        "inner",
+    ),
     # Loss and update
     Mutation(
         "label smoothing divides by V instead of V - 1",
@@ -163,7 +180,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the best checkpoint has the highest loss",
-        "training/validation.py",
+        "training/validation_config.py",
         "sign = 1 if",
         "sign = -1 if",
         ("training/test_parts.py",),

@@ -1,7 +1,6 @@
-"""``fusetk.load``: what the README shows, settings of a call, scores, threads."""
+"""``fusetk.load``: what docs/python.md shows, settings of a call, scores, threads."""
 
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from fusetk.models.quantization import to_int8
 from fusetk.system import load_model
 from tests.cli.test_decode import WORDS, make_run, output
 from tools.manual import commands
+from tools.markdown import blocks
 
 LINES = ["Ein Hund läuft.", "", "Hund", "Ein Hund läuft und bellt, und bellt.", "Katze?"]
 
@@ -175,20 +175,16 @@ def test_neither_batches_nor_threads_nor_order_change_a_translation(
         torch.set_num_threads(before)
 
 
-def test_the_readme_runs(
+def test_the_page_about_python_runs(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    [code] = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-        if "fusetk.load" in block
-    ]
-    assert 5 <= len(code.splitlines()) <= 12
+    page = (Path(__file__).parent.parent / "docs/python.md").read_text(encoding="utf-8")
+    first, *others = blocks(page, "python")
+    assert "fusetk.load" in first and 5 <= len(first.splitlines()) <= 12 and others
     monkeypatch.chdir(trained.parent)
     (trained.parent / "runs").mkdir()
     (trained.parent / "runs" / "my").symlink_to(trained)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile("\n".join([first, *others]), "python.md", "exec"), {})
     assert capsys.readouterr().out
 
 

@@ -1,20 +1,24 @@
 """The quantities that the benchmarks compute."""
 
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.contracts.systems import BACKBONES, TARGET_SIZE, build
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
+import smoke
 from bench import changes
 from growing_text import growing_lines, heaps
 from growth import exponent
 from products import multiply_adds
+from sample_data import prepare_sample
 
 
 def test_multiply_adds_of_a_transformer() -> None:
@@ -80,3 +84,43 @@ def test_changes_of_ratios_are_reported() -> None:
 
 def test_an_exponent_is_fitted() -> None:
     assert exponent({n: 3 * n**1.5 for n in (1, 2, 4, 8)}) == pytest.approx(1.5)
+
+
+def test_smoke_trainings_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = prepare_sample(tmp_path / "sample", 60)
+    side = {"layers": 1}
+    model = {"kind": "transformer", "width": 8, "heads": 2, "ffn": 8, "norm": "pre"}
+    stage = {
+        "optimizer": "adam",
+        "schedule": {"kind": "constant", "rate": 0.01},
+        "batch": {"size": 200},
+        "end": {"updates": 9},
+    }
+    configs = []
+    for name, residual in (("plain", "plain"), ("streams", "hyper")):
+        values = yaml.safe_load((tmp_path / "sample" / "config.yaml").read_text(encoding="utf-8"))
+        values["data"]["folder"] = str(data)
+        values["model"] = {**model, "encoder": side, "decoder": {**side, "residual": residual}}
+        values["training"] = {"stages": [stage]}
+        configs.append(tmp_path / "sample" / f"{name}.yaml")
+        configs[-1].write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    def run(updates: int, *parts: str) -> list[str]:
+        arguments = ["--only", *parts, "--updates", str(updates), "--turns", "1"]
+        files = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "results.json")]
+        monkeypatch.setattr(sys, "argv", ["smoke.py", *map(str, configs), *arguments, *files])
+        smoke.main()
+        return capsys.readouterr().out.splitlines()
+
+    first = run(2, "speed", "memory", "loss")
+    assert [line.split(":")[0] for line in first[:2]] == ["plain", "streams"]
+    rows = [line.split(" | ") for line in first[-2:]]
+    assert [row[0] for row in rows] == ["| plain", "| streams"]
+    assert rows[0][3] == "1.00" and float(rows[1][3]) > 0
+    assert float(rows[0][4].strip(" |")) < float(rows[1][4].strip(" |"))
+    shutil.rmtree(tmp_path / "runs")
+    assert run(2, "loss") == first[2:]  # no training
+    assert not (tmp_path / "runs").exists()
+    assert run(3, "loss")[-1] != first[-1]

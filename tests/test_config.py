@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from click.testing import CliRunner
 from pydantic import Field
 
 from fusetk import config
+from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.errors import ConfigError
+from fusetk.recipe import load
 
 
 class MeanConfig(ComponentConfig):
@@ -251,3 +254,18 @@ def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
         "a": {"size": 1},
         "b": {"size": 3},
     }
+
+
+def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:
+    """``describe --config`` prints a config that gives the same recipe, from a file or a pipe."""
+    runner = CliRunner()
+    text = runner.invoke(main, ["describe", str(toy), "--config"]).stdout
+    (tmp_path / "full.yaml").write_text(text, encoding="utf-8")
+    assert load(tmp_path / "full.yaml") == load(toy)
+    again = runner.invoke(main, ["describe", "-", "--config"], input=text)
+    assert again.stdout == text
+    changed = runner.invoke(main, ["describe", "-", "--set", "model.heads=3"], input=text)
+    assert "[standard input, line " in changed.stderr and changed.exit_code == 2
+    nameless = runner.invoke(main, ["train", "-"], input=text)
+    assert nameless.exit_code == 2 and "name the run folder by --run" in nameless.stderr
+    assert runner.invoke(main, ["describe", "-", "--config", "--json"], input=text).exit_code == 2

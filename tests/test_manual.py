@@ -1,15 +1,20 @@
 """The manual pages in man/ are up to date and valid troff."""
 
+import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import click
 import pytest
 
+import fusetk
+from fusetk import runs
+from fusetk.cli.main import COMMANDS
 from fusetk.config import Config
 from fusetk.recipe import Recipe, load
-from tools import manual
+from tools import config_page, manual
 from tools.troff import escape, prose
 
 MAN = Path(__file__).parent.parent / "man"
@@ -56,11 +61,11 @@ def test_every_key_of_a_config_is_in_the_config_page():
         inner = [
             keys(nested)
             for field in config.model_fields.values()
-            for nested in manual.config_of(field.annotation)
+            for nested in config_page.config_of(field.annotation)
         ]
         return set(config.model_fields).union(*inner)
 
-    chosen = [kind.Config for table in manual.REGISTRIES.values() for kind in table.values()]
+    chosen = [kind.Config for table in config_page.REGISTRIES.values() for kind in table.values()]
     expected = keys(Recipe).union(*map(keys, chosen)) - {"kind", "step"}
     assert len(expected) > 50
     for key in expected:
@@ -80,6 +85,57 @@ def test_null_is_called_null(toy: Path):
             for part in key.split("."):
                 value = value[part]
             assert value is None
+
+
+def test_the_config_page_says_nothing_twice():
+    lines = manual.pages()["fusetk-config.5"].splitlines()
+    texts = [line for line in lines if len(line) > 50 and not line.startswith("\\fB")]
+    assert len(texts) > 150
+    assert [text for text, count in Counter(texts).items() if count > 1] == []
+
+
+def test_a_key_of_both_sides_and_of_several_kinds_is_described_once():
+    page = manual.pages()["fusetk-config.5"].splitlines()
+    [place] = [i for i, line in enumerate(page) if line.startswith("\\fBencoder.connect\\fR")]
+    assert page[place].startswith(
+        "\\fBencoder.connect\\fR, \\fBdecoder.connect\\fR, \\fBstack.connect\\fR (last | "
+    )
+    assert page[place + 3] == "Kinds: transformer, conv, coordinated."
+    [place] = [i for i, line in enumerate(page) if line.startswith("Add a learned vector to each")]
+    assert page[place + 2].endswith("groups (default false); ffn, attention (default true).")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_page_has_all_sections(name):
+    lines = manual.pages()[f"fusetk-{name}.1"].splitlines()
+    titles = [line[4:] for line in lines if line.startswith(".SH ")]
+    assert titles[:2] == ["NAME", "SYNOPSIS"]
+    assert titles[-4:] == ["EXIT STATUS", "ENVIRONMENT", "FILES", "SEE ALSO"]
+    assert (f"\\fB{130}\\fR" in lines) != (name in ("train", "run"))
+
+
+def test_environment_variables_are_documented():
+    """Every variable that the package reads is in the manual, except one that torchrun sets."""
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in Path(fusetk.__file__).parent.rglob("*.py")
+    )
+    read = set(re.findall(r'environ(?:\.get|\.setdefault)?[(\[]"(\w+)"', code))
+    assert len(read) > 5
+    assert read - {"TORCHELASTIC_RUN_ID"} <= set(", ".join(manual.ENVIRONMENT).split(", "))
+
+
+def test_files_of_a_run_are_documented():
+    text = "".join(f"{names} {text}" for names, (text, _) in manual.FILES.items())
+    for name in (runs.CONFIG, runs.TEXT, runs.MACHINE, runs.CHECKPOINTS, runs.METRICS, runs.LOG):
+        assert name in text
+    for name in (runs.SESSIONS, runs.STATE, runs.MODEL, runs.TRAINING, runs.EMA):
+        assert name in text
+
+
+def test_only_commands_have_environment_and_files():
+    for table in (manual.ENVIRONMENT, manual.FILES):
+        for _, commands in table.values():
+            assert commands <= set(COMMANDS)
 
 
 def test_special_characters_are_escaped():

@@ -18,7 +18,7 @@ import fusetk
 ROOT = Path(__file__).parent.parent
 # Packages whose import name differs from their name.
 IMPORTED_AS = {"pyyaml": "yaml", "subword-nmt": "subword_nmt"}
-OPTIONAL = {"tensorboard", "sentencepiece", "ctranslate2", "starlette", "uvicorn"}
+OPTIONAL = {"tensorboard", "sentencepiece", "ctranslate2", "starlette", "uvicorn", "PIL"}
 
 
 @pytest.fixture(scope="module")

@@ -6,48 +6,100 @@ time or the machine, so a test can compare the pages in the repository with the 
 
 import argparse
 import inspect
-import types
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from fusetk.cli.main import COMMANDS
+from fusetk.cli.main import COMMANDS, EXIT_INTERRUPTED
 from fusetk.cli.main import main as fusetk_command
 from fusetk.cli.sections import Sections
-from fusetk.config import ComponentConfig, Config
 from fusetk.errors import DiskFull, FusetkError, Interrupted
-from fusetk.fusion import FUSIONS
-from fusetk.models import MODELS
-from fusetk.models.residual import RESIDUALS
-from fusetk.models.stack import ATTENDS, CONNECTIONS
-from fusetk.recipe import Recipe
-from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES
+from tools.config_page import config_page
 from tools.troff import bold, escape, italic, page, prose
 
-# The config keys whose `kind` selects a class, and the classes.
-REGISTRIES: dict[str, Mapping[str, type]] = {
-    "model": MODELS,
-    "connect": CONNECTIONS,
-    "residual": RESIDUALS,
-    "fuse": FUSIONS,
-    "attend": ATTENDS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
+CONFIG_COMMANDS = {"prep", "train", "run", "report", "describe", "estimate"}
+RUN_COMMANDS = {
+    *("train", "run", "average", "decode", "rescore", "score", "compare", "report"),
+    *("plot-attention", "plot-curves", "serve", "export", "explore"),
+}
+# The commands that compute with a model.
+MODEL_COMMANDS = {
+    *("train", "run", "decode", "rescore", "compare", "plot-attention", "serve", "estimate"),
+    *("demo", "doctor", "explore"),
+}
+# Environment variables, their effects, and the commands that they concern; none means all.
+ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
+    "FUSETK_KERNELS": (
+        "With `off`, the models and the search run without compiled kernels.",
+        MODEL_COMMANDS,
+    ),
+    "CXX": (
+        "C++ compiler of the kernels. Default: the first of c++, g++ and clang++.",
+        MODEL_COMMANDS,
+    ),
+    "CC": ("C compiler that Triton needs for the kernels on CUDA.", MODEL_COMMANDS),
+    "XDG_CACHE_HOME": (
+        "Parent of the cache folder `fusetk`. Default: `~/.cache`. If it cannot be written, the "
+        "cache is in `TMPDIR`.",
+        MODEL_COMMANDS,
+    ),
+    "OMP_NUM_THREADS": (
+        "Number of CPU threads; the option --threads overrides it.",
+        MODEL_COMMANDS,
+    ),
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": (
+        "Number of compiled kernels of oneDNN that are kept. Default: 256.",
+        MODEL_COMMANDS,
+    ),
+    "CUDA_VISIBLE_DEVICES": ("GPUs that the command may use.", MODEL_COMMANDS),
+    "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
+        "The process and its group, as torchrun sets them.",
+        {"train", "decode"},
+    ),
+    "NO_COLOR": ("If it is set, the output has no colours.", set()),
+}
+# Files, what they are, and the commands that read or write them.
+FILES: dict[str, tuple[str, set[str]]] = {
+    "CONFIG": ("All settings of a run; see `fusetk-config`(5).", CONFIG_COMMANDS),
+    "FOLDER/manifest.json, FOLDER/text, FOLDER/*.ids, FOLDER/*.offsets": (
+        "The prepared folder, which `data.folder` names: its settings and checksums, the text "
+        "pipeline with BPE codes and vocabularies, token ids, and the beginnings of sentences.",
+        {"prep", "train", "run", "describe", "estimate"},
+    ),
+    "RUN/config.yaml, RUN/text": (
+        "The resolved config of a run, and its text pipeline.",
+        RUN_COMMANDS,
+    ),
+    "RUN/checkpoints/update-N": (
+        "A checkpoint: `model.safetensors`, with `training.ema` also `ema.safetensors`, "
+        "`training.safetensors` of the optimiser, and `state.json` with progress and checksums.",
+        RUN_COMMANDS,
+    ),
+    "RUN/checkpoints/best, RUN/checkpoints/last": (
+        "Links to the best and to the last checkpoint.",
+        RUN_COMMANDS,
+    ),
+    "RUN/metrics.jsonl, RUN/log.txt": (
+        "Measurements of the training for programs, and for people.",
+        {"train", "run", "report", "plot-curves"},
+    ),
+    "RUN/machine.json, RUN/sessions.jsonl": (
+        "The processor and the ways to compute on it; the sessions of the training.",
+        {"train", "run"},
+    ),
+    "RUN/scores.json": ("Scores that `fusetk score --run` recorded.", {"score", "report", "run"}),
+    "~/.cache/fusetk": (
+        "Compiled kernels, and the ways to compute that were measured as the fastest.",
+        MODEL_COMMANDS,
+    ),
 }
 # The errors with their own exit codes, and the commands that can end with them.
 SPECIAL: dict[type[FusetkError], set[str]] = {
-    DiskFull: {"train", "average"},
-    Interrupted: {"train"},
+    DiskFull: {"train", "average", "run"},
+    Interrupted: {"train", "run"},
 }
-PRIMITIVES = {int: "whole number", float: "number", str: "string", bool: "true or false"}
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 # Commands -----------------------------------------------------------------------------------------
@@ -88,7 +140,9 @@ def command_page(name: str, command: click.Command) -> str:
             ".SH EXAMPLES",
             prose(command.epilog if example == command.epilog else f"`{example}`"),
         ]
-    return page(f"fusetk-{name}", 1, COMMANDS[name], [*body, *exit_codes(name), *see_also(name)])
+    body += [*exit_codes(name), *named_texts("ENVIRONMENT", ENVIRONMENT, name)]
+    body += [*named_texts("FILES", FILES, name), *see_also(name)]
+    return page(f"fusetk-{name}", 1, COMMANDS[name], body)
 
 
 def group_body(full: str, group: click.Group) -> list[str]:
@@ -125,7 +179,9 @@ def main_page() -> str:
     body += [prose(rest), ".SH COMMANDS"]
     for name, text in COMMANDS.items():
         body += [".TP", f"\\fBfusetk\\-{escape(name)}\\fR(1)", prose(text)]
-    body += [".SH OPTIONS", *options(fusetk_command), *exit_codes(""), *see_also("")]
+    body += [".SH OPTIONS", *options(fusetk_command), *exit_codes("")]
+    body += [*named_texts("ENVIRONMENT", ENVIRONMENT, ""), *named_texts("FILES", FILES, "")]
+    body += see_also("")
     return page("fusetk", 1, summary, body)
 
 
@@ -186,10 +242,24 @@ def exit_codes(name: str) -> list[str]:
     for error, special_commands in SPECIAL.items():
         if not name or name in special_commands:
             texts[error.exit_code] = inspect.getdoc(error) or ""
+    texts[EXIT_INTERRUPTED] = "Ctrl-C stopped the command."
+    if name in SPECIAL[Interrupted]:
+        del texts[EXIT_INTERRUPTED]
     body = [".SH EXIT STATUS"]
     for code, text in texts.items():
-        body += [".TP", bold(str(code)), prose(text)]
+        body += [".TP", bold(str(code)), prose(text).replace("\n.PP\n", "\n.IP\n")]
     return body
+
+
+def named_texts(title: str, texts: Mapping[str, tuple[str, set[str]]], name: str) -> Iterator[str]:
+    """Yield a section with the texts that concern a command; an empty name means all commands.
+
+    ``texts`` maps a name to its text and its commands; no commands means all.
+    """
+    yield f".SH {title}"
+    for key, (text, concerned) in texts.items():
+        if not name or not concerned or name in concerned:
+            yield from (".TP", bold(key), prose(text))
 
 
 def see_also(name: str) -> list[str]:
@@ -197,166 +267,6 @@ def see_also(name: str) -> list[str]:
     others = ["fusetk", *(f"fusetk-{other}" for other in COMMANDS if other != name)] if name else []
     references = [f"{bold(other)}(1)" for other in others]
     return [".SH SEE ALSO", ", ".join([*references, f"{bold('fusetk-config')}(5)"])]
-
-
-# The config ---------------------------------------------------------------------------------------
-
-
-def config_page() -> str:
-    """Return the page ``fusetk-config(5)``: every key of a config, from the config classes."""
-    intro = """
-        A config is a YAML file with the sections below. `extends: FILE` (or a list of files) starts
-        from another config. The keys of this file override it; mappings are merged key by key.
-        `--set a.b=VALUE` on the command line overrides the file. Unknown keys are errors. If a key
-        can be null, the word none also means null, unless none is a value of that key.
-
-        If a `kind` selects a class, `key: NAME` is short for `key: {kind: NAME}`. The kind can also
-        be `package.module:Name`, a class outside fusetk.
-        """
-    body = [".SH DESCRIPTION", prose(intro)]
-    for section, field in Recipe.model_fields.items():
-        body += [f".SH {escape(section)}", prose(text_of(section, field))]
-        if not is_choice(field):
-            body += entries(config_of(field.annotation)[0], section)
-    for key, table in REGISTRIES.items():
-        body.append(f'.SH "KINDS OF {escape(key)}"')
-        for kind, component in table.items():
-            config: type[Config] = component.Config  # type: ignore[attr-defined]
-            body += [
-                f".SS {escape(kind)}",
-                prose(inspect.getdoc(component) or ""),
-                *entries(config, "", skip="kind"),
-            ]
-    example = (
-        "model:\n  kind: transformer\n  width: 256\n  encoder: {layers: 3}\n  decoder: {layers: 3}"
-    )
-    body += [
-        ".SH EXAMPLES",
-        prose(f"\b\n{example}"),
-        ".SH SEE ALSO",
-        f"{bold('fusetk-describe')}(1), {bold('fusetk-train')}(1)",
-    ]
-    return page("fusetk-config", 5, "the config file of a run", body)
-
-
-def entries(config: type[Config], place: str, skip: str = "") -> Iterator[str]:
-    """Yield the keys of a config class and of nested ones: full path, type, default and text."""
-    for name, field in config.model_fields.items():
-        if name == skip:
-            continue
-        path = f"{place}.{name}" if place else name
-        yield from (
-            ".TP",
-            f"{bold(path)} ({escape(kind_of(name, field))}{escape(default_of(field))})",
-            prose(text_of(name, field)).replace("\n.PP\n", "\n.IP\n"),
-        )
-        nested = [] if is_choice(field) else config_of(field.annotation)
-        inner = f"{path}[]" if get_origin(field.annotation) is list else path
-        for alternative in nested:
-            if len(nested) > 1:
-                yield from (
-                    ".TP",
-                    bold(f"{inner}: {{{tag_of(alternative)}}}"),
-                    prose(inspect.getdoc(alternative) or ""),
-                )
-            yield from entries(alternative, inner, skip="step" if len(nested) > 1 else "")
-
-
-def is_choice(field: FieldInfo) -> bool:
-    """Whether a ``kind`` selects the field's class."""
-    return any(issubclass(config, ComponentConfig) for config in config_of(field.annotation))
-
-
-def text_of(name: str, field: FieldInfo) -> str:
-    """Return the field's description, or the first line of its config class's docstring."""
-    text = field.description or ""
-    if is_choice(field):
-        return f"{text[:1].upper()}{text[1:].rstrip('.')}; see `KINDS OF {name}`."
-    nested = config_of(field.annotation)
-    if text or len(nested) != 1:
-        return text
-    return (inspect.getdoc(nested[0]) or "").split("\n")[0]
-
-
-def tag_of(config: type[Config]) -> str:
-    """Return the keys that distinguish this class from its alternatives.
-
-    These are its ``step``, or else its required keys.
-    """
-    if step := config.model_fields.get("step"):
-        return f"step: {get_args(step.annotation)[0]}"
-    return ", ".join(name for name, field in config.model_fields.items() if field.is_required())
-
-
-def config_of(annotation: Any) -> list[type[Config]]:
-    """Return every config class in a type such as Config, list[Config] or A | B."""
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return [annotation] if issubclass(annotation, Config) else []
-    return [config for inner in get_args(annotation) for config in config_of(inner)]
-
-
-def kind_of(name: str, field: FieldInfo) -> str:
-    """Return the type in words, with its bounds; for a ``kind``, the names to choose from."""
-    if is_choice(field):
-        return " | ".join(REGISTRIES[name])
-    bounds = [
-        f"{word} {getattr(item, bound):g}"
-        for item in field.metadata
-        for bound, word in BOUNDS.items()
-        if hasattr(item, bound)
-    ]
-    return ", ".join([words_of(field.annotation), *bounds])
-
-
-def words_of(annotation: Any) -> str:
-    """Return a type in words: ``list[str]`` is a list of strings."""
-    if annotation in PRIMITIVES:
-        return PRIMITIVES[annotation]
-    origin = get_origin(annotation)
-    inner = get_args(annotation)
-    if origin is Annotated:
-        return words_of(inner[0])
-    if origin is Literal:
-        return " | ".join(str(value) for value in inner)
-    if origin is list:
-        return f"list of {many(inner[0])}"
-    if origin is tuple:
-        return f"list of {len(inner)}: {', '.join(map(words_of, inner))}"
-    if origin is dict:
-        return f"mapping of names to {many(inner[1])}"
-    if origin in (typing.Union, types.UnionType):
-        words = ["null" if member is type(None) else words_of(member) for member in inner]
-        return " or ".join(dict.fromkeys(words))
-    return "mapping"
-
-
-def many(annotation: Any) -> str:
-    """Return a type in words, in the plural."""
-    words = words_of(annotation)
-    return words.replace("list", "lists", 1) if words.startswith("list") else f"{words}s"
-
-
-def default_of(field: FieldInfo) -> str:
-    """Return the default in words, or that the key is required.
-
-    The text is empty for a mapping, because its keys have their own defaults.
-    """
-    if field.is_required():
-        return "; required"
-    default = (
-        field.default
-        if field.default is not PydanticUndefined
-        else field.get_default(call_default_factory=True)
-    )
-    if isinstance(default, ComponentConfig):
-        return f"; default {default.kind}"
-    if isinstance(default, Config):
-        return ""
-    if isinstance(default, bool) or default is None:
-        return f"; default {'null' if default is None else str(default).lower()}"
-    if isinstance(default, tuple):
-        default = list(default)
-    return f"; default {default}"
 
 
 # Writing ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Options of every command, -q and --debug, and completion of file names in a shell."""
 
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -45,13 +46,20 @@ def with_common_options(command: click.Command) -> click.Command:
 def inform(message: str) -> None:
     """Print a message to standard error, but not with -q."""
     if not is_quiet():
-        click.echo(message, err=True)
+        # click.echo would write through the stream that an open display puts in place.
+        print(message, file=sys.stderr, flush=True)
 
 
 def is_quiet() -> bool:
-    """Whether the user gave -q to a command that has it from ``with_common_options``."""
+    """Whether the user gave -q."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET))
+
+
+def keep_quiet(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    """Store for ``inform`` whether the user gave -q."""
+    context.meta[QUIET] = value
+    return value
 
 
 def print_traceback(context: click.Context) -> None:
@@ -99,7 +107,7 @@ def _quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--quiet",
         is_flag=True,
         expose_value=False,
-        callback=lambda context, parameter, value: context.meta.update({QUIET: value}),
+        callback=keep_quiet,
         help="Do not print messages other than warnings and errors to standard error.",
     )(command)
 

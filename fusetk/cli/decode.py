@@ -2,15 +2,14 @@
 
 import sys
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.decode_options import SECTIONS, decode_options
 from fusetk.cli.mbr import mbr_translator
 from fusetk.cli.memory import memory_advice
-from fusetk.cli.progress import LineProgress
 from fusetk.cli.sections import Sections
 from fusetk.decoding.formats import OutputFormat
 from fusetk.decoding.output_file import OutputFile, open_output
@@ -19,9 +18,11 @@ from fusetk.decoding.translate_lines import (
     InputRange,
     LineTranslator,
     count_remaining,
+    counted,
     input_range,
     translate_input,
 )
+from fusetk.display import Display, Task
 from fusetk.errors import ConfigError
 
 EPILOG = "Example: fusetk decode -m runs/demo < test.de > test.en"
@@ -87,13 +88,14 @@ def command(
     settings = {key: value for key, value in search.items() if value is not None}
     flags = {key: f"--{key.replace('_', '-')}" for key in search}
     world = connect(torch.device("cpu"), TIMEOUT)  # the processes exchange text only
+    report = inform if world.first else lambda message: None
     with ExitStack() as stack:
 
         def prepare() -> tuple[LineTranslator, InputRange, OutputFile | None]:
             lines = InputRange()
             if world.first:
                 lines = input_range(inputs, target, output_format, resume, replace_unknown)
-            loaded = load_ensemble(models, local_device(device), precision, raw)
+            loaded = load_ensemble(models, local_device(device), precision, raw, report)
             config = changed(loaded.recipe.decoding, settings, flags)
             subwords = bool(loaded.pipeline.bpe)
             extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)
@@ -111,13 +113,13 @@ def command(
         if world.first and (slow := line_translator.wide_beam_warning()):
             click.echo(f"warning: {slow}", err=True)
         translate = memory_advice("lower --batch-tokens or the beam (-b)")(line_translator)
-        report = (lambda message: None) if quiet else partial(click.echo, err=True)
+        if world.first and source == "-" and sys.stdin.isatty():
+            report("reading standard input; Ctrl-D ends it")
         # Translations on the terminal show the progress themselves.
         silent = quiet or not world.first or (target == "-" and sys.stdout.isatty())
         total = None if silent else count_remaining(inputs, lines)
-        with LineProgress(total, silent) as progress:
-            line_translator.translator.on_batch = lambda n: progress.batch(n * world.size)
-            tracked = progress.tracked(translate, world.size)
+        with Display(silent) as display, display.show(Task("", "lines", total)) as task:
+            tracked = counted(line_translator.translator, translate, task, world.size)
             speed = translate_input(world, inputs, lines, tracked, output, chunk, report)
     world.close()
     if speed:

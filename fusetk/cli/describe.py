@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fusetk.cli.options import config_argument, set_option
+from fusetk.cli.recipes import load_recipe
 from fusetk.reporting.parameters import count_parameters, matches_printed, vocabulary_sizes
 
 if TYPE_CHECKING:
-    from fusetk.recipe import PaperConfig
+    from fusetk.papers import PaperConfig
 
 EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
 
@@ -30,6 +31,12 @@ EXAMPLE = "Example: fusetk describe recipes/mlrf/iwslt14_deen/both_ffn_sa.yaml"
     "both sides.",
 )
 @click.option(
+    "--config",
+    "only_config",
+    is_flag=True,
+    help="Print only the resolved CONFIG, with all defaults, as a config that other commands read.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -40,6 +47,7 @@ def command(
     overrides: tuple[str, ...],
     src_vocab_size: int | None,
     tgt_vocab_size: int | None,
+    only_config: bool,
     as_json: bool,
 ) -> None:
     """Print the resolved CONFIG and the parameters of each part of its model.
@@ -49,9 +57,13 @@ def command(
     is counted with the paper's vocabulary sizes.
     """
     from fusetk import config as configs
-    from fusetk import recipe as recipes
 
-    recipe = recipes.load(config, overrides)
+    if only_config and as_json:
+        raise click.UsageError("--config and --json exclude each other: leave one of them out")
+    recipe = load_recipe(config, overrides)
+    if only_config:
+        click.echo(configs.dump(recipe), nl=False)
+        return
     source = src_vocab_size or tgt_vocab_size
     if source:
         sizes = (source, tgt_vocab_size or source)

@@ -7,6 +7,7 @@ import click
 
 from fusetk.cli.estimate_options import estimate_options
 from fusetk.cli.estimate_output import as_document, print_estimate
+from fusetk.cli.recipes import load_recipe
 from fusetk.errors import join_names
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def command(
     The memory is what one process needs at least, in float32, without buffers of libraries.
     Validation, checkpoints and translation are not part of the hours.
     """
+    recipe = load_recipe(config, overrides)
     import torch
 
-    from fusetk import recipe as recipes
     from fusetk.estimate.cost import estimate, text_of, training_hours
     from fusetk.estimate.devices import DEVICES, SHARE, UPDATES
     from fusetk.reporting.parameters import vocabulary_sizes
@@ -60,7 +61,6 @@ def command(
             f"--measure needs --device auto, cpu or cuda: the speed of {device} is a share of the "
             "peak in its data sheet (--share)"
         )
-    recipe = recipes.load(config, overrides)
     source = src_vocab_size or tgt_vocab_size
     sizes = (source, tgt_vocab_size or source) if source else vocabulary_sizes(recipe)
     text = text_of(recipe, src_length, tgt_length, pairs)

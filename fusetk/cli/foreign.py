@@ -69,7 +69,7 @@ NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "give the config without an option: fusetk {command} CONFIG",
     ),
     "config": (
-        ("train", "prep", "describe", "run", "estimate"),
+        ("train", "prep", "run", "estimate"),
         "give the config without an option: fusetk {command} CONFIG",
     ),
     "log_file": (("train",), "the log is always written to log.txt in the run folder"),

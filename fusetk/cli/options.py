@@ -5,6 +5,7 @@ import os
 import click
 
 from fusetk import DEVICE
+from fusetk.cli.common_options import keep_quiet
 from fusetk.cli.parameters import Decorator
 
 
@@ -73,7 +74,11 @@ threads_option: Decorator = click.option(
     " Default: the number of cores.",
 )
 quiet_option: Decorator = click.option(
-    "-q", "--quiet", is_flag=True, help="Do not print progress to standard error."
+    "-q",
+    "--quiet",
+    is_flag=True,
+    callback=keep_quiet,
+    help="Do not print progress to standard error.",
 )
 running_options: tuple[Decorator, ...] = (
     precision_option,

@@ -5,9 +5,14 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.picture_options import check_picture
 from fusetk.cli.plot_attention_options import plot_attention_options
+from fusetk.errors import DataError
 from fusetk.plotting.choices import WHATS, PlotOptions, check_options
+from fusetk.plotting.figure import PICTURES
+from fusetk.plotting.panel import short_titles, with_top
 from fusetk.plotting.save import save
+from fusetk.plotting.style import STYLES, Size
 
 EXAMPLE = (
     'Examples: fusetk plot-attention -m runs/demo -s "Der Mann, den sie sah, schlief ein." '
@@ -21,7 +26,16 @@ EXAMPLE = (
 
 @click.command("plot-attention", epilog=EXAMPLE)
 @plot_attention_options
-def command(model: Path, colors: str, device: str, **options: object) -> None:
+def command(
+    model: Path,
+    colors: str,
+    device: str,
+    top: float | None,
+    title: str | None,
+    size: Size | None,
+    style: str,
+    **options: object,
+) -> None:
     """Draw the attention weights of a translation, or the layer weights of a fusion.
 
     The decoder reads the translation token by token (forced decoding). The user gives the
@@ -63,16 +77,24 @@ def command(model: Path, colors: str, device: str, **options: object) -> None:
     """
     choices = PlotOptions(**options)  # type: ignore[arg-type]
     check_options(choices)
+    check_picture(choices.output, size, style)
+    if size and size.height:
+        raise DataError("--size: the cells are square, so the height follows: give only the width")
 
     from fusetk import system
     from fusetk.decoding.translate import Translator
     from fusetk.plotting.pages import make_pages, panel_columns
 
     loaded = system.load_model(model, device)
-    checkpoint = loaded.checkpoint.resolve()
     translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
     pages, addition = make_pages(translator, choices, inform)
-    run = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
-    title = f"{WHATS[choices.what]} of {run}{addition}"
+    if top is not None:
+        pages = with_top(pages, top)
+    if title is None and (STYLES[style].title or choices.output.suffix.lower() not in PICTURES):
+        checkpoint = loaded.checkpoint.resolve()
+        run = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
+        content = short_titles(pages[0].panels)[0] if len(pages) == 1 else ""
+        title = f"{content or WHATS[choices.what]}{addition} ({run})"
     columns = panel_columns(choices, pages[0].panels)
-    save(pages, choices.output, title=title, colors=colors, columns=columns)
+    layout = {"columns": columns, "style": STYLES[style], "size": size}
+    save(pages, choices.output, title=title or "", colors=colors, **layout)  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ import click
 
 from fusetk.cli.options import device_option, tokenized_option
 from fusetk.cli.parameters import Decorator, Parsed, all_of
+from fusetk.cli.picture_options import size_option, style_option
 from fusetk.plotting.choices import WHATS, parse_head, parse_step
 from fusetk.plotting.panel import COLORS
 from fusetk.plotting.sentences import line_range
+from fusetk.plotting.style import parse_top
 
 OPTIONS: tuple[Decorator, ...] = (
     click.option(
@@ -95,9 +97,25 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.Choice(list(COLORS)),
         default="blue",
         show_default=True,
-        help="Colour map. grey: 1 is white and 0 is black, as in papers. If there are negative"
-        " numbers, positive ones are red and negative ones are blue.",
+        help="Colour map. viridis: 0 is dark, and large numbers are yellow. grey: 1 is white and 0"
+        " is black, as in papers. If there are negative numbers, positive ones are red and negative"
+        " ones are blue.",
     ),
+    click.option(
+        "--vmax",
+        "top",
+        type=Parsed("NUMBER|max", parse_top),
+        help="Number at the end of the colour scale; larger numbers have the same colour. max: the"
+        " largest number that is drawn. Pictures with the same scale can be compared. Default: 1"
+        " for attention weights and shares, max for other numbers.",
+    ),
+    click.option(
+        "--title",
+        metavar="TEXT",
+        help="Title of the picture; '' for none. Default: what is drawn, and the checkpoint.",
+    ),
+    size_option("The height of a heatmap follows from its width, because its cells are square."),
+    style_option,
     device_option,
     click.option(
         "-o",

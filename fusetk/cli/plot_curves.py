@@ -4,9 +4,11 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError
 from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_metrics
 from fusetk.plotting.figure import check_output
+from fusetk.plotting.style import STYLES, Size
 
 
 @click.command(
@@ -56,6 +58,9 @@ from fusetk.plotting.figure import check_output
     metavar="NAME,...",
     help="Names of the runs, in their order. Default: the names of their folders.",
 )
+@click.option("--title", default="", metavar="TEXT", help="Title of the picture. Default: none.")
+@size_option("Default height: follows from the width and the number of panels.")
+@style_option
 def command(
     runs: tuple[Path, ...],
     output: Path,
@@ -65,13 +70,19 @@ def command(
     valid: bool,
     window: int,
     names: str | None,
+    title: str,
+    size: Size | None,
+    style: str,
 ) -> None:
     """Draw the training and validation curves of runs, with a star at each best validation value.
+
+    A curve that has only one value is a dot.
 
     For each curve, an .npz file holds the arrays RUN/KIND/QUANTITY.update, .epoch and .value. A
     .json file holds the same as a list.
     """
     check_output(output)
+    check_picture(output, size, style)
     run_names = names.split(",") if names is not None else _folder_names(runs)
     if len(run_names) != len(runs):
         raise click.UsageError(
@@ -87,7 +98,9 @@ def command(
     metrics = {name: read_metrics(run) for name, run in zip(run_names, runs, strict=True)}
     quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
     kinds = [kind for kind, selected in zip(KINDS, (train, valid), strict=True) if selected]
-    plot(curves(metrics, quantities, kinds or KINDS), output, x=x, window=window)
+    chosen = curves(metrics, quantities, kinds or KINDS)
+    picture = {"title": title, "style": STYLES[style], "size": size}
+    plot(chosen, output, x=x, window=window, **picture)  # type: ignore[arg-type]
 
 
 def _folder_names(runs: tuple[Path, ...]) -> list[str]:

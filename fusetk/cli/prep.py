@@ -8,8 +8,10 @@ import click
 
 from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
+from fusetk.cli.recipes import load_recipe
 from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
+from fusetk.display import Display
 
 
 @click.command("prep")
@@ -34,12 +36,8 @@ def command(config: str, overrides: tuple[str, ...], jobs: int, force: bool, as_
     nothing changed, only the section `data` of CONFIG is checked.
     """
 
-    def validate() -> None:
-        from fusetk import recipe  # imports torch
-
-        recipe.load(config, overrides)
-
-    run(load_data(config, overrides), jobs, force, as_json, validate)
+    data = load_data(config, overrides)
+    run(data, jobs, force, as_json, validate=lambda: load_recipe(config, overrides))
 
 
 def run(
@@ -47,14 +45,15 @@ def run(
     jobs: int,
     force: bool,
     as_json: bool = False,
-    validate: Callable[[], None] = lambda: None,
+    validate: Callable[[], object] = lambda: None,
 ) -> None:
     """Prepare the data; print changes and a table to standard error, JSON to standard output.
 
     ``validate`` is called before the first file is made.
     """
     start = time.perf_counter()
-    manifest = prepare(data, jobs, force, inform, validate)
+    with Display(is_quiet()):
+        manifest = prepare(data, jobs, force, inform, validate)
     seconds = time.perf_counter() - start
     if not manifest.made:
         inform(f"{manifest.folder}: nothing changed, nothing to do")

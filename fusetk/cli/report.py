@@ -1,20 +1,18 @@
 """``fusetk report``."""
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from fusetk.cli.common_options import inform
 from fusetk.cli.report_options import report_options
-from fusetk.cli.tables import NONE, show
-from fusetk.reporting.formats import csv_text, latex_text
-from fusetk.reporting.layout import table_as_dict, table_cells, table_notes
-from fusetk.reporting.save_results import save_results
+from fusetk.cli.report_output import inform_unmatched, save_and_inform, show_tables
+from fusetk.cli.tables import print_json
+from fusetk.reporting.layout import table_as_dict, text_table
+from fusetk.reporting.result_files import holds_results
+from fusetk.reporting.result_layout import result_table_as_dict, text_tables
+from fusetk.reporting.result_tables import read_tables
+from fusetk.reporting.results_page import save_results_page
 from fusetk.reporting.tables import (
-    PaperRow,
-    PaperTable,
     assign_runs,
     count_row,
     make_tables,
@@ -40,9 +38,12 @@ def command(
     as_csv: bool,
     latex: bool,
     as_json: bool,
+    page: Path | None,
     save: Path | None,
 ) -> None:
     """Print a paper's table, from the recipes of its rows, with the scores of your runs.
+
+    fusetk report RESULTS prints the table of a folder of results, which --save made.
 
     RECIPE is a config, or a folder with configs; configs without a row of a table (`paper.row`) are
     ignored. The rows of other authors in the same table are printed too. A run belongs to the row
@@ -71,66 +72,60 @@ def command(
     it have the translations (DIR/translations) and, once for all runs, the sources and references
     (DIR/texts). A second call writes only what changed. Results in DIR are renamed if their recipe
     changed, so a pilot becomes a result of its row if the recipe adopts its values.
+
+    The table of a folder of results needs no runs and no recipes. It has the parameters, the speed
+    relative to the baseline, the updates to the best validation, BLEU of all checkpoints, and chrF.
+    Each run is compared with the run of the baseline with the same seed, by paired approximate
+    randomisation. DIR/significance keeps the p-values, because a test takes a second. A row has the
+    config with the most seeds; at a tie, that with the lowest validation loss. A second table lists
+    the runs with other configs. --all adds all recorded scores and tests all differences.
+
+    --html FILE.html writes one page that needs no network: the table, which a click sorts, the
+    curves of all seeds, the layer weights, and the translations that differ from those of the
+    baseline.
     """
-    if markdown + as_csv + latex + as_json > 1:
-        raise click.UsageError("--markdown, --csv, --latex and --json exclude each other: give one")
-    if save and (
-        sets or checkpoints or metrics or all_scores or markdown or as_csv or latex or as_json
-    ):
+    if markdown + as_csv + latex + as_json + bool(page) > 1:
+        raise click.UsageError(
+            "--markdown, --csv, --latex, --json and --html exclude each other: give one"
+        )
+    choices = {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics}
+    chosen = all_scores or any(choices.values())
+    if save and (chosen or markdown or as_csv or latex or as_json):
         raise click.UsageError("--save prints no table: leave the options of tables out")
+    output = "csv" if as_csv else "latex" if latex else "markdown" if markdown else "text"
+    if any(map(holds_results, recipes)):
+        if len(recipes) > 1 or folders or save:
+            raise click.UsageError(
+                f"{next(filter(holds_results, recipes))} is a folder of results: give it alone, "
+                "without --runs and --save"
+            )
+        result_tables = read_tables(recipes[0], choices, all_scores)
+        if page:
+            save_results_page(result_tables, recipes[0], page)
+        elif as_json:
+            print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
+        else:
+            show_tables([text for table in result_tables for text in text_tables(table)], output)
+        for table in result_tables:
+            table.p_values.save()
+        return
+    if page:
+        raise click.UsageError("--html needs a folder of results, which --save makes")
     rows = read_rows(recipes)
     unmatched_runs, warnings = assign_runs(rows, folders)
     if save:
-        _save(save, rows, warnings)
-        _inform_unmatched(unmatched_runs)
+        save_and_inform(save, rows, warnings)
+        inform_unmatched(unmatched_runs)
         return
     for row in rows:
         count_row(row)
-    choices = {"--set-name": sets, "--checkpoint": checkpoints, "--metric": metrics}
     tables = make_tables(rows, all_scores or any(choices.values()))
     select_columns(tables, choices)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
-        document = {
-            "tables": [table_as_dict(table) for table in tables],
-            "strangers": unmatched_runs,
-            "warnings": warnings,
-        }
-        click.echo(json.dumps(document, ensure_ascii=False, indent=1))
+        contents = [table_as_dict(table) for table in tables]
+        print_json({"tables": contents, "strangers": unmatched_runs, "warnings": warnings})
         return
-    if as_csv:
-        click.echo(csv_text(tables), nl=False)
-    elif latex:
-        click.echo("\n\n".join(map(latex_text, tables)))
-    else:
-        for i, table in enumerate(tables):
-            if i:
-                click.echo()
-            _show(table, markdown)
-    _inform_unmatched(unmatched_runs)
-
-
-def _save(folder: Path, rows: Sequence[PaperRow], warnings: Sequence[str]) -> None:
-    report = save_results(folder, rows)
-    for path, reason in report.left_out:
-        inform(f"{path} is left out: {reason}")
-    for warning in [*warnings, *report.notes]:
-        click.echo(f"warning: {warning}", err=True)
-    for old, new in report.renamed:
-        inform(f"{old} is now {new.name}")
-    for path in report.written:
-        inform(f"{path} written")
-    inform(f"{folder}: {len(report.written)} results written, {len(report.unchanged)} unchanged")
-
-
-def _inform_unmatched(unmatched_runs: Mapping[str, int]) -> None:
-    for folder, number in unmatched_runs.items():
-        runs = "1 run in {} does" if number == 1 else f"{number} runs in {{}} do"
-        inform(f"{runs.format(folder)} not belong to a row of these tables")
-
-
-def _show(table: PaperTable, markdown: bool) -> None:
-    heads, rows = table_cells(table, costs=markdown)
-    cells = [[NONE if cell is None else cell for cell in row] for row in rows]
-    show(table.title, heads, cells, table_notes(table), markdown)
+    show_tables([text_table(table, costs=output != "text") for table in tables], output)
+    inform_unmatched(unmatched_runs)

@@ -50,6 +50,14 @@ OPTIONS: tuple[Decorator, ...] = (
     click.option("--latex", is_flag=True, help="Print tables in LaTeX, for the package booktabs."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     click.option(
+        "--html",
+        "page",
+        metavar="FILE.html",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="With a folder of results: write one page with the table, the curves, the layer"
+        " weights and the translations that differ, instead of a table.",
+    ),
+    click.option(
         "--save",
         metavar="DIR",
         type=click.Path(path_type=Path, file_okay=False),

@@ -1,16 +1,18 @@
 """``fusetk rescore``."""
 
-from functools import partial
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fusetk.cli.common_options import inform
 from fusetk.cli.memory import memory_advice
 from fusetk.cli.rescore_checks import check_options, checked_inputs
 from fusetk.cli.rescore_options import rescore_options
 from fusetk.data.text import readable
 from fusetk.decoding.output_file import open_output
+from fusetk.display import Display
 
 EXAMPLES = (
     "Examples: fusetk rescore -m runs/demo test.de test.en > scores; "
@@ -58,7 +60,7 @@ def command(**options: Any) -> None:
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     loaded = system.load_ensemble(
-        options["models"], options["device"], options["precision"], options["raw"]
+        options["models"], options["device"], options["precision"], options["raw"], inform
     )
     config = loaded.recipe.decoding
     if options["ensemble"]:
@@ -68,8 +70,13 @@ def command(**options: Any) -> None:
     penalty = options["penalty"] or config.penalty
     rule = ScoreRule(not options["no_end_mark"], options["normalize"], penalty)
     score_format = ScoreFormat(rule, options["feature"], options["word_scores"], options["as_json"])
-    report = (lambda message: None) if options["quiet"] else partial(click.echo, err=True)
-    with open_output(options["output"], keep=0) as output, memory_advice("lower --batch-tokens"):
+    # Scores on the terminal show the progress themselves.
+    on_terminal = options["output"] == "-" and not options["summary"] and sys.stdout.isatty()
+    with (
+        open_output(options["output"], keep=0) as output,
+        memory_advice("lower --batch-tokens"),
+        Display(options["quiet"] or on_terminal),
+    ):
         rescore_input(
-            inputs, rescorer, score_format, options["tokenized"], options["summary"], output, report
+            inputs, rescorer, score_format, options["tokenized"], options["summary"], output, inform
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform, is_quiet
+from fusetk.cli.recipes import load_recipe
 from fusetk.cli.run_options import SECTIONS, run_options
 from fusetk.cli.run_slurm import submit
 from fusetk.cli.sections import Sections
@@ -55,19 +56,18 @@ def command(
 
     Several references of a test set are SET.en, SET.en1, SET.en2, and so on.
     """
-    from fusetk import recipe as recipes
-    from fusetk.experiment.places import is_row, places, recipe_with_folders
-    from fusetk.experiment.raw import provide_raw_text
-    from fusetk.experiment.run import Experiment, Options
-    from fusetk.experiment.smoke import smoke_recipe
-
-    start = time.monotonic()
     if raw is None:
         raise ConfigError("give the folder of the raw text by --raw")
     raw = raw.expanduser()
     settings = [*overrides, *([] if seed is None else [f"training.seed={seed}"])]
     _check(settings, devices, slurm, smoke, sbatch)
-    recipe = recipes.load(config, settings)
+    start = time.monotonic()
+    recipe = load_recipe(config, settings)
+    from fusetk.experiment.places import is_row, places, recipe_with_folders
+    from fusetk.experiment.raw import provide_raw_text
+    from fusetk.experiment.run import Experiment, Options
+    from fusetk.experiment.smoke import smoke_recipe
+
     where = places(Path(config), recipe, out)
     provide_raw_text(recipe_with_folders(recipe, raw, where), raw, dataset, any_data, inform)
     if smoke:

@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from fusetk.cli import score_length, score_systems
-from fusetk.cli.common_options import inform
+from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.parameters import all_of, select
 from fusetk.cli.score_length_options import LengthOptions, length_options
 from fusetk.cli.score_options import TextOptions, source_option, text_options
 from fusetk.cli.score_record_options import RecordOptions, record_options
 from fusetk.cli.score_system_options import SystemOptions, system_options
 from fusetk.cli.tables import draw_scores, print_json, print_warnings
+from fusetk.display import Display
 from fusetk.evaluation.systems import score_files
 from fusetk.evaluation.texts import describe_inputs
 from fusetk.reporting import score_log
@@ -43,7 +44,8 @@ def command(by_length: bool, **values: Any) -> None:
     NIST's script mteval-v13a.pl on detokenised text and ignores the case of A to Z.
     mteval-v13a-cased is the script with -c; its number equals that of sacrebleu, which took
     tokeniser, smoothing and reference length from the script. These kinds of BLEU differ by several
-    points on the same output: compare scores with equal signatures only.
+    points on the same output: compare scores with equal signatures only. comet is the neural metric
+    COMET times 100. It needs the extra `comet` and --source.
 
     With --system, a table has a row for each system. --significance adds a 95 % interval, from
     bootstrap samples, and the p-value of the difference to HYP, computed as in the sacrebleu
@@ -82,7 +84,8 @@ def _score_hypothesis(
 ) -> None:
     """Score HYP alone, record the scores if there is a destination, and print them."""
     files = {"": text.hypothesis}
-    scored = score_files(files, references, text.source, text.metrics, text.metric_options)
+    with Display(is_quiet()):
+        scored = score_files(files, references, text.source, text.metrics, text.metric_options)
     texts = scored.texts
     scores = scored.first_scores
     print_warnings(scored.warnings)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import click
 
 from fusetk.cli.parameters import Decorator
+from fusetk.evaluation.comet import DEFAULT_MODEL
 from fusetk.evaluation.length import DEFAULT_METRIC as LENGTH_METRIC
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import DEFAULT_METRICS, METRICS
+from fusetk.evaluation.metrics import DEFAULT_METRICS, LEARNED_METRICS, METRICS
 from fusetk.evaluation.systems import ALL
 
 
@@ -22,6 +23,7 @@ class TextOptions:
     lowercase: bool
     tokenize: str | None
     compound_split: bool
+    comet_model: str | None
     source: str | None
     as_json: bool
 
@@ -35,7 +37,7 @@ class TextOptions:
     @property
     def metric_options(self) -> MetricOptions:
         """The options of the metrics."""
-        return MetricOptions(self.lowercase, self.tokenize, self.compound_split)
+        return MetricOptions(self.lowercase, self.tokenize, self.compound_split, self.comet_model)
 
     @property
     def length_metric(self) -> str:
@@ -65,9 +67,10 @@ text_options: tuple[Decorator, ...] = (
         "metrics",
         metavar="NAME",
         multiple=True,
-        type=click.Choice([*METRICS, ALL]),
-        help=f"One of {', '.join(METRICS)}, or all; repeatable. Default: "
-        f"{', '.join(DEFAULT_METRICS)}; with --by-length {LENGTH_METRIC}.",
+        type=click.Choice([*METRICS, *LEARNED_METRICS, ALL]),
+        help=f"One of {', '.join([*METRICS, *LEARNED_METRICS])}, or all, which does not include "
+        f"{', '.join(LEARNED_METRICS)}; repeatable. Default: {', '.join(DEFAULT_METRICS)}; with "
+        f"--by-length {LENGTH_METRIC}.",
     ),
     click.option(
         "--lowercase",
@@ -85,12 +88,18 @@ text_options: tuple[Decorator, ...] = (
         help="In multi-bleu, split words at hyphens first, as is usual for WMT English-German: "
         "rich-text becomes rich ##AT##-##AT## text.",
     ),
+    click.option(
+        "--comet-model",
+        metavar="MODEL",
+        help=f"Model of comet: the name of a model, which is downloaded once, or the file of a "
+        f"checkpoint. Default: {DEFAULT_MODEL}.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 )
 source_option: Decorator = click.option(
     "--source",
     metavar="FILE",
-    help="File with the source, to warn about lines that were not translated. With "
+    help="File with the source, to warn about lines that were not translated; comet reads it. With "
     "--by-length, lengths are those of the source, or without --source those of the first "
     "reference.",
 )

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from fusetk.cli.common_options import is_quiet
 from fusetk.cli.score_options import TextOptions
 from fusetk.cli.tables import NONE, print_json, print_warnings, show
+from fusetk.display import Display
 from fusetk.evaluation.significance import Sampling, SignificanceResult
 from fusetk.evaluation.systems import ScoredSystems, SystemScores, score_files
 from fusetk.evaluation.texts import ScoredTexts, describe_inputs
@@ -19,7 +21,8 @@ def run(
 ) -> None:
     """Score the systems in ``files``, test them if there is a ``sampling``, and print a table."""
     options = text.metric_options
-    scored = score_files(files, references, text.source, text.metrics, options, sampling)
+    with Display(is_quiet()):
+        scored = score_files(files, references, text.source, text.metrics, options, sampling)
     print_warnings(scored.warnings)
     if text.as_json:
         print_json(scored.as_dict())

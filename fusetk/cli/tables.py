@@ -24,7 +24,7 @@ def show(
     The first column is aligned to the left, the others to the right.
     """
     if markdown:
-        click.echo(_markdown(title, heads, rows, lines))
+        click.echo(markdown_table(title, heads, rows, lines))
     elif sys.stdout.isatty():
         _draw(title, heads, rows, lines)
     else:
@@ -40,9 +40,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return texts
 
 
-def _markdown(
+def markdown_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]
 ) -> str:
+    """Return a table in Markdown, with its title before it and the ``lines`` below it."""
     body = [
         heads,
         ["---", *["---:"] * (len(heads) - 1)],

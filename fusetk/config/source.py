@@ -3,9 +3,11 @@
 import copy
 import os
 import re
+import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import yaml
 
@@ -15,6 +17,7 @@ from fusetk.errors import ConfigError
 from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
+STANDARD_INPUT = Path("-")
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -42,8 +45,9 @@ class Document:
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     """Read a YAML file and the files that it extends, then apply overrides ``a.b=value``.
 
-    Later values win, key by key. Raises ConfigError for a file that cannot be read or parsed, and
-    for an override without ``=``.
+    The path - is standard input; paths in it start from the current folder. Later values win, key
+    by key. Raises ConfigError for a file that cannot be read or parsed, and for an override without
+    ``=``.
     """
     document = _read(Path(os.path.normpath(path)), ())
     for override in overrides:
@@ -95,7 +99,11 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
         chain = " -> ".join(str(file) for file in (*extended_by, path))
         raise ConfigError(f"{path} extends itself: {chain}")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        if path == STANDARD_INPUT and not extended_by:
+            path = Path("standard input")
+            text = _read_once(sys.stdin)
+        else:
+            text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         source = f" (named by `extends` in {extended_by[-1]})" if extended_by else ""
         reason = error.strerror if isinstance(error, OSError) else _not_utf8(error)
@@ -111,6 +119,12 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> Document:
         _merge(merged, _read(_parent_path(path, parent), (*extended_by, path)))
     _merge(merged, document)
     return merged
+
+
+@lru_cache(maxsize=1)
+def _read_once(stream: TextIO) -> str:
+    """Return the content of a stream, also if a command reads its config again."""
+    return stream.read().removeprefix("\ufeff")
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

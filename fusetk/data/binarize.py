@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fusetk import display
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
@@ -15,7 +16,7 @@ from fusetk.data.corpus import SentenceWriter, flat, write_sentences
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
-from fusetk.data.preprocess import Lines, languages, prepared_models, size_of
+from fusetk.data.preprocess import BLOCK, Lines, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LineStep
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
@@ -40,7 +41,8 @@ def train_counts(
         return shared
     counts: list[Counter[str]] = [Counter(), Counter()]
     files = Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
-    for pair in read_pairs(files):
+    lines = build.stages["words.train"]["results"]["pairs_out"]
+    for pair in display.tracked(read_pairs(files), "counting words", "lines", lines, BLOCK):
         if longest is not None and codes and _too_long(pair, codes, longest):
             continue
         for side in (0, 1):
@@ -231,6 +233,9 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         writers: list[SentenceWriter] = write_sentences(
             build.aside, split, languages(config), (sizes["source"], sizes["target"]), stack
         )
+        done = stack.enter_context(
+            display.task(f"ids of {split}", "lines", _num_pairs(build, split))
+        )
         encoded = ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs)
         for sides, dropped_indices in encoded:
             if len(remaining) and dropped_indices:
@@ -238,6 +243,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
                 remaining -= np.bincount(corpus, minlength=len(remaining))
             dropped += len(dropped_indices)
             read += len(dropped_indices) + len(sides[0][1])
+            done.set(read)
             for out, (ids, lengths, words) in zip(writers, sides, strict=True):
                 out.write(ids, lengths, words)
     if not writers[0].sentences:
@@ -250,6 +256,16 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         **({"corpora": remaining.tolist()} if corpora else {}),
         **{side: out.summary() for side, out in zip(SIDES, writers, strict=True)},
     }
+
+
+def _num_pairs(build: Build, split: str) -> int:
+    """Return the number of pairs of words of a split."""
+    count: int
+    if f"words.{split}" in build.stages:
+        count = build.stages[f"words.{split}"]["results"]["pairs_out"]
+    else:  # pairs that the config moved from training to validation
+        count = build.stages["words.train"]["results"]["to_valid"]
+    return count
 
 
 def read_words(pair: Pair) -> Iterator[Lines]:

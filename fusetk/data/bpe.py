@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
 
+from fusetk import display
 from fusetk.data.text import read_lines
 from fusetk.errors import DataError
 
@@ -44,7 +45,9 @@ def learn(counts: Mapping[str, int], merges: int, min_frequency: int = 2) -> lis
 
     # The file format of subword-nmt cannot hold a carriage return.
     words = {word: count for word, count in counts.items() if word and "\r" not in word}
-    pairs = learn_merges(words, merges, min_frequency)
+    pairs = display.tracked(
+        learn_merges(words, merges, min_frequency), "learning BPE", "merges", merges
+    )
     return ["#version: 0.2", *(f"{first} {second}" for first, second in pairs)]
 
 
@@ -249,7 +252,8 @@ def count_subwords(
 ) -> dict[str, int]:
     """Return the counts of subwords, given the counts of words."""
     total: dict[str, int] = {}
-    for word, count in counts.items():
+    entries = display.tracked(counts.items(), "subwords", "words", len(counts), 100)
+    for word, count in entries:
         for subword in split(word):
             total[subword] = total.get(subword, 0) + count
     return total

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fusetk import display
 from fusetk.data.text import BOM, Pair, open_bytes, read_lines, unequal
 from fusetk.errors import DataError
 from fusetk.files import BLOCK, checksum, digest, replace_file
@@ -123,7 +124,7 @@ def count_lines(path: Path) -> int:
     lines = 0
     complete = True  # whether the last line ends with a line feed
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with open_bytes(path) as file:
+    with open_bytes(path) as file, display.task(f"reading {path.name}", "lines") as done:
         try:
             head = file.read(len(BOM))
             block = head.removeprefix(BOM) or file.read(BLOCK)
@@ -131,6 +132,7 @@ def count_lines(path: Path) -> int:
                 decoder.decode(block)
                 lines += block.count(b"\n")
                 complete = block.endswith(b"\n")
+                done.set(lines)
                 block = file.read(BLOCK)
             decoder.decode(b"", True)
         except (OSError, EOFError, UnicodeDecodeError, ValueError) as error:

@@ -58,7 +58,7 @@ def _work(item: Any) -> Any:
     return _function(item)
 
 
-def chunks(items: Iterable[T], size: Callable[[T], int], limit: int = 1 << 19) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: Callable[[T], int], limit: int = 1 << 16) -> Iterator[list[T]]:
     """Yield lists of one or more consecutive items with a total size of about ``limit``."""
     chunk: list[T] = []
     total = 0

@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from fusetk import display
 from fusetk.data.config import DataConfig, Every, Sample
 from fusetk.data.filter import Deduplicator, PairSteps, PassSpec
 from fusetk.data.parallel import chunks, ordered
@@ -22,10 +23,12 @@ from fusetk.data.pipeline import SIDES, Text, load_models
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
 from fusetk.data.text import Pair, read_lines, read_pairs, writer
+from fusetk.display import Task
 from fusetk.errors import ConfigError, DataError
 
 Lines = tuple[str, str]  # a source line and a target line
 LINE_NUMBER = np.dtype("<i8")
+BLOCK = 100  # lines that progress counts together
 
 
 def languages(config: DataConfig) -> tuple[str, str]:
@@ -67,11 +70,12 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
     total = num_kept = 0
     for i, steps in enumerate(passes):
         if i:
-            models |= _learn(build, config, steps[0], i - 1)
+            models |= _learn(build, config, steps[0], i - 1, num_kept)
         spec = PassSpec(
             steps, *languages(config), models, drop_empty=_drops_empty(config, passes, i)
         )
-        num_kept, dropped_now = _run_pass(build, spec, read(), numbers, i)
+        with display.task("training text", "lines", num_kept or build.lines) as done:
+            num_kept, dropped_now = _run_pass(build, spec, read(), numbers, i, done)
         if not i:
             total = num_kept + sum(dropped_now.values())
         dropped.update(dropped_now)
@@ -143,17 +147,21 @@ def _passes(steps: Sequence[PrepStep]) -> list[list[PrepStep]]:
 
 
 def _learn(
-    build: Build, config: DataConfig, step: PrepStep, previous: int
+    build: Build, config: DataConfig, step: PrepStep, previous: int, num_lines: int
 ) -> dict[tuple[str, str], StepModel]:
-    """Learn the models of a step on the output of the pass ``previous``."""
+    """Learn the models of a step on the output of the pass ``previous``.
+
+    The output has ``num_lines`` lines.
+    """
     assert isinstance(step, LearnedStep)
-    return {
-        (side, step.step): step.learn(
-            read_lines(build.aside / f"pass{previous}.{language}", bom=False)
-        )
-        for side, language in zip(SIDES, languages(config), strict=True)
-        if step.works_on(side)
-    }
+    models = {}
+    for side, language in zip(SIDES, languages(config), strict=True):
+        if step.works_on(side):
+            lines = read_lines(build.aside / f"pass{previous}.{language}", bom=False)
+            name = f"learning {step.step} of {language}"
+            lines = display.tracked(lines, name, "lines", num_lines, BLOCK)
+            models[side, step.step] = step.learn(lines)
+    return models
 
 
 def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
@@ -164,12 +172,18 @@ def _save_models(build: Build, config: DataConfig, models: StepModels) -> None:
 
 
 def _run_pass(
-    build: Build, spec: PassSpec, lines: Iterator[Lines], numbers: Path | None, i: int
+    build: Build,
+    spec: PassSpec,
+    lines: Iterator[Lines],
+    numbers: Path | None,
+    i: int,
+    done: Task,
 ) -> tuple[int, Counter[str]]:
     """Write the pairs that the steps keep, and the line number (from 0) of each in the corpus.
 
-    ``numbers`` is the file of line numbers of the pass before, None in the first pass. Returns the
-    number of pairs that were kept, and the numbers of dropped pairs by reason.
+    ``numbers`` is the file of line numbers of the pass before, None in the first pass. ``done``
+    counts the lines. Returns the number of pairs that were kept, and the numbers of dropped pairs
+    by reason.
     """
     deduplicator = Deduplicator(spec.steps)
     dropped: Counter[str] = Counter()
@@ -192,6 +206,7 @@ def _run_pass(
                     positions.write(number.to_bytes(8, "little"))
                     num_kept += 1
                 read += 1
+            done.set(read)
     assert read == num_kept + sum(dropped.values())
     return num_kept, dropped
 
@@ -300,8 +315,10 @@ def held_out_words(
 
         raw_files = open_both("raw")
         word_files = open_both("txt")
+        done = stack.enter_context(display.task(split, "lines", build.lines))
         for chunk in ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of), build.jobs):
             count += len(chunk)
+            done.set(count)
             for raw, words in chunk:
                 for side in (0, 1):
                     raw_files[side].write(raw[side] + "\n")

@@ -1,13 +1,12 @@
 """Batches of sentence pairs, which depend only on the data, the seed and the epoch."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from fusetk.config import Config
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus_weights import WeightedSpan
 from fusetk.errors import DataError
 
@@ -15,40 +14,6 @@ Lengths = NDArray[np.int32]
 Indices = NDArray[np.int64]
 Order = NDArray[Any]  # int32, or int64 for a corpus too large for int32
 BLOCK = 1 << 20  # pairs whose sort keys are computed at once
-UNITS = {
-    "tokens": "target tokens",
-    "sentences": "pairs",
-    "longest": "tokens of the longer side, padded",
-    "both": "tokens of both sides, padded",
-}
-
-
-class BatchConfig(Config):
-    """Size of a batch, and number of batches in an update."""
-
-    size: int = Field(4096, ge=1)
-    """Largest size of a batch, in `unit`. Tokens include EOS."""
-    unit: Literal["tokens", "sentences", "longest", "both"] = "tokens"
-    """Unit of `size`. `tokens`: target tokens without padding. `sentences`: sentence pairs.
-    `longest`: pairs times the length of the longest sentence of either side, as tensor2tensor and
-    THUMT count. `both`: pairs times the largest sum of source and target length, as
-    for sentences that are concatenated and padded (He et al. 2018, section 4.3)."""
-    accumulate: int = Field(1, ge=1)
-    """Number of batches whose gradients are summed for one update."""
-    token_limit: int | None = Field(None, ge=1)
-    """With `unit: sentences`, most tokens of a batch: pairs times the length of the longest
-    sentence of either side. A batch with more tokens is split into parts of equal size, as in
-    fairseq for Lua (`-maxbatch`): the number of pairs is halved until a part fits, or until it has
-    one pair. By default batches are not split."""
-
-    @model_validator(mode="after")
-    def _limits_sentences(self) -> "BatchConfig":
-        if self.token_limit is not None and self.unit != "sentences":
-            raise ValueError(
-                f"token_limit is a limit of batches in sentences, and with unit: {self.unit} "
-                "`size` limits the tokens: remove token_limit"
-            )
-        return self
 
 
 class Batches(Sequence[Indices]):

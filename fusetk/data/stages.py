@@ -47,6 +47,7 @@ class Build:
         self.jobs = jobs
         self.report = report
         self.before = before
+        self.lines = 0  # pairs of lines in the texts of the current stage
         # For each stage by name: its key, settings, inputs, needs, outputs and results.
         self.stages: dict[str, dict[str, Any]] = {}
         self.made: list[str] = []  # names of the stages that this build made
@@ -80,6 +81,7 @@ class Build:
         for reason in reasons or ["not made yet"]:
             self.report(f"{stage.name}: {reason}")
         before = set(self._written())
+        self.lines = sum(inputs[str(pair.source)]["lines"] for pair in stage.pairs)
         results = stage.run(self)
         outputs = {
             name: manifest.written(self.aside / name)

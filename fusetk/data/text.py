@@ -111,7 +111,12 @@ def locate(prefix: str, language: str) -> Path:
     if has_plain and has_compressed:
         raise DataError(f"both {plain} and {compressed.name} exist; remove or rename one of them")
     if not has_plain and not has_compressed:
-        raise DataError(f"neither {plain} nor {compressed.name} exists{_near(plain)}")
+        if Path(prefix).is_file():
+            short = prefix.removesuffix(".gz").removesuffix(f".{language}")
+            advice = f"; {prefix} is a file: give the prefix without the suffix, {short}"
+        else:
+            advice = _near(plain)
+        raise DataError(f"neither {plain} nor {compressed.name} exists{advice}")
     path = compressed if has_compressed else plain
     if path.is_dir():
         raise DataError(f"{path} is a folder; {prefix!r} must be the prefix of text files")

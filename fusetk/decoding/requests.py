@@ -83,6 +83,21 @@ def _is_stream(path: str) -> bool:
     return path == "-" or (file.exists() and not (file.is_file() or file.is_dir()))
 
 
+def count_file_lines(path: str) -> int | None:
+    """Return the number of lines of a file.
+
+    Returns None if it can be read only once, or if it cannot be read as UTF-8.
+    """
+    if _is_stream(path):
+        return None
+    from fusetk.data.manifest import count_lines
+
+    try:
+        return count_lines(Path(path))
+    except DataError:
+        return None
+
+
 def read_requests(
     inputs: DecodeInputs, start: int, end: int | None
 ) -> tuple[Iterator[Request], Ready]:

@@ -1,7 +1,7 @@
 """Scores of given translations by forced decoding."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +39,15 @@ def score_targets(
     ensemble: str = "probability",
     batch_tokens: int = BATCH_TOKENS,
     attention: AttentionHeads | None = None,
+    on_batch: Callable[[int], None] = lambda pairs: None,
 ) -> list[TargetScores]:
     """Score each pair of source ids, EOS last, and target ids without BOS and EOS.
 
     ``models`` must be in evaluation mode. Several models are an ensemble; ``ensemble`` is the
     argument ``mean`` of ``decoding.scorer.Scorer``, and the attention is the mean over the models.
     The sum of a pair's scores is the score of that translation in a search. A batch has at most
-    ``batch_tokens`` positions, including padding, or one pair. Raises DataError for a pair that
+    ``batch_tokens`` positions, including padding, or one pair. ``on_batch`` is called with the
+    number of pairs after each batch. Raises DataError for a pair that
     exceeds the positions of the models, ConfigError for attention heads that a model does not have,
     and Diverged if a model returns NaN.
     """
@@ -74,6 +76,7 @@ def score_targets(
             if mean_weights is not None:
                 cut = mean_weights[row, :target_length, :source_length].copy()
             results[i] = TargetScores(token_scores.tolist(), cut)
+        on_batch(len(indices))
     return [results[i] for i in range(len(pairs))]
 
 

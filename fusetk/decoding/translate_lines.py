@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from fusetk.data.text import readable
 from fusetk.decoding.formats import OutputFormat, ResumePoint, find_resume_point
 from fusetk.decoding.output_file import OutputFile
-from fusetk.decoding.requests import DecodeInputs, Request, line_range, read_requests, skip_done
+from fusetk.decoding.requests import (
+    DecodeInputs,
+    Request,
+    count_file_lines,
+    line_range,
+    read_requests,
+    skip_done,
+)
 from fusetk.decoding.stream import chunks
-from fusetk.errors import DataError
+from fusetk.display import Task
 
 if TYPE_CHECKING:
     from fusetk.decoding.distributed import Chunk, ChunkOutput, Translate
@@ -64,14 +71,8 @@ def count_remaining(inputs: DecodeInputs, lines: InputRange) -> int | None:
     """
     if lines.end is not None:
         return lines.end - lines.first
-    if Path(inputs.source) not in inputs.regular_files:
-        return None
-    from fusetk.data.manifest import count_lines
-
-    try:
-        return count_lines(Path(inputs.source)) - lines.first
-    except DataError:
-        return None
+    num_lines = count_file_lines(inputs.source)
+    return None if num_lines is None else num_lines - lines.first
 
 
 def read_chunks(
@@ -134,6 +135,27 @@ class LineTranslator:
             return []
         tokens = self.translator.tokens("source", line.text, self.tokenized)
         return tokens[: self.translator.max_source_length]
+
+
+def counted(
+    translator: "Translator", translate: "Translate", task: Task, processes: int = 1
+) -> "Translate":
+    """Return ``translate``, which uses the ``translator``, with ``task`` counting the lines.
+
+    Each of the ``processes`` translates an equal part of the lines. Blank lines are in no batch;
+    they are counted at the end of their chunk.
+    """
+    complete = 0  # lines of complete chunks
+    translator.on_batch = lambda sentences: task.advance(sentences * processes)
+
+    def run(numbers: Sequence[int], lines: Sequence[Request]) -> "ChunkOutput":
+        nonlocal complete
+        output = translate(numbers, lines)
+        complete += len(lines) * processes
+        task.set(complete)
+        return output
+
+    return run
 
 
 class Speed:

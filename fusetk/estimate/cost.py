@@ -8,8 +8,9 @@ import numpy as np
 
 from fusetk import system
 from fusetk.data import manifest
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import BatchConfig, batches, split_size
+from fusetk.data.sampler import batches, split_size
 from fusetk.errors import DataError
 from fusetk.estimate.operations import META, BatchShape, batch_cost, optimizer_bytes
 from fusetk.models import Seq2Seq

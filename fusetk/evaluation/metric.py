@@ -40,6 +40,7 @@ class MetricOptions(NamedTuple):
     lowercase: bool = False  # lower-case both sides first; TER always ignores case
     tokenize: str | None = None  # sacreBLEU's tokeniser; None is its default, 13a
     compound_split: bool = False  # split words at hyphens first
+    comet_model: str | None = None  # name or file of COMET's model
 
 
 class Metric(ABC):

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from fusetk.config.messages import unknown_choice
 from fusetk.errors import DataError
+from fusetk.evaluation.comet import Comet
 from fusetk.evaluation.metric import Metric, MetricOptions, Score
 from fusetk.evaluation.multi_bleu import JoinedMultiBleu, LowercaseMultiBleu, MultiBleu
 from fusetk.evaluation.sacrebleu_metrics import (
@@ -28,6 +30,8 @@ METRICS: dict[str, type[Metric]] = {
         Ter,
     )
 }
+# Metrics that need an optional library and a model. The name `all` does not include them.
+LEARNED_METRICS: dict[str, type[Metric]] = {Comet.name: Comet}
 DEFAULT_METRICS = ("sacrebleu", "multi-bleu", "multi-bleu-lc", "chrf", "ter")
 
 
@@ -44,12 +48,13 @@ def make_metrics(
     Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the source and
     there is none.
     """
+    known = {**METRICS, **LEARNED_METRICS}
     for name in names:
-        if name not in METRICS:
-            raise DataError(f"unknown metric {name!r}; choose from {', '.join(METRICS)}")
-        if source is None and METRICS[name].needs_source:
+        if name not in known:
+            raise DataError(unknown_choice("metric", name, list(known)))
+        if source is None and known[name].needs_source:
             raise DataError(f"the metric {name} needs the source: give it by --source")
-    metrics = [METRICS[name](references, options, source) for name in dict.fromkeys(names)]
+    metrics = [known[name](references, options, source) for name in dict.fromkeys(names)]
     return list({metric.name: metric for metric in metrics}.values())
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities of given translations, for each sentence and for a corpus."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fusetk.data.vocab import EOS, UNK
@@ -48,6 +48,8 @@ class Rescorer:
     def __init__(self, translator: Translator, batch_tokens: int):
         self.translator = translator
         self.batch_tokens = batch_tokens
+        # Called with the number of pairs after each batch.
+        self.on_batch: Callable[[int], None] = lambda pairs: None
 
     def pair(self, source: list[int], target: list[int]) -> IdPair | None:
         """Return the ids of a sentence and its translation; None if the source has no tokens.
@@ -66,6 +68,7 @@ class Rescorer:
                 [pair for pair in pairs if pair is not None],
                 self.translator.config.ensemble,
                 self.batch_tokens,
+                on_batch=self.on_batch,
             )
         )
         return [

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from fusetk import display
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.stream import chunks
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
@@ -34,14 +35,17 @@ def rescore_input(
     corpus = CorpusScore()
     seconds = 1e-9
     count = 0
-    for chunk in chunks(rows, CHUNK, ready):
-        begin = time.perf_counter()
-        scored = rescorer([pair for row in chunk for pair in row.pairs])
-        seconds += time.perf_counter() - begin
-        corpus.add(scored)
-        if not summary_only:
-            output.write("".join(score_format.format(count, chunk, scored)))
-        count += len(chunk)
+    with display.task("", "pairs", inputs.count_pairs()) as done:
+        rescorer.on_batch = done.advance
+        for chunk in chunks(rows, CHUNK, ready):
+            begin = time.perf_counter()
+            scored = rescorer([pair for row in chunk for pair in row.pairs])
+            seconds += time.perf_counter() - begin
+            corpus.add(scored)
+            done.set(corpus.sentences + corpus.blank)  # blank sources are in no batch
+            if not summary_only:
+                output.write("".join(score_format.format(count, chunk, scored)))
+            count += len(chunk)
     if summary_only:
         numbers = json.dumps(corpus.numbers()) if score_format.as_json else str(corpus)
         output.write(numbers + "\n")

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 from fusetk.data.text import STANDARD_INPUT
 from fusetk.data.vocab import EOS, SPECIAL
-from fusetk.decoding.requests import Ready, display_name, open_lines, parallel_lines
+from fusetk.decoding.requests import (
+    Ready,
+    count_file_lines,
+    display_name,
+    open_lines,
+    parallel_lines,
+)
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.rescore import IdPair, Rescorer, ScoredTarget, ScoreRule
 
@@ -31,6 +37,11 @@ class RescoreInputs(NamedTuple):
     def names(self) -> list[str]:
         names = (*self.files, self.tsv, self.n_best, self.json_lines)
         return [name for name in names if name is not None]
+
+    def count_pairs(self) -> int | None:
+        """Return the number of pairs; None if it is not the number of lines of a regular file."""
+        file = self.tsv or self.n_best or (self.files[0] if self.files else "-")
+        return None if self.json_lines else count_file_lines(file)
 
 
 class RescoreRow(NamedTuple):

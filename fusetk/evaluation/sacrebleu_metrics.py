@@ -4,6 +4,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from fusetk import display
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
 
@@ -22,10 +23,12 @@ class SacreMetric(Metric):
     def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
         """Return one row for each line; all rows have the same length."""
         rows: list[StatisticsRow] = []
-        for start in range(0, len(hypotheses), BLOCK):
-            block = slice(start, start + BLOCK)
-            references = [lines[block] for lines in self.references]
-            rows += self.scorer._extract_corpus_statistics(hypotheses[block], references)
+        with display.task(self.name, "lines", len(hypotheses)) as done:
+            for start in range(0, len(hypotheses), BLOCK):
+                block = slice(start, start + BLOCK)
+                references = [lines[block] for lines in self.references]
+                rows += self.scorer._extract_corpus_statistics(hypotheses[block], references)
+                done.set(len(rows))
         return rows
 
     def value(self, totals: StatisticsRow) -> float:

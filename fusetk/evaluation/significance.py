@@ -11,6 +11,7 @@ With the same seed, the random numbers and p-values are those of sacrebleu.signi
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fusetk import display
 from fusetk.evaluation.metric import Metric, StatisticsRow
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _bootstrap_values(
 
     lines = len(rows)
     values: list[float] = []
-    for size in _block_sizes(samples, lines):
+    for size in _counted_sizes("bootstrap", samples, lines):
         drawn = rng.choice(lines, size=(size, lines), replace=True)
         counts = np.stack([np.bincount(sample, minlength=lines) for sample in drawn])
         values += [metric.value(totals) for totals in counts @ rows]
@@ -119,7 +120,7 @@ def _exchanged_differences(
 
     both = first.sum(0) + second.sum(0)
     differences: list[float] = []
-    for size in _block_sizes(samples, len(first)):
+    for size in _counted_sizes("randomization", samples, len(first)):
         keep = rng.integers(2, size=(size, len(first)), dtype=bool)
         totals = keep.astype(np.float64) @ (first - second) + second.sum(0)
         differences += [
@@ -127,6 +128,14 @@ def _exchanged_differences(
             for total, other in zip(totals, both - totals, strict=True)
         ]
     return np.array(differences)
+
+
+def _counted_sizes(test: str, samples: int, lines: int) -> Iterator[int]:
+    """Yield the block sizes, and count the samples as a task."""
+    with display.task(test, "samples", samples) as done:
+        for size in _block_sizes(samples, lines):
+            yield size
+            done.advance(size)
 
 
 def _block_sizes(samples: int, lines: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.metric import Metric, MetricOptions
-from fusetk.evaluation.metrics import METRICS
+from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
 from fusetk.evaluation.multi_bleu import split_compounds, split_words
 from fusetk.evaluation.score_warnings import score_warnings
 
@@ -107,7 +107,8 @@ def ignored_options(metrics: Sequence[str], options: MetricOptions) -> list[str]
     """
     warnings = []
     for option, value in options._asdict().items():
-        users = [name for name, metric in METRICS.items() if option in metric.options]
+        known = {**METRICS, **LEARNED_METRICS}
+        users = [name for name, metric in known.items() if option in metric.options]
         if value in (None, False) or not users:
             continue
         flag = f"--{option.replace('_', '-')} is for {join_names(users)}"

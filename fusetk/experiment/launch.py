@@ -1,16 +1,18 @@
 """Child processes of an experiment: commands on one or several devices, and signals."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from fusetk.errors import FusetkError, Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 FAILED = 1  # exit status of torchrun if a process ended with any error
 
 
@@ -47,10 +49,16 @@ def command(*arguments: object, devices: int = 1) -> list[str]:
     return [sys.executable, *launcher, "-m", "fusetk", *words]
 
 
-def call(words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+def call(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    locks: Sequence[int] = (),
+) -> None:
     """Run a command and wait for its end. Signals are passed on to it.
 
-    Raises Interrupted if it ended after a signal, and StepFailed for another exit status than 0.
+    If this process is killed, the command gets SIGTERM (on Linux). Until it has ended, it holds the
+    open files ``locks``. Raises Interrupted if it ended after a signal, and StepFailed for another
+    exit status than 0.
     """
     received: list[int] = []
 
@@ -63,7 +71,11 @@ def call(words: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     # In a session of its own, the child gets each signal once: from this process, not also from
     # the terminal.
     process = subprocess.Popen(
-        words, env={**os.environ, **(environment or {})}, start_new_session=True
+        words,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+        pass_fds=locks,
+        preexec_fn=_ends_with_parent(),
     )
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handlers = {
@@ -81,6 +93,17 @@ def call(words: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         raise Interrupted(f"stopped by {name}; the same fusetk run continues from here")
     if code:
         raise StepFailed(words, code)
+
+
+def _ends_with_parent() -> Callable[[], object] | None:
+    """Return the function by which a child process gets SIGTERM when its parent is killed.
+
+    Return None on systems other than Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    set_option = ctypes.CDLL(None).prctl  # loaded before the fork
+    return lambda: set_option(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def output(words: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
@@ -58,6 +58,7 @@ class Experiment:
         self.places = places
         self.options = options
         self.say = say
+        self._locks: list[int] = []  # open files that the commands hold, too
         self.steps: dict[str, Callable[[], None]] = {
             "prep": self.prepare,
             "train": self.train,
@@ -92,7 +93,17 @@ class Experiment:
                     f"another fusetk run works on {self.places.run}: "
                     "wait until it ends, or choose another --out"
                 )
+            with self._commands_hold(file):
+                yield
+
+    @contextmanager
+    def _commands_hold(self, file: IO[Any]) -> Iterator[None]:
+        """Within this context a command keeps the lock even if this process is killed."""
+        self._locks.append(file.fileno())
+        try:
             yield
+        finally:
+            self._locks.pop()
 
     def _call(self, *arguments: object, devices: int = 1) -> None:
         name, *others = arguments
@@ -100,7 +111,7 @@ class Experiment:
         words = launch.command(name, *quiet, *others, devices=devices)
         self.say(f"$ {launch.shown(words)}")
         sys.stdout.flush()
-        launch.call(words)
+        launch.call(words, locks=self._locks)
 
     def _machine(self) -> list[object]:
         """Return the options for device and threads."""
@@ -116,7 +127,8 @@ class Experiment:
             if not lock(file):
                 self.say(f"waiting for another fusetk run, which prepares text in {folder}")
                 lock(file, wait=True)
-            self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
+            with self._commands_hold(file):
+                self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
             write_references(self.recipe.data, self.places.references)
         self._check_counts(folder)
 

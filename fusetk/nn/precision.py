@@ -20,17 +20,3 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of ``x``."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-def combine(weights: Tensor, layers: Tensor) -> Tensor:
-    """Return weighted sums of layers: (m, n) or (..., m, n), (..., n, D) -> (..., m, D).
-
-    The product has the type of ``layers``, even with autocast: rounding them would change the
-    residual sum of a model. It keeps no copy of the layers for the backward pass.
-    """
-    # A product with one matrix for all positions would copy the layers to one matrix.
-    weights = weights.expand(*layers.shape[:-2], *weights.shape[-2:])
-    if product_dtype(layers) == layers.dtype:
-        return weights.to(layers.dtype) @ layers
-    with without_autocast(layers):
-        return weights.to(layers.dtype) @ layers

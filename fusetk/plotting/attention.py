@@ -205,6 +205,7 @@ def _panels_of_layer(
             MEASURE,
             axes,
             cut=cut,
+            top=1.0,
         )
         for head in matrices
     ]

@@ -22,7 +22,8 @@ from fusetk.plotting.panel import Panel
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
-PARTS = ["first", "1/5", "2/5", "3/5", "4/5", "5/5", "last"]
+# The first position, five equal parts of the positions between, and the last position.
+PARTS = ["first", "0-20 %", "20-40 %", "40-60 %", "60-80 %", "80-100 %", "last"]
 TOKENS = 4096  # positions of a batch: both sides, including padding
 
 
@@ -92,6 +93,7 @@ def _hop_panels(
         HOPS,
         ("hop", "layer"),
         up=True,
+        top=1.0,
     )
     part_panels = [
         _part_panel(name, title, by_part[:, hops].mean(1).T, traced.layers, HOPS)
@@ -112,6 +114,7 @@ def _share_panels(traced: FusionTrace, mean: np.ndarray, by_part: np.ndarray) ->
         SHARE,
         ("", "layer"),
         up=True,
+        top=1.0,
     )
     return [_part_panel(name, title, by_part[:, 0].T, traced.layers, SHARE), mean_panel]
 
@@ -120,7 +123,7 @@ def _part_panel(
     name: str, title: str, matrix: np.ndarray, layers: Sequence[str], measure: str
 ) -> Panel:
     axes = ("part of the sentence", "layer")
-    return Panel(f"{name}.parts", title, matrix, PARTS, layers, measure, axes, up=True)
+    return Panel(f"{name}.parts", title, matrix, PARTS, layers, measure, axes, up=True, top=1.0)
 
 
 def parts(lengths: np.ndarray, longest: int) -> np.ndarray:

@@ -19,11 +19,12 @@ from fusetk.plotting.figure import (
     finite,
     fonts,
     label,
-    legend,
     save_numbers,
     save_picture,
     style_axes,
 )
+from fusetk.plotting.style import SCREEN, Size, Style
+from fusetk.plotting.text_width import TextWidth
 from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER
 
 if TYPE_CHECKING:
@@ -166,7 +167,12 @@ def curves(
     all_curves = [
         _curve(run, kind, key, of_kind[run]) for key in quantities for run in runs for kind in kinds
     ]
-    return [curve for curve in all_curves if len(curve.value)]
+    drawn = [curve for curve in all_curves if len(curve.value)]
+    for key in quantities:
+        having = {curve.run for curve in drawn if curve.what == key}
+        if lacking := [run for run in runs if run not in having]:
+            log.warning("%s: no %s was recorded", ", ".join(lacking), key)
+    return drawn
 
 
 def _with_training_pairs(records: Records) -> Records:
@@ -233,8 +239,21 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 # Drawing ------------------------------------------------------------------------------------------
 
+PANEL_WIDTH, NARROWEST_PANEL = 3.8, 2.1  # inches; the latter in a picture with a given width
+ASPECT = 0.68  # height of a panel, in widths
+MOST_NUMBERS = 6  # runs whose best values are written beside their stars
 
-def plot(curves: Sequence[Curve], path: Path, *, x: str = "updates", window: int = 1) -> None:
+
+def plot(
+    curves: Sequence[Curve],
+    path: Path,
+    *,
+    x: str = "updates",
+    window: int = 1,
+    title: str = "",
+    style: Style = SCREEN,
+    size: Size | None = None,
+) -> None:
     """Draw the curves over ``x`` (updates or epochs), or write their numbers, by the file's ending.
 
     Each quantity has a panel. Training curves are smoothed over ``window`` points, in pictures and
@@ -250,63 +269,153 @@ def plot(curves: Sequence[Curve], path: Path, *, x: str = "updates", window: int
                 )
     if path.suffix.lower() in NUMBERS:
         save_numbers(path, _arrays(curves, window), _document(curves, window))
-    else:
-        save_picture(draw(curves, x, window), path)
+        return
+    figure = draw(curves, x, window, title=title, style=style, size=size)
+    save_picture(figure, path, style.dpi)
 
 
-def draw(curves: Sequence[Curve], x: str, window: int) -> "Figure":
+def draw(
+    curves: Sequence[Curve],
+    x: str,
+    window: int,
+    *,
+    title: str = "",
+    style: Style = SCREEN,
+    size: Size | None = None,
+) -> "Figure":
     """Return the figure of ``plot``.
 
-    Each run has a colour. Training curves are thin, validation curves have dots, and a star marks
-    the best value.
+    Each run has a colour. Training curves are thin, validation curves have dots, and a star with a
+    number marks the best value. A curve of one value is a dot.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(curve.what for curve in curves))
     runs = list(dict.fromkeys(curve.run for curve in curves))
-    families = fonts(label(run, 60) for run in runs)
+    families = fonts(label(text, 60) for text in (*runs, title))
+    width = size.width if size else style.widths[0] if style.widths else None
     columns = 2 if len(quantities) == 4 else min(len(quantities), 3)
+    if width:
+        columns = max(1, min(columns, int(width / NARROWEST_PANEL)))
     rows = math.ceil(len(quantities) / columns)
-    most = max(sum(curve.what == what for curve in curves) for what in quantities)
-    figure = Figure(figsize=(6.4 * columns, rows * (4.0 + 0.19 * most)), layout="constrained")
+    width = width or PANEL_WIDTH * columns
+    entries = _legend_entries(curves, dict(zip(runs, colors(len(runs)), strict=True)), style)
+    across = _legend_columns(entries, width, style, families)
+    legend_height = 1.7 * style.font / 72 * math.ceil(len(entries) / across) + 0.1
+    height = rows * ASPECT * width / columns + legend_height
+    figure = Figure(figsize=(width, size.height or height if size else height))
+    figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
-    color = dict(zip(runs, colors(len(runs)), strict=True))
     for i, what in enumerate(quantities):
         axes = figure.add_subplot(rows, columns, i + 1)
         of_panel = [curve for curve in curves if curve.what == what]
-        entries = [_draw_curve(axes, curve, x, window, color[curve.run]) for curve in of_panel]
-        _style_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]))
-        legend(axes, entries, families)
+        _style_panel(axes, what, x, np.concatenate([curve.value for curve in of_panel]), style)
+        for curve in of_panel:
+            color = colors(len(runs))[runs.index(curve.run)]
+            _draw_curve(axes, curve, x, window, color, style)
+            if len(runs) <= MOST_NUMBERS:
+                _write_best(axes, curve, x, color, style)
+    text: dict[str, Any] = {"family": families, "size": style.font}
+    names = figure.legend(
+        [line for line, _ in entries],
+        # legend() drops labels that start with an underscore and typesets formulas.
+        [str(i) for i in range(len(entries))],
+        loc="outside lower center",
+        ncols=across,
+        prop=text,
+        frameon=False,
+    )
+    for drawn, (_, name) in zip(names.get_texts(), entries, strict=True):
+        drawn.set_parse_math(False)
+        drawn.set_text(name)
+    if title:
+        figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
     return figure
 
 
-def _draw_curve(
-    axes: "Axes", curve: Curve, x: str, window: int, color: Any
-) -> "tuple[Line2D, str]":
-    """Draw one curve. Return its line and its text in the legend."""
+def _legend_entries(
+    curves: Sequence[Curve], colors: Mapping[str, Any], style: Style
+) -> "list[tuple[Line2D, str]]":
+    """Return a line for each run, each kind of curve and the best value, with their names."""
+    from matplotlib.lines import Line2D
+
+    wide = 2.5 * style.line
+    entries = [
+        (Line2D([], [], color=color, linewidth=wide), label(run, 60))
+        for run, color in colors.items()
+    ]
+    kinds = {curve.kind for curve in curves}
+    grey: dict[str, Any] = {"color": "0.4", "linewidth": style.line}
+    if "train" in kinds:
+        thin = {**grey, "linewidth": 0.6 * style.line}
+        entries.append((Line2D([], [], **thin), "training"))
+    if "valid" in kinds:
+        entries.append((Line2D([], [], marker="o", markersize=3, **grey), "validation"))
+    if any(curve.best() is not None for curve in curves):
+        star = Line2D([], [], color="0.4", marker="*", linestyle="", markersize=style.font)
+        entries.append((star, "best"))
+    return entries
+
+
+def _legend_columns(
+    entries: "Sequence[tuple[Line2D, str]]", width: float, style: Style, families: list[str]
+) -> int:
+    """Return how many entries of the legend fit side by side."""
+    widest = TextWidth(families).widest([name for _, name in entries], style.font)
+    each = widest + 4.5 * style.font / 72  # the line and the space between
+    return max(1, min(len(entries), int(width / each)))
+
+
+def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, style: Style) -> None:
     position = curve.update if x == "updates" else curve.epoch
-    name = f"{label(curve.run, 60)}, {curve.kind}"
     value = np.where(np.isfinite(curve.value), curve.value, math.nan)
+    one_value = np.isfinite(value).sum() == 1
     if curve.kind == "valid":
-        best = curve.best()
-        if best is not None:
-            digits = 0 if x == "updates" else 1
-            where = f"{x.removesuffix('s')} {position[best]:.{digits}f}"
-            name += f" (best {_short(curve.value[best])} at {where})"
-            star: dict[str, Any] = {"markersize": 13, "markeredgecolor": "white", "zorder": 4}
-            axes.plot(position[best], value[best], "*", color=color, **star)
-        style: dict[str, Any] = {"linewidth": 1.8, "markersize": 3.5, "zorder": 3}
-        [line] = axes.plot(position, value, "-o", color=color, **style)
-        return line, name
+        size = 2.2 * style.line
+        axes.plot(
+            position, value, "-o", color=color, linewidth=style.line, markersize=size, zorder=3
+        )
+        return
     if window > 1:
-        axes.plot(position, value, "-", color=color, linewidth=0.6, alpha=0.3)
-        name += f" (mean of {window})"
-    [line] = axes.plot(position, smooth(value, window), "-", color=color, linewidth=1.0, alpha=0.7)
-    return line, name
+        axes.plot(position, value, "-", color=color, linewidth=0.4 * style.line, alpha=0.3)
+    axes.plot(
+        position,
+        smooth(value, window),
+        "o" if one_value else "-",
+        color=color,
+        markersize=1.6 * style.line,
+        linewidth=0.6 * style.line,
+        alpha=0.7,
+    )
 
 
-def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
+def _write_best(axes: "Axes", curve: Curve, x: str, color: Any, style: Style) -> None:
+    """Mark the best value of a validation curve by a star, and write the value beside it."""
+    from matplotlib.patheffects import withStroke
+
+    best = curve.best()
+    if best is None:
+        return
+    place = ((curve.update if x == "updates" else curve.epoch)[best], curve.value[best])
+    star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
+    axes.plot(*place, "*", color=color, markersize=1.4 * style.font, **star)
+    above = curve.what in HIGHER_IS_BETTER
+    axes.annotate(
+        _short(curve.value[best]),
+        place,
+        (0, style.font * (0.8 if above else -0.8)),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if above else "top",
+        color=color,
+        size=style.font,
+        zorder=5,
+        path_effects=[withStroke(linewidth=2, foreground="white")],
+    )
+
+
+def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray, style: Style) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     values = values[np.isfinite(values)]
@@ -316,8 +425,11 @@ def _style_panel(axes: "Axes", what: str, x: str, values: np.ndarray) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_title(TITLES.get(what, label(what)), fontsize=11, parse_math=False)
-    axes.set_xlabel("update" if x == "updates" else "epoch")
+    # Room for the numbers beside the stars.
+    axes.margins(x=0.07, y=0.12)
+    axes.set_ylabel(TITLES.get(what, label(what)), fontsize=style.caption, parse_math=False)
+    axes.set_xlabel("update" if x == "updates" else "epoch", fontsize=style.caption)
+    axes.tick_params(labelsize=style.font)
     style_axes(axes)
 
 

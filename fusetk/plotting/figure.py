@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusetk.errors import DataError
+from fusetk.plotting.style import SCREEN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,6 @@ PICTURES = (".png", ".pdf", ".svg")
 NUMBERS = (".npz", ".json")
 PAGES = (".html",)
 
-DPI = 150
 # Limits of a PNG. A larger figure gets a lower resolution, so that viewers can open the file.
 MAX_PIXELS = 120_000_000
 MAX_SIDE = 60_000  # pixels; the renderer's limit is 65,536
@@ -57,9 +57,10 @@ def check_output(path: Path, pages: bool = False, numbers: bool = True) -> None:
         raise DataError(f"{path} is a folder; give the name of a file")
 
 
-def save_picture(figure: "Figure", path: Path) -> None:
+def save_picture(figure: "Figure", path: Path, resolution: int = SCREEN.dpi) -> None:
     """Write a figure in the format of the file's ending; equal figures give equal bytes.
 
+    ``resolution`` is that of a PNG file in pixels per inch. It is lower for very large figures.
     Raises DataError if the file cannot be written.
     """
     import matplotlib
@@ -68,14 +69,16 @@ def save_picture(figure: "Figure", path: Path) -> None:
     # Dates would make equal figures differ.
     undated: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     width, height = figure.get_size_inches()
-    dpi = min(float(DPI), (MAX_PIXELS / (width * height)) ** 0.5, MAX_SIDE / max(width, height))
-    if kind == "png" and dpi < DPI:
+    dpi = min(
+        float(resolution), (MAX_PIXELS / (width * height)) ** 0.5, MAX_SIDE / max(width, height)
+    )
+    if kind == "png" and dpi < resolution:
         log.warning(
             "%s is large: its resolution is %d dpi instead of %d; "
             "write a PDF or choose fewer panels if labels are not readable",
             path,
             dpi,
-            DPI,
+            resolution,
         )
     # PDFs embed TrueType fonts, as publishers require. SVGs contain outlines instead of fonts.
     style = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fusetk"}

@@ -176,7 +176,9 @@ def panels(traces: Sequence[FusionTrace], tokens: TokenPair, hop: int | str = "a
 def _layer_panel(
     name: str, title: str, matrix: np.ndarray, x: Sequence[str], layers: Sequence[str], measure: str
 ) -> Panel:
-    return Panel(name, title, matrix, x, layers, measure, ("input token", "layer"), up=True)
+    return Panel(
+        name, title, matrix, x, layers, measure, ("input token", "layer"), up=True, top=1.0
+    )
 
 
 def _contribution_panels(traced: FusionTrace, shares: np.ndarray, x: Sequence[str]) -> list[Panel]:
@@ -192,6 +194,7 @@ def _contribution_panels(traced: FusionTrace, shares: np.ndarray, x: Sequence[st
         SHARE,
         ("", "layer"),
         up=True,
+        top=1.0,
     )
     return [_layer_panel(name, title, shares.T, x, traced.layers, SHARE), mean]
 

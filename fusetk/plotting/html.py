@@ -47,24 +47,27 @@ def save_page(pages: Sequence[Page], path: Path, title: str, colors: str = "blue
 
 
 def render(pages: Sequence[Page], title: str, colors: str = "blue") -> str:
-    """Return the content of the HTML file.
+    """Return the content of the HTML file."""
+    return fill_template(FOLDER / "page.html", title, _data(pages, title, colors))
+
+
+def fill_template(template: Path, title: str, data: Any) -> str:
+    """Return a template with its title, ``data`` as JSON, and the style and script of panels.
 
     No word of the input can change the page: words are strings inside a JSON element, and the
     script displays them only as text.
     """
-    data = json.dumps(
-        _data(pages, title, colors), ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Even inside a JSON string, </script> would end the element and <!-- would change its meaning.
     for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
+        text = text.replace(character, f"\\u{ord(character):04x}")
     parts = {
         "title": html.escape(title),
-        "data": data,
+        "data": text,
         "style": (FOLDER / "panels.css").read_text(encoding="utf-8"),
         "script": (FOLDER / "panels.js").read_text(encoding="utf-8"),
     }
-    return insert((FOLDER / "page.html").read_text(encoding="utf-8"), parts)
+    return insert(template.read_text(encoding="utf-8"), parts)
 
 
 def insert(template: str, parts: Mapping[str, str]) -> str:

@@ -2,20 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fusetk.plotting.figure import finite
 
-# Colour maps by the user's name: matplotlib's name, and the value at the upper end (None: the
-# maximum of the panels). `grey` draws attention as papers do: probability 1 is white, 0 is black.
-COLORS: dict[str, tuple[str, float | None]] = {
-    "blue": ("Blues", None),
-    "viridis": ("viridis_r", None),
-    "grey": ("gray", 1.0),
-}
+# Colour maps by the user's name. `grey` draws attention as papers do: 1 is white, 0 is black.
+COLORS = {"blue": "Blues", "viridis": "viridis", "grey": "gray"}
 DIVERGING = "RdBu_r"  # for panels with negative numbers: 0 is white, positive red, negative blue
 
 
@@ -33,6 +28,8 @@ class Panel:
     axes: tuple[str, str] = ("", "")  # names of the columns and of the rows
     up: bool = False  # draw the first row at the bottom
     cut: int = 0  # number of columns left of the dividing line; 0: no line
+    # The number at the end of the colour scale; None: the largest number of the measure's panels.
+    top: float | None = None
 
     def __post_init__(self) -> None:
         if self.matrix.shape != (len(self.y), len(self.x)):
@@ -57,28 +54,57 @@ class Scale(NamedTuple):
     map: str
     low: float
     high: float
+    fixed: bool = False  # ``high`` does not depend on the numbers
 
 
 def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
     """Return the colour scale of each measure, in order of appearance.
 
-    Every number is inside its scale. Measures with negative numbers get a diverging map.
+    A scale ends at the largest ``top`` of its panels, or, if a panel has none, at the largest
+    number. Measures with negative numbers get a diverging map, symmetric about 0.
     """
     by_measure: dict[str, Scale] = {}
     for measure in dict.fromkeys(panel.measure for panel in panels):
-        values = np.concatenate(
-            [panel.matrix.ravel() for panel in panels if panel.measure == measure]
-        )
+        of_measure = [panel for panel in panels if panel.measure == measure]
+        values = np.concatenate([panel.matrix.ravel() for panel in of_measure])
         values = values[np.isfinite(values)]
         low = float(values.min(initial=0.0))
-        high = float(values.max(initial=0.0))
-        if low < 0:
-            limit = max(-low, high)
-            by_measure[measure] = Scale(DIVERGING, -limit, limit)
-        else:
-            name, top = COLORS.get(colors, (colors, None))
-            by_measure[measure] = Scale(name, 0.0, max(top or 0.0, high) or 1.0)
+        high = max(float(values.max(initial=0.0)), -low) or 1.0
+        tops = [panel.top for panel in of_measure if panel.top is not None]
+        fixed = len(tops) == len(of_measure)
+        if fixed:
+            high = max(tops)
+        name = DIVERGING if low < 0 else COLORS.get(colors, colors)
+        by_measure[measure] = Scale(name, -high if low < 0 else 0.0, high, fixed)
     return by_measure
+
+
+def with_top(pages: Sequence[Page], top: float) -> list[Page]:
+    """Return the pages with another end of all colour scales; infinity: the largest number."""
+    end = None if math.isinf(top) else top
+    return [
+        page._replace(panels=[replace(panel, top=end) for panel in page.panels]) for page in pages
+    ]
+
+
+def short_titles(panels: Sequence[Panel]) -> tuple[str, list[str]]:
+    """Return the parts that the titles of all panels share, and each title without them.
+
+    Parts are separated by commas. Only parts at the beginning and at the end are compared.
+    """
+    titles = [panel.title.split(", ") for panel in panels]
+    first = titles[0]
+    shortest = min(map(len, titles))
+    if len(titles) == 1:
+        return panels[0].title, [""]
+    begin = 0
+    while begin < shortest and all(title[begin] == first[begin] for title in titles):
+        begin += 1
+    end = 0
+    while end < shortest - begin and all(title[-end - 1] == first[-end - 1] for title in titles):
+        end += 1
+    shared = first[:begin] + first[len(first) - end :]
+    return ", ".join(shared), [", ".join(title[begin : len(title) - end]) for title in titles]
 
 
 def _key(page: Page, panel: Panel, pages: Sequence[Page]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fusetk.errors import DataError
 from fusetk.plotting.figure import (
@@ -15,6 +16,7 @@ from fusetk.plotting.figure import (
 from fusetk.plotting.heatmap import draw
 from fusetk.plotting.html import save_page
 from fusetk.plotting.panel import Page, arrays, document
+from fusetk.plotting.style import SCREEN, Size, Style
 
 
 def save(
@@ -24,10 +26,13 @@ def save(
     title: str = "",
     colors: str = "blue",
     columns: int | Sequence[int] | None = None,
+    style: Style = SCREEN,
+    size: Size | None = None,
 ) -> None:
     """Write the pages in the format of the file's ending.
 
-    A picture has exactly one page; ``columns`` arranges its panels (see ``heatmap.draw``). An .npz
+    A picture has exactly one page; ``columns``, ``style`` and ``size`` arrange its panels (see
+    ``heatmap.draw``). An .npz
     file holds each matrix under its panel's name and the labels under NAME.x and NAME.y; with
     several pages, each name starts with the page's number and a dot. Raises DataError if ``path``
     cannot be written.
@@ -40,7 +45,9 @@ def save(
         save_page(pages, path, title, colors)
     else:
         check_one(len(pages), path)
-        save_picture(draw(pages[0].panels, title=title, colors=colors, columns=columns), path)
+        layout: dict[str, Any] = {"columns": columns, "style": style, "size": size}
+        figure = draw(pages[0].panels, title=title, colors=colors, **layout)
+        save_picture(figure, path, style.dpi)
 
 
 def check_one(sentences: int, path: Path) -> None:

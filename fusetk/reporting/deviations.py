@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,3 +110,17 @@ def _differences(actual: Any, expected: Any, key: str) -> list[Difference]:
         for name, one, other in pairs
         for difference in _differences(one, other, f"{key}.{name}")
     ]
+
+
+def short_keys(keys: Sequence[str], others: Sequence[str] = ()) -> dict[str, str]:
+    """Return for each key its shortest end that no other key and none of ``others`` has."""
+    return {key: _short_key(key, [*keys, *others]) for key in keys}
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    names = key.split(".")
+    for start in range(len(names) - 1, 0, -1):
+        end = ".".join(names[start:])
+        if not any(other.endswith(f".{end}") for other in keys if other != key):
+            return end
+    return key

@@ -3,9 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-
-from fusetk.reporting.layout import table_cells, table_notes
-from fusetk.reporting.tables import PaperTable
+from typing import NamedTuple
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -14,6 +12,8 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     "Δ": r"$\Delta$",
+    "<": r"$<$",
+    "×": r"$\times$",
     "¹": r"\textsuperscript{1}",
     "²": r"\textsuperscript{2}",
     "³": r"\textsuperscript{3}",
@@ -22,7 +22,16 @@ _LATEX = {
 }
 
 
-def csv_text(tables: Sequence[PaperTable]) -> str:
+class TextTable(NamedTuple):
+    """A table whose cells are text."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str | None]]  # None: the value is unknown
+    notes: list[str]  # lines below the table
+
+
+def csv_text(tables: Sequence[TextTable]) -> str:
     """Return the tables as CSV: for each a line of heads, then a line for each row.
 
     The first column is the table's name. An unknown value is empty.
@@ -30,26 +39,24 @@ def csv_text(tables: Sequence[PaperTable]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for table in tables:
-        heads, rows = table_cells(table, costs=True)
-        writer.writerow(["table", "row", *heads[1:]])
-        writer.writerows([table.title, *(cell or "" for cell in row)] for row in rows)
+        writer.writerow(["table", "row", *table.heads[1:]])
+        writer.writerows([table.title, *(cell or "" for cell in row)] for row in table.rows)
     return file.getvalue()
 
 
-def latex_text(table: PaperTable) -> str:
+def latex_text(table: TextTable) -> str:
     """Return a table as LaTeX, for the package booktabs. The notes are in its caption."""
-    heads, rows = table_cells(table, costs=True)
     lines = [
         r"\begin{table}",
         r"\centering",
-        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        f"\\begin{{tabular}}{{l{'r' * (len(table.heads) - 1)}}}",
         r"\toprule",
-        " & ".join(map(_escape, heads)) + r" \\",
+        " & ".join(map(_escape, table.heads)) + r" \\",
         r"\midrule",
-        *(" & ".join(_escape(cell or "--") for cell in row) + r" \\" for row in rows),
+        *(" & ".join(_escape(cell or "--") for cell in row) + r" \\" for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}",
-        f"\\caption{{{'. '.join(map(_escape, [table.title, *table_notes(table)]))}.}}",
+        f"\\caption{{{'. '.join(map(_escape, [table.title, *table.notes]))}.}}",
         r"\end{table}",
     ]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusetk.reporting.deviations import config_deviations
+from fusetk.reporting.formats import TextTable
 from fusetk.reporting.runs import (
     MeanScore,
     MeasuredRun,
@@ -59,6 +60,12 @@ def table_cells(table: PaperTable, costs: bool = False) -> tuple[list[str], list
         heads += ["hours", "tokens/s", "hardware", "seeds"]
         columns += [list(cells) for cells in zip(*map(_cost_cells, table.rows), strict=True)]
     return heads, [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def text_table(table: PaperTable, costs: bool = False) -> TextTable:
+    """Return the cells and the notes of a table; for ``costs`` see ``table_cells``."""
+    heads, rows = table_cells(table, costs)
+    return TextTable(table.title, heads, rows, table_notes(table))
 
 
 def _millions(count: ParameterCount | None) -> str | None:

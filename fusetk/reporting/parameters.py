@@ -49,7 +49,7 @@ def vocabulary_sizes(recipe: "Recipe") -> tuple[int, int]:
         return recipe.paper.vocabulary
     raise ConfigError(
         f"{recipe.data.folder} is not prepared yet, so the vocabulary sizes are unknown: "
-        "give --src-vocab-size and --tgt-vocab-size"
+        "run fusetk prep, or give --src-vocab-size and --tgt-vocab-size"
     )
 
 

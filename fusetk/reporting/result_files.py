@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fusetk.errors import DataError
+from fusetk.evaluation.metrics import METRICS
 from fusetk.runs import Session
 
 FORMAT = 1
@@ -108,16 +109,6 @@ class RunResult(_Part):
     valid_curve: Curve
     config: dict[str, Any]  # all settings, without the folders of files
 
-    @property
-    def is_pilot(self) -> bool:
-        """Whether the config of the run differs from the recipe."""
-        return bool(self.overrides)
-
-    @property
-    def row_key(self) -> tuple[str, str]:
-        """The table and the name of the row."""
-        return self.table, self.row
-
 
 # JSON ---------------------------------------------------------------------------------------------
 
@@ -170,6 +161,14 @@ def read_result(path: Path) -> RunResult:
         raise DataError(f"{path} is damaged ({reason}): {advice}") from None
 
 
+def holds_results(path: Path) -> bool:
+    """Whether a path is a folder of results, or a folder without any config."""
+    if not path.is_dir():
+        return False
+    configs = (file for pattern in ("*.yaml", "*.yml") for file in path.rglob(pattern))
+    return any(path.glob("*.json")) or next(configs, None) is None
+
+
 def read_results(folder: Path) -> dict[Path, RunResult]:
     """Return the results in a folder by file. Raises DataError if a file cannot be used."""
     return {path: read_result(path) for path in sorted(folder.glob("*.json"))}
@@ -211,6 +210,11 @@ def read_columns(path: Path) -> Columns:
         raise DataError(
             f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
         ) from None
+
+
+def text_kind(metric: str) -> str:
+    """Return the ending of the text that a metric scores: txt if it is tokenised, else raw."""
+    return "txt" if metric in METRICS and METRICS[metric].tokenizes is False else "raw"
 
 
 def translations_path(folder: Path, stem: str, set_name: str) -> Path:

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 
 from fusetk.data.text import read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError
-from fusetk.evaluation.metrics import METRICS
 from fusetk.files import write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import read_cost
-from fusetk.reporting.deviations import SECTIONS, config_overrides, without_folders
+from fusetk.reporting.deviations import (
+    SECTIONS,
+    config_overrides,
+    short_keys,
+    without_folders,
+)
 from fusetk.reporting.layer_weights import layer_weights
 from fusetk.reporting.parameters import count_parameters, vocabulary_sizes_of
 from fusetk.reporting.result_files import (
@@ -27,6 +31,7 @@ from fusetk.reporting.result_files import (
     read_result,
     read_results,
     result_text,
+    text_kind,
     texts_path,
     translations_path,
 )
@@ -51,7 +56,7 @@ class SaveReport(NamedTuple):
     notes: list[str]
 
 
-class SavedRun(NamedTuple):
+class RunContents(NamedTuple):
     """The result of a run with its texts by test set."""
 
     result: RunResult
@@ -69,7 +74,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
     """
     systems = _systems(rows)
     report = SaveReport([], [], [], [], [])
-    saved: dict[str, tuple[MeasuredRun, SavedRun]] = {}
+    saved: dict[str, tuple[MeasuredRun, RunContents]] = {}
     for row, run in _runs_to_save(rows):
         reason = _missing(run)
         if reason:
@@ -141,22 +146,13 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
     """
     parts = [f"{result.system}.seed{result.seed}"]
     keys = list(_leaf_keys({section: row.config.get(section) for section in SECTIONS}))
+    names = short_keys(list(result.overrides), keys)
     for key, value in result.overrides.items():
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         if not SHORT_VALUE.fullmatch(text):
             text = hashlib.sha256(text.encode()).hexdigest()[:8]
-        parts.append(f"{_short_key(key, [*keys, *result.overrides])}={text}")
+        parts.append(f"{names[key]}={text}")
     return ".".join(parts)
-
-
-def _short_key(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest end of a key that no other key has."""
-    names = key.split(".")
-    for start in range(len(names) - 1, 0, -1):
-        end = ".".join(names[start:])
-        if not any(other.endswith(f".{end}") for other in keys if other != key):
-            return end
-    return key
 
 
 def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
@@ -228,7 +224,7 @@ def _row_fields(row: PaperRow) -> dict[str, Any]:
 # The contents of a run folder ---------------------------------------------------------------------
 
 
-def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> SavedRun:
+def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> RunContents:
     assert row.path is not None
     translations = _translations(run)
     texts: dict[str, Columns] = {}
@@ -256,12 +252,12 @@ def _saved_run(run: MeasuredRun, row: PaperRow, notes: list[str]) -> SavedRun:
         valid_curve=curve_valid,
         config=without_folders(run.config),
     )
-    return SavedRun(result, translations, texts)
+    return RunContents(result, translations, texts)
 
 
 def _with_layer_weights(
-    saved: SavedRun, run: MeasuredRun, path: Path, notes: list[str]
-) -> SavedRun:
+    saved: RunContents, run: MeasuredRun, path: Path, notes: list[str]
+) -> RunContents:
     """Return the contents with the layer weights of the model.
 
     They are those of the file ``path``, if it has them for the same checkpoint.
@@ -350,11 +346,6 @@ def rounded(value: Any) -> int | float | None:
     return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 
-def text_kind(metric: str) -> str:
-    """Return the ending of the text that a metric scores: txt if it is tokenised, else raw."""
-    return "txt" if metric in METRICS and METRICS[metric].tokenizes is False else "raw"
-
-
 def _translations(run: MeasuredRun) -> dict[str, Columns]:
     """Return the scored translations of each test set that are in the run folder.
 
@@ -404,7 +395,7 @@ def _checksum(columns: Columns) -> str:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _write(folder: Path, stem: str, saved: SavedRun, report: SaveReport) -> None:
+def _write(folder: Path, stem: str, saved: RunContents, report: SaveReport) -> None:
     changed = False
     for name, columns in saved.texts.items():
         path = texts_path(folder, name, saved.result.texts[name])

@@ -7,7 +7,7 @@ from pathlib import Path
 from fusetk.errors import CheckpointError
 from fusetk.runs import MODEL, checkpoint_name, checkpoints
 from fusetk.training import checkpoint
-from fusetk.training.validation import rank
+from fusetk.training.validation_config import rank
 from fusetk.weights import read_state, read_tensors
 
 

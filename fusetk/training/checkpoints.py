@@ -17,7 +17,7 @@ from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
 from fusetk.training.progress import Progress
 from fusetk.training.sharding import gather, shard_like
-from fusetk.training.validation import rank
+from fusetk.training.validation_config import rank
 from fusetk.weights import damaged, load_weights, read_state, read_tensors
 
 

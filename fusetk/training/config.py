@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from fusetk.config import ComponentConfig, Config, component
-from fusetk.data.sampler import BatchConfig
+from fusetk.data.batch_config import BatchConfig
 from fusetk.training.optim import OPTIMIZERS
 from fusetk.training.schedule import SCHEDULES, ScheduleConfig, with_current_name
-from fusetk.training.validation import ValidationConfig
+from fusetk.training.validation_config import ValidationConfig
 
 
 class EndConfig(Config):
@@ -139,7 +139,8 @@ class TrainingConfig(Config):
     keep_best: int = Field(1, ge=1)
     """Number of best checkpoints to keep, by the validation metric."""
     log_every: int = Field(100, ge=1)
-    """Number of updates between log lines."""
+    """Number of updates between log lines. There are further lines after 1, 2, 4, 8, ... updates,
+    up to this number, and before each validation."""
     max_skipped: int = Field(5, ge=1)
     """Number of consecutive skipped updates after which training stops with an error. An update is
     skipped if its gradient is not finite."""

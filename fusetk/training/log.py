@@ -1,20 +1,21 @@
-"""Output of a training run: log lines, ``metrics.jsonl``, a live display, TensorBoard files."""
+"""Output of a training run: log lines, ``metrics.jsonl``, a progress bar, TensorBoard files."""
 
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
-import rich.progress
 import torch
 from rich.console import Console
 
+from fusetk import display
 from fusetk.data.sampler import UpdateSize
+from fusetk.display import Display, Task
 from fusetk.errors import ConfigError
 from fusetk.files import write_if_changed
 from fusetk.processes import World
@@ -78,29 +79,14 @@ class Log:
     def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
         self._text = AppendingFile(run / LOG)
         self._metrics = AppendingFile(run / METRICS)
-        self._console = Console(
-            file=cast(IO[str], _StandardError()), quiet=quiet, highlight=False, soft_wrap=True
-        )
+        console = Console(file=cast(IO[str], _StandardError()), highlight=False)
+        self._console = console
+        self._quiet = quiet
         self._tensorboard = _tensorboard_writer(run) if tensorboard else None
-        self._display = rich.progress.Progress(
-            rich.progress.TextColumn(
-                "epoch {task.fields[epoch]}  update {task.completed:.0f}{task.fields[of]}"
-            ),
-            rich.progress.BarColumn(bar_width=None),
-            rich.progress.TextColumn(
-                "loss {task.fields[loss]:.3f}  ppl {task.fields[ppl]:.2f}  lr {task.fields[lr]:.2e}"
-            ),
-            rich.progress.TextColumn("{task.fields[speed]:.0f} tokens/s"),
-            rich.progress.TimeRemainingColumn(),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
-        )
-        self._task = self._display.add_task(
-            "", total=None, of="", epoch=1, loss=0.0, ppl=0.0, lr=0.0, speed=0.0
-        )
+        self.display = Display(quiet, console)
 
     def __enter__(self) -> "Log":
-        self._display.start()
+        self.display.__enter__()
         return self
 
     def __exit__(
@@ -109,20 +95,30 @@ class Log:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._display.stop()
+        self.display.__exit__(kind, error, trace)
         self._text.close()
         self._metrics.close()
         if self._tensorboard is not None:
             with suppress(OSError):
                 self._tensorboard.close()
 
-    def line(self, text: str) -> None:
-        """Print a line, and write it with date and time into the log file."""
+    def line(self, text: str, shorten: bool = False) -> None:
+        """Print a line, and write it with date and time into the log file.
+
+        With ``shorten``, a terminal shows only the fields that fit into a line. Two spaces separate
+        the fields.
+        """
         self._text.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
-        if not self._display.disable:
-            self._console.print(text, markup=False)
-        elif not self._console.quiet:
+        if self._quiet:
+            return
+        self.display.line_printed()
+        if not self.display.is_bar:
             _print_error(text)
+            return
+        width = self._console.width
+        while shorten and len(text) > width and "  " in text:
+            text = text.rpartition("  ")[0]
+        self._console.print(text, markup=False)
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Write a line of ``metrics.jsonl``; ``kind`` is train or valid.
@@ -144,23 +140,12 @@ class Log:
                 f"TensorBoard files cannot be written ({error}): training continues without them"
             )
 
-    def show_progress(self, update: int, total: float | None, **fields: Any) -> None:
-        """Update the live display. ``total`` is the number of the last update, if it is known.
-
-        Fields that are not given do not change.
-        """
-        if self._display.disable:
-            return
-        if total is not None:
-            fields["of"] = f" of {total:.0f}"
-        self._display.update(self._task, completed=update, total=total, **fields)
-
 
 class NullLog(Log):
     """Log that writes nothing. All processes except rank 0 use it."""
 
     def __init__(self) -> None:
-        pass
+        self.display = Display(disabled=True)
 
     def __enter__(self) -> "NullLog":
         return self
@@ -173,14 +158,70 @@ class NullLog(Log):
     ) -> None:
         pass
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, shorten: bool = False) -> None:
         pass
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         pass
 
-    def show_progress(self, update: int, total: float | None, **fields: Any) -> None:
-        pass
+
+class Updates(Task):
+    """The updates of a stage as a task of the display."""
+
+    def __init__(self, progress: Progress):
+        """Start after the updates of ``progress``."""
+        super().__init__("", "updates")
+        self.begin_stage(progress)
+
+    def begin_stage(self, progress: Progress) -> None:
+        """Start a stage, or continue it after the updates of ``progress``."""
+        self.start = self.count = progress.update
+        self.start_time = self.clock()
+        self.epoch = progress.epoch + 1
+        self.first = progress.update - progress.stage_update  # updates before the bar
+        self.last: float | None = None  # the last update of the stage, if it is known
+        self.total = None
+        self.values: dict[str, float] = {}  # loss, tokens per second and learning rate
+
+    def move(self, progress: Progress, updates_in_epoch: int, updates_left: float) -> None:
+        """Count an update, which is the last one of ``progress``.
+
+        ``updates_left`` is infinite if it is not known when the stage ends. The bar then shows the
+        position in the epoch.
+        """
+        self.epoch = math.ceil(progress.epochs)
+        self.first = progress.update - progress.stage_update
+        if updates_left < math.inf:
+            self.last = self.total = progress.update + updates_left
+        else:
+            self.first = progress.update - (progress.position or updates_in_epoch)
+            self.total = self.first + updates_in_epoch
+        self.set(progress.update)
+
+    def bar(self) -> tuple[float, float | None]:
+        total = self.total
+        return self.count - self.first, None if total is None else total - self.first
+
+    def position(self) -> str:
+        last = "" if self.last is None else f" of {self.last:,.0f}"
+        return f"epoch {self.epoch}  update {self.count:,.0f}{last}"
+
+    def fields(self) -> list[str]:
+        values = self.values
+        texts = []
+        if "loss" in values:
+            texts.append(f"loss {values['loss']:.3f}")
+        if "speed" in values:
+            texts.append(f"{values['speed']:,.0f} tokens/s")
+        if "loss" in values:
+            texts.append(f"ppl {math.exp(min(values['loss'], 700.0)):,.1f}")
+        if "rate" in values:
+            texts.append(f"lr {values['rate']:.1e}")
+        return texts
+
+    def time_left(self) -> str:
+        left = super().time_left()
+        return f"{left} of epoch" if left and self.last is None else left
 
 
 class Reporter:
@@ -191,7 +232,16 @@ class Reporter:
         self.world = world
         self.device = device
         self.log_every = log_every
+        self.updates = Updates(Progress())
+        self._last_values = -math.inf  # time of the last values in the display
         self.restart()
+
+    @contextmanager
+    def shown(self, progress: Progress) -> Iterator[None]:
+        """Show the updates after ``progress`` on the display within this context."""
+        self.updates.begin_stage(progress)
+        with self.log.display.show(self.updates):
+            yield
 
     def message(self, text: str) -> None:
         """Write a message of this process into the log (rank 0) or to standard error."""
@@ -212,19 +262,46 @@ class Reporter:
         stats: UpdateStats,
         size: UpdateSize,
         rate: float,
+        updates_in_epoch: int,
         updates_left: float,
     ) -> None:
         """Add an update, and report the average if it is due.
 
+        It is due every ``log_every`` updates, and before that after 1, 2, 4, 8, ... updates.
         ``updates_left`` is the number of remaining updates of the stage; infinite if it is unknown.
         """
         self._updates.append(stats)
         self._sizes.append(size)
-        last = progress.update + updates_left if updates_left < math.inf else None
-        self.log.show_progress(progress.update, last, epoch=progress.epoch + 1)
-        if progress.update % self.log_every == 0:
-            self._report_average(progress, rate)
+        self._rate = rate
+        number = progress.update
+        is_power_of_two = number & (number - 1) == 0
+        self._refresh_values()
+        self.updates.move(progress, updates_in_epoch, updates_left)
+        if number % self.log_every == 0 or (number < self.log_every and is_power_of_two):
+            self.report(progress)
+
+    def report(self, progress: Progress) -> None:
+        """Report the average over the updates since the last report, if there are any."""
+        if self._updates:
+            self._report_average(progress, self._rate)
             self.restart()
+
+    def _refresh_values(self) -> None:
+        """Give the display the average so far, as often as it needs it.
+
+        With several processes, the loss is that of the last report.
+        """
+        now = time.perf_counter()
+        shown_by = self.log.display
+        refresh = shown_by.is_bar and now - self._last_values >= 1 / display.REFRESHES
+        if not (refresh or shown_by.line_due()):
+            return
+        self._last_values = now
+        tokens = sum(stats.tokens for stats in self._updates)
+        self.updates.values |= {"speed": tokens / (now - self._start), "rate": self._rate}
+        if self.world.size == 1:
+            nll = float(torch.stack([stats.nll for stats in self._updates]).sum())
+            self.updates.values["loss"] = nll / tokens
 
     def _report_average(self, progress: Progress, rate: float) -> None:
         tokens = sum(stats.tokens for stats in self._updates)
@@ -260,14 +337,12 @@ class Reporter:
         self.log.line(
             f"train  epoch {progress.epochs:.2f}  update {progress.update}  loss {loss:.4f} "
             f"(smoothed {smoothed_loss:.4f})  ppl {perplexity:.2f}  {speed:.0f} tokens/s  "
+            f"lr {rate:.3e}  gradient norm {math.nan if norm is None else norm:.2f}  "
             f"{tokens / len(self._sizes):.0f} tokens in {pairs:.1f} pairs per update  "
-            f"padding {padding:.1%}  "
-            f"gradient norm {math.nan if norm is None else norm:.2f}  lr {rate:.3e}  "
-            f"memory {memory / 2**20:.0f} MB"
+            f"padding {padding:.1%}  memory {memory / 2**20:.0f} MB",
+            shorten=True,
         )
-        self.log.show_progress(
-            progress.update, None, loss=loss, ppl=perplexity, lr=rate, speed=speed
-        )
+        self.updates.values = {"loss": loss, "speed": speed, "rate": rate}
 
     def validation(
         self,

@@ -83,11 +83,12 @@ class Trainer:
             self.config.precision, self.config.max_skipped, self.run, log
         )
         self.model.train()
-        while True:
-            self._train_stage()
-            if self.stages.is_last(self.progress):
-                return
-            self._start_next_stage()
+        with self.reporter.shown(self.progress):
+            while True:
+                self._train_stage()
+                if self.stages.is_last(self.progress):
+                    return
+                self._start_next_stage()
 
     def resume(self, folder: Path) -> None:
         """Load weights, optimiser state and progress from a checkpoint.
@@ -120,6 +121,7 @@ class Trainer:
             for indices in updates[progress.position :]:
                 self._update(indices, len(updates))
                 if self.world.any(self.stop.signal is not None):
+                    self.reporter.report(progress)
                     self.checkpoints.interrupt(progress, self.optimizer, self.stop.signal)
                 self._after_update()
                 if self.stages.ended(progress):
@@ -132,6 +134,7 @@ class Trainer:
         self.progress.start_stage()
         if self.stages.config(self.progress).start == "best":
             self.checkpoints.load_weights(self.run / CHECKPOINTS / "best")
+        self.reporter.updates.begin_stage(self.progress)
         self.log.line(
             f"stage {self.progress.stage + 1} of {len(self.config.stages)} starts "
             f"after update {self.progress.update}"
@@ -155,7 +158,7 @@ class Trainer:
             self.ema.update(progress.update)
         self.clock.add_to(progress, stage.end)
         updates_left = self.stages.updates_left(progress, updates_in_epoch)
-        self.reporter.update(progress, stats, size, rate, updates_left)
+        self.reporter.update(progress, stats, size, rate, updates_in_epoch, updates_left)
 
     def _after_update(self) -> None:
         """Validate or save, if this is due."""
@@ -171,6 +174,7 @@ class Trainer:
         that is needed only at the end of a stage does not change the learning rate.
         """
         metric = self.config.validation.metric
+        self.reporter.report(self.progress)
         start = time.perf_counter()
         results = self.validation(self.progress, self.optimizer, self.stop)
         is_best = self.progress.add_validation(metric, results)

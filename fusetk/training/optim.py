@@ -1,17 +1,21 @@
-"""Optimisers: the rules by which gradients change parameters."""
+"""Optimisers: the rules by which gradients change parameters.
+
+The functions import torch, this module does not: the check of a config needs the configs only.
+"""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import Field
-from torch import nn
 
 from fusetk.config import ComponentConfig, resolve
-from fusetk.training.adafactor import Adafactor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
-Builder = Callable[[Any, Iterable[nn.Parameter]], torch.optim.Optimizer]
+Builder = Callable[[Any, "Iterable[nn.Parameter]"], "torch.optim.Optimizer"]
 
 
 class AdamConfig(ComponentConfig):
@@ -76,10 +80,12 @@ def configured_by(config: type[ComponentConfig]) -> Callable[[Builder], Builder]
 
 
 @configured_by(AdamConfig)
-def adam(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def adam(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps)
     (Kingma and Ba 2015, Algorithm 1).
     """
+    import torch
+
     return torch.optim.Adam(
         parameters,
         lr=0.0,
@@ -91,10 +97,12 @@ def adam(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.
 
 
 @configured_by(AdamConfig)
-def adamw(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def adamw(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
     """Adam with decoupled weight decay: w -= lr * decay * w in addition to Adam's step (Loshchilov
     and Hutter 2019, Algorithm 2).
     """
+    import torch
+
     return torch.optim.AdamW(
         parameters,
         lr=0.0,
@@ -106,7 +114,7 @@ def adamw(config: AdamConfig, parameters: Iterable[nn.Parameter]) -> torch.optim
 
 
 @configured_by(NAGConfig)
-def nag(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
     """v = mu v + g; w -= lr (g + mu v), Nesterov's momentum (Sutskever et al. 2013).
 
     This is PyTorch's SGD with ``nesterov``.
@@ -119,6 +127,8 @@ def nag(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
     differs: it subtracts lr * decay * w in addition to the step. v does not depend on the rate, so
     a checkpoint stores only v.
     """
+    import torch
+
     return torch.optim.SGD(
         parameters,
         lr=0.0,
@@ -129,17 +139,21 @@ def nag(config: NAGConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
 
 
 @configured_by(SGDConfig)
-def sgd(config: SGDConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def sgd(config: SGDConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
     """w -= lr g (Robbins and Monro 1951). With momentum: v = mu v + g; w -= lr v (Polyak 1964),
     where v does not depend on the rate.
     """
+    import torch
+
     return torch.optim.SGD(
         parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay
     )
 
 
 @configured_by(AdafactorConfig)
-def adafactor(config: AdafactorConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def adafactor(
+    config: AdafactorConfig, parameters: "Iterable[nn.Parameter]"
+) -> "torch.optim.Optimizer":
     """U = g / sqrt(V); w -= lr max(eps2, RMS(w)) U / max(1, RMS(U) / d), with b = 1 - t^-decay and
 
         for matrices: R = b R + (1-b) mean of each row of g^2 + eps1, C likewise for each column,
@@ -155,6 +169,8 @@ def adafactor(config: AdafactorConfig, parameters: Iterable[nn.Parameter]) -> to
     paper's rate, min(0.01, t^-0.5), is `{kind: inverse-sqrt, peak: 0.01, start: 0.01, warmup:
     10000}`.
     """
+    from fusetk.training.adafactor import Adafactor
+
     return Adafactor(
         parameters,
         config.eps,
@@ -174,7 +190,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def build(config: ComponentConfig, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
     """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
 
     A class outside fusetk has an attribute ``Config`` and a static method ``build(config,

@@ -10,7 +10,7 @@ from fusetk.processes import World
 from fusetk.runs import LOWER_IS_BETTER
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
-from fusetk.training.validation import ValidationConfig, rank
+from fusetk.training.validation_config import ValidationConfig, rank
 
 
 @dataclass

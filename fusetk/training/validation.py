@@ -1,67 +1,29 @@
 """Validation: loss, perplexity, accuracy and BLEU on held-out text."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from fusetk.config import Config
+from fusetk import display
 from fusetk.data.batch import collate
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.data.sampler import BatchConfig, Indices, cut
+from fusetk.data.sampler import Indices, cut
 from fusetk.data.text import read_lines
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.translate import Translator
+from fusetk.display import Task
 from fusetk.errors import ConfigError
 from fusetk.evaluation.metrics import corpus_bleu
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import ALONE, World
-from fusetk.runs import LOWER_IS_BETTER
 from fusetk.training.step import autocast, batch_loss
-
-Metric = Literal["loss", "ppl", "accuracy", "bleu"]
-
-
-class ValidationConfig(Config):
-    """Times and metric of the validations during training."""
-
-    every_updates: int | None = Field(None, ge=1)
-    """Number of updates between validations."""
-    every_epochs: int | None = Field(None, ge=1)
-    """Number of epochs between validations; 1 if neither key is given."""
-    metric: Metric = "loss"
-    """Metric that selects the best checkpoint and that `patience` and `schedule: plateau` use.
-    `loss` and `ppl` are per token, without label smoothing. `accuracy` is the fraction of tokens
-    that are predicted correctly, given the reference prefix. `bleu` is the score of beam search
-    (tokenised, with the arithmetic of multi-bleu). If values are equal, the loss decides."""
-    bleu: bool = False
-    """Compute BLEU at each validation, even if `metric` is another metric."""
-    tokens: int = Field(8192, ge=1)
-    """Maximum number of target tokens in a batch when losses are computed."""
-    train_pairs: int | None = Field(None, ge=1)
-    """Number of training pairs, evenly spaced in the corpus, on which loss and accuracy are also
-    computed (`train_loss`, `train_accuracy`). Wang et al. 2018 show the accuracy on training text
-    (MLRF, Figure 4); they do not say how many pairs they use."""
-    train_dropout: bool = True
-    """Compute loss and accuracy on training pairs with dropout, as in training. MLRF's text says
-    that more dropout lowers the accuracy on training text dramatically, so we think that the figure
-    has it."""
-
-
-def rank(metric: str, results: Mapping[str, float]) -> tuple[float, float]:
-    """Return a sort key of validation results: the metric, then the loss. The best has the lowest.
-
-    NaN is the worst value.
-    """
-    sign = 1 if metric in LOWER_IS_BETTER else -1
-    value = sign * results.get(metric, math.nan)
-    loss = results.get("loss", math.nan)
-    return math.inf if math.isnan(value) else value, math.inf if math.isnan(loss) else loss
+from fusetk.training.validation_config import ValidationConfig
 
 
 class LossSums(NamedTuple):
@@ -101,6 +63,7 @@ class Validator:
             self.references.append(list(read_lines(path)))
         self.batches = self._batches(self.corpus, np.arange(len(self.corpus)))
         self.train_corpus: Corpus | None = None
+        self.train_batches: list[Indices] = []
         if config.train_pairs:
             self.train_corpus = Corpus.open(folder, "train")
             last = len(self.train_corpus) - 1
@@ -123,14 +86,20 @@ class Validator:
         """
         model.eval()
         try:
-            with torch.inference_mode(), autocast(device, precision):
-                sums = self._loss_sums(model, device, world, self.corpus, self.batches)
-                train = self._train_sums(model, device, world)
-            model.eval()
-            translations = self._translations(model, world) if self.translates else {}
+            with display.task("validation", "pairs", self._num_pairs()) as done:
+                with torch.inference_mode(), autocast(device, precision):
+                    sums = self._loss_sums(model, device, world, self.corpus, self.batches, done)
+                    train = self._train_sums(model, device, world, done)
+                model.eval()
+                translations = self._translations(model, world, done) if self.translates else {}
             return PartialResults(sums, translations, train)
         finally:
             model.train()
+
+    def _num_pairs(self) -> int:
+        """Return the number of pairs that are processed; translated pairs count twice."""
+        pairs = len(self.corpus) * (2 if self.translates else 1)
+        return pairs + sum(map(len, self.train_batches))
 
     def combine(self, parts: Sequence[PartialResults]) -> dict[str, float]:
         """Return the metrics over the parts of all processes: loss per token, ppl and accuracy.
@@ -148,14 +117,16 @@ class Validator:
             results["bleu"] = corpus_bleu(hypotheses, *self.references)
         return results
 
-    def _train_sums(self, model: Seq2Seq, device: torch.device, world: World) -> LossSums | None:
+    def _train_sums(
+        self, model: Seq2Seq, device: torch.device, world: World, done: Task
+    ) -> LossSums | None:
         """Return the sums of the training pairs; None without ``train_pairs``."""
         if self.train_corpus is None:
             return None
         model.train(self.config.train_dropout)
         # Updates do not depend on the random numbers before them: each sets its own seed.
         torch.manual_seed(world.rank)
-        return self._loss_sums(model, device, world, self.train_corpus, self.train_batches)
+        return self._loss_sums(model, device, world, self.train_corpus, self.train_batches, done)
 
     def _loss_sums(
         self,
@@ -164,7 +135,9 @@ class Validator:
         world: World,
         corpus: Corpus,
         batches: Sequence[Indices],
+        done: Task,
     ) -> LossSums:
+        """Return the sums of this process' part; ``done`` counts the pairs of all processes."""
         nll = 0.0
         correct = 0.0
         tokens = 0
@@ -174,10 +147,12 @@ class Validator:
             nll += float(sums.nll)
             correct += float(sums.correct)
             tokens += len(batch.target_index)
+            done.advance(len(indices) * world.size)
         return LossSums(nll, correct, tokens)
 
-    def _translations(self, model: Seq2Seq, world: World) -> dict[int, str]:
+    def _translations(self, model: Seq2Seq, world: World, done: Task) -> dict[int, str]:
         translator = Translator([model], self.pipeline, self.search)
+        translator.on_batch = lambda sentences: done.advance(sentences * world.size)
         # Each of n processes takes every n-th sentence in order of length, so that all have similar
         # work.
         positions = np.concatenate(self.batches)[world.rank :: world.size].tolist()

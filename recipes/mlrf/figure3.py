@@ -16,10 +16,10 @@ TABLE = "MLRF Figure 3"
 BASELINE = "baseline"
 
 
-def read(tables: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+def read(report: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Return the measured and the published BLEU of the rows. Raises DataError if none ran."""
     measured, published = {}, {}
-    for row in next(table["rows"] for table in tables if table["table"] == TABLE):
+    for row in next(table["rows"] for table in report["tables"] if table["table"] == TABLE):
         if row["printed"] is not None:
             published[row["row"]] = row["printed"]
         if row["measured"]:
@@ -60,8 +60,7 @@ def main() -> int:
     picture = Path(sys.argv[1])
     try:
         check_output(picture, numbers=False)
-        tables = json.load(sys.stdin)
-        measured, published = read(tables)
+        measured, published = read(json.load(sys.stdin))
         save_picture(draw(measured, published), picture)
     except FusetkError as error:
         print(f"figure3.py: {error}", file=sys.stderr)

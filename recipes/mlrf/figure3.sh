@@ -18,5 +18,5 @@ END
 }
 
 figure_options mlrf/iwslt14_deen figure3.png "$@"
-fusetk report "$ROOT/recipes/mlrf/iwslt14_deen" --runs "$out" --json |
+fusetk report "$ROOT"/recipes/mlrf/iwslt14_deen/figure3_*.yaml --runs "$out" --json |
     python3 "$ROOT/recipes/mlrf/figure3.py" "$picture"

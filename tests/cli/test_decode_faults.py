@@ -39,11 +39,12 @@ def trained(tmp_path_factory) -> Path:
 
 
 def said(*arguments: object, lines: list[str] | None = None) -> str:
-    """Return the error message of a call that must fail."""
+    """Return the error message of a call that must fail, without the lines about loading."""
     result = decode(*arguments, **({} if lines is None else {"lines": lines}))
     assert result.exit_code == 2, (arguments, result.output, result.exception)
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
-    return result.stderr
+    messages = result.stderr.splitlines(keepends=True)
+    return "".join(message for message in messages if not message.startswith("loading "))
 
 
 def test_an_incomplete_run_folder(trained, tmp_path):

@@ -453,3 +453,40 @@ def test_mistakes(loaded: Any, arguments: list[str], said: str) -> None:
     assert result.exit_code == 2, result.output
     assert said in result.stderr and "Traceback" not in result.stderr
     assert not Path("a.json").exists()
+
+
+def test_title_scale_size_and_style_of_a_picture(loaded: Any, monkeypatch: Any) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "fusetk.cli.plot_attention.save", lambda *pages, **k: drawn.update(k, p=pages)
+    )
+    text = ["-s", "Der Mann", "-t", "The man"]
+    run(*text, output="a.png")
+    assert drawn["title"] == "cross-attention, mean of 4 heads (demo, update-0000010)"
+    assert drawn["style"].widths == () and drawn["size"] is None
+    assert {panel.top for panel in drawn["p"][0][0].panels} == {1.0}
+    run(*text, "--style", "paper", "--size", "3", "--vmax", "0.5", output="a.png")
+    assert drawn["title"] == "" and drawn["style"].font == 7 and drawn["size"].width == 3
+    assert {panel.top for panel in drawn["p"][0][0].panels} == {0.5}
+    run(*text, "--title", "mine", "--vmax", "max", output="a.html")
+    assert drawn["title"] == "mine"
+    assert {panel.top for panel in drawn["p"][0][0].panels} == {None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output", "reason"),
+    [
+        (["--size", "3"], "a.html", "--size is for pictures"),
+        (["--style", "paper"], "a.npz", "--style paper is for pictures"),
+        (["--size", "3x2"], "a.png", "give only the width"),
+        (["--size", "wide"], "a.png", "WIDTHxHEIGHT in inches"),
+        (["--vmax", "0"], "a.png", "not a number above 0"),
+        (["--size", "0.6"], "a.png", "at least"),
+    ],
+)
+def test_options_of_pictures_are_checked(
+    loaded: Any, arguments: list[str], output: str, reason: str
+) -> None:
+    result = run("-s", "Der Mann", "-t", "The man", *arguments, output=output)
+    assert result.exit_code == 2 and reason in " ".join(result.output.split())
+    assert not Path(output).exists()

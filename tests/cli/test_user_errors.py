@@ -228,3 +228,10 @@ def test_ctrl_c_says_how_to_continue(toy: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("fusetk.cli.prep.prepare", interrupt)
     result = CliRunner().invoke(main, ["prep", str(toy)])
     assert result.exit_code == 130 and "run the same command again to continue" in result.stderr
+
+
+def test_a_prefix_with_the_suffix_of_its_file(toy: Path, tmp_path: Path) -> None:
+    prefix = toy.parent / "train"
+    settings = ["--set", f"data.train=[{prefix}.de]", "--set", f"data.folder={tmp_path / 'a'}"]
+    advice = f"{prefix}.de is a file: give the prefix without the suffix, {prefix}"
+    assert refused("prep", str(toy), *settings).endswith(advice)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fusetk.data.batch import collate, gather, pad
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus, Sentences
-from fusetk.data.sampler import BatchConfig, batches, groups, update_size
+from fusetk.data.sampler import batches, groups, update_size
 from fusetk.data.vocab import BOS, EOS, PAD
 from fusetk.errors import DataError
 

@@ -8,8 +8,9 @@ import pytest
 
 from fusetk.data import corpus as corpora
 from fusetk.data import sampler
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Sentences
-from fusetk.data.sampler import BatchConfig, Batches, batches, cut, groups
+from fusetk.data.sampler import Batches, batches, cut, groups
 
 random = np.random.default_rng(3)
 SIZES = [BatchConfig(size=300), BatchConfig(size=1000), BatchConfig(size=7, unit="sentences")]

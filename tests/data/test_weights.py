@@ -14,12 +14,13 @@ from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.data import binarize, preprocess
 from fusetk.data import manifest as manifests
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.corpus_weights import CorpusPart, WeightedSpan, find, sampling_spans
 from fusetk.data.parallel import chunks
 from fusetk.data.prepare import prepare
-from fusetk.data.sampler import BatchConfig, batches
+from fusetk.data.sampler import batches
 from fusetk.errors import ConfigError, DataError
 from fusetk.recipe import Recipe, load
 from tests.helpers import forks

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from fusetk import recipe as recipes
 from fusetk.cli.main import main
 from fusetk.data import manifest
+from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
-from fusetk.data.sampler import BatchConfig
 from fusetk.estimate.cost import (
     LENGTH,
     StageCost,

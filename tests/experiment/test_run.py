@@ -21,6 +21,7 @@ from fusetk.experiment.products import Products
 from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
+from fusetk.files import lock
 from fusetk.runs import CHECKPOINTS, STATE
 from tests.helpers.rows import GROUNDS, RECIPES, load
 
@@ -51,7 +52,7 @@ class Steps:
         self.fails_at = fails_at
         self.called: list[str] = []
 
-    def __call__(self, words: list[str], environment: object = None) -> None:
+    def __call__(self, words: list[str], locks: list[int]) -> None:
         arguments = words[words.index("fusetk") + 1 :]
         if self.fails_at == len(self.called):
             self.fails_at = None
@@ -354,6 +355,35 @@ def test_a_signal_reaches_the_command_once(tmp_path, number):
     thread.join()
     assert (tmp_path / "count").read_text() == "x"
     assert signal.getsignal(number) == before
+
+
+def test_a_command_ends_with_a_killed_experiment_and_keeps_its_lock(tmp_path: Path) -> None:
+    """After SIGKILL of `fusetk run`, no command writes any more when the lock is free."""
+    code = (
+        "import signal, time, pathlib\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "def end(number, frame):\n"
+        "    time.sleep(0.3)\n"
+        "    (folder / 'ended').touch()\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "(folder / 'started').touch()\n"
+        "time.sleep(60)\n"
+    )
+    child = os.fork()
+    if not child:
+        with open(tmp_path / "lock", "a") as file:
+            lock(file)
+            launch.call(python(code), locks=[file.fileno()])
+        os._exit(1)
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(tmp_path / "lock", "a") as file:
+        assert not lock(file), "the command holds the lock while it ends"
+        assert lock(file, wait=True)
+    assert (tmp_path / "ended").exists()
 
 
 # Slurm --------------------------------------------------------------------------------------------

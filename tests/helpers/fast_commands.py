@@ -23,6 +23,8 @@ if os.path.basename(sys.argv[0]) != "fusetk":
     if words[:2] != ["-m", "fusetk"]:
         os.execv({python!r}, [{python!r}, *words])
     words = words[2:]
+numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until the process is known
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 socket.send_fds(server, [b"."], [0, 1, 2])
@@ -30,8 +32,9 @@ server.sendall(json.dumps([words, os.getcwd(), dict(os.environ)]).encode())
 server.shutdown(socket.SHUT_WR)
 answer = server.makefile()
 pid = int(answer.readline())
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+for number in numbers:
     signal.signal(number, lambda number, _: os.kill(pid, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 sys.exit(int(answer.readline() or 1))
 """
 

@@ -9,6 +9,7 @@ import pytest
 
 from fusetk.errors import DataError
 from fusetk.plotting.curves import curves, draw, plot, read_metrics, smooth
+from fusetk.plotting.style import STYLES, Size
 
 
 def write(run: Path, *lines: dict[str, Any] | str) -> Path:
@@ -218,12 +219,48 @@ def test_a_run_can_have_any_name(tmp_path: Path) -> None:
     names = ["_hidden", "$_{$", "тест"]
     figure = draw(curves({name: metrics for name in names}, ["loss"]), "updates", 1)
     figure.canvas.draw()
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
-    shown = [text.get_text() for text in legend.get_texts()]
-    assert shown[::2] == [f"{name}, train" for name in names]
-    assert shown[1] == "_hidden, valid (best 3 at update 2)"
-    assert len({line.get_color() for line in legend.get_lines()}) == len(names)
+    [legend] = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [*names, "training", "validation", "best"]
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert len(set(colours[: len(names)])) == len(names)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3"] * 3  # the best values
+
+
+def test_a_curve_of_one_value_is_a_dot(tmp_path: Path) -> None:
+    one = read_metrics(write(tmp_path / "a", train(1, 2.0)))
+    two = read_metrics(write(tmp_path / "b", train(1, 2.0), train(2, 1.0)))
+    for metrics, marker, line_style in ((one, "o", "None"), (two, "None", "-")):
+        [line] = draw(curves({"a": metrics}, ["loss"]), "updates", 1).axes[0].lines
+        assert (line.get_marker(), line.get_linestyle()) == (marker, line_style)
+
+
+def test_a_run_without_a_quantity_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {
+        "a": read_metrics(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0, bleu=1.0))),
+        "b": read_metrics(write(tmp_path / "b", train(1, 2.0))),
+    }
+    with caplog.at_level(logging.WARNING):
+        curves(metrics, ["loss", "bleu"])
+    assert [record.getMessage() for record in caplog.records] == ["b: no bleu was recorded"]
+
+
+@pytest.mark.parametrize(
+    ("size", "style", "expected", "columns"),
+    [(None, "paper", 3.3, 1), (Size(6.9, 2.2), "paper", 6.9, 3), (Size(5), "screen", 5, 2)],
+)
+def test_panels_fit_in_the_width(
+    tmp_path: Path, size: Size | None, style: str, expected: float, columns: int
+) -> None:
+    run = write(tmp_path / "a", train(1, 2.0, ppl=7.0), valid(2, 3.0, ppl=9.0, accuracy=0.5))
+    drawn = curves({"a": read_metrics(run)})
+    figure = draw(drawn, "updates", 1, style=STYLES[style], size=size, title="a run")
+    width, height = figure.get_size_inches()
+    assert width == expected and (size is None or size.height in (None, height))
+    figure.canvas.draw()
+    assert len({round(axes.get_position().x0, 3) for axes in figure.axes}) == columns
 
 
 def test_many_runs_have_many_colours(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from fusetk.errors import DataError
 from fusetk.plotting.heatmap import draw
-from fusetk.plotting.panel import COLORS, DIVERGING, Page, Panel, scales
+from fusetk.plotting.panel import COLORS, DIVERGING, Page, Panel, scales, short_titles, with_top
 from fusetk.plotting.save import save
+from fusetk.plotting.style import STYLES, Size, parse_size, parse_top
 
 
 def panel(rows: int, columns: int, name: str = "decoder.layer1.cross", seed: int = 1) -> Panel:
@@ -72,7 +73,9 @@ def test_names_of_several_sentences_start_with_their_numbers(tmp_path: Path) -> 
         save(pages, tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("rows, columns, count", [(60, 60, 3), (1, 1, 1), (4, 20, 4), (25, 3, 8)])
+@pytest.mark.parametrize(
+    "rows, columns, count", [(60, 60, 3), (1, 1, 1), (1, 14, 1), (4, 20, 4), (25, 3, 8)]
+)
 def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, count: int) -> None:
     figure = draw([panel(rows, columns, str(i)) for i in range(count)], title="a run")
     renderer = figure.canvas.get_renderer()
@@ -105,7 +108,7 @@ def test_dollars_in_words_are_not_formulas() -> None:
 def test_brightness_is_monotonic_in_the_weight(tmp_path: Path, colors: str) -> None:
     import matplotlib
 
-    shades = matplotlib.colormaps[COLORS[colors][0]](np.linspace(0, 1, 20))[:, :3] @ (
+    shades = matplotlib.colormaps[COLORS[colors]](np.linspace(0, 1, 20))[:, :3] @ (
         0.299,
         0.587,
         0.114,
@@ -116,7 +119,8 @@ def test_brightness_is_monotonic_in_the_weight(tmp_path: Path, colors: str) -> N
 
 
 def test_grey_is_white_at_one() -> None:
-    figure = draw([panel(3, 3)], colors="grey")
+    [page] = with_top([Page([panel(3, 3)])], 1.0)
+    figure = draw(page.panels, colors="grey")
     [image] = figure.axes[0].images
     assert image.get_clim() == (0.0, 1.0)
     assert image.to_rgba(1.0)[:3] == pytest.approx((1, 1, 1), abs=0.01)
@@ -143,15 +147,10 @@ def test_every_number_is_inside_its_scale(colors: str) -> None:
     def of(*values: float) -> Panel:
         return Panel("a", "a", np.array([values]), ["x"] * len(values), ["y"])
 
-    assert scales([of(-0.5, 0.25)], colors)["weight"] == (
-        DIVERGING,
-        -0.5,
-        0.5,
-    )  # 0 is in the middle
-    assert scales([of(-0.5, 1.5, np.nan)], colors)["weight"] == (DIVERGING, -1.5, 1.5)
-    assert (
-        scales([of(0.0, 1.5)], colors)["weight"].high == 1.5
-    )  # not 1, which grey has for probabilities
+    middle = scales([of(-0.5, 0.25)], colors)["weight"]
+    assert middle == (DIVERGING, -0.5, 0.5, False)  # 0 is in the middle
+    assert scales([of(-0.5, 1.5, np.nan)], colors)["weight"] == (DIVERGING, -1.5, 1.5, False)
+    assert scales([of(0.0, 1.5)], colors)["weight"].high == 1.5
     assert scales([of(0.0, 0.0)], colors)["weight"].high == 1.0
     assert scales([of(np.nan)], colors)["weight"].low == 0.0
 
@@ -235,3 +234,82 @@ def test_errors(tmp_path: Path) -> None:
         save([Page([panel(2, 2)])], tmp_path / "nowhere" / "a.png")
     with pytest.raises(DataError, match=r"\.html.*\.npz"):
         save([Page([panel(2, 2)])], tmp_path / "a.jpg")
+
+
+def test_a_scale_is_fixed_or_says_that_it_is_not() -> None:
+    weights = panel(4, 5)
+    fixed = with_top([Page([weights])], 1.0)[0].panels
+    assert scales(fixed)[weights.measure] == ("Blues", 0.0, 1.0, True)
+    for panels, end in ((fixed, 1.0), ([weights], float(weights.matrix.max()))):
+        *_, bar = draw(panels).axes
+        assert ("scale ends at the maximum" in bar.get_ylabel().replace("\n", " ")) == (end < 1)
+        assert bar.get_yticks()[-1] == pytest.approx(end)
+    assert with_top([Page(fixed)], float("inf"))[0].panels[0].top is None
+
+
+def test_captions_have_the_parts_that_differ() -> None:
+    def titled(*titles: str) -> tuple[str, list[str]]:
+        return short_titles([Panel("a", title, np.eye(1), ["x"], ["y"]) for title in titles])
+
+    assert titled(
+        "decoder layer 1, cross-attention, mean", "decoder layer 2, cross-attention, mean"
+    ) == (
+        "cross-attention, mean",
+        ["decoder layer 1", "decoder layer 2"],
+    )
+    assert titled("decoder fusion, hop 1", "decoder fusion, hop 2")[1] == ["hop 1", "hop 2"]
+    assert titled("a, b", "a, b, c") == ("a, b", ["", "c"])
+    assert titled("a, b") == ("a, b", [""])
+
+
+def test_captions_are_on_one_line() -> None:
+    figure = draw([panel(3, 3, str(i)) for i in range(3)])
+    captions = [text.get_text() for text in figure.texts]
+    assert all(f"panel {i}" in captions for i in range(3))
+    assert not any("\n" in caption for caption in captions)
+
+
+@pytest.mark.parametrize("count, columns", [(1, 12), (3, 12), (4, 20)])
+def test_a_picture_has_the_width_of_the_style_or_of_the_user(count: int, columns: int) -> None:
+    panels = [panel(6, columns, str(i)) for i in range(count)]
+    paper = draw(panels, style=STYLES["paper"])
+    assert paper.get_size_inches()[0] in STYLES["paper"].widths
+    assert draw(panels, size=Size(7.5)).get_size_inches()[0] == 7.5
+    renderer = paper.canvas.get_renderer()
+    for axes in paper.axes:
+        box = axes.get_tightbbox(renderer)
+        assert paper.bbox.x0 <= box.x0 and box.x1 <= paper.bbox.x1
+    assert {text.get_size() for text in paper.axes[0].get_xticklabels()} == {7.0}
+
+
+def test_a_width_without_room_for_the_labels_is_refused() -> None:
+    with pytest.raises(DataError, match=r"at least \d+\.\d inches"):
+        draw([panel(40, 40)], size=Size(3.3))
+
+
+def test_labels_of_columns_are_not_repeated_below_a_low_panel() -> None:
+    low = [panel(4, 6, "a"), panel(4, 6, "b", seed=2)]
+    high = [panel(20, 6, "a"), panel(20, 6, "b", seed=2)]
+    for panels, labels in ((low, [6, 0]), (high, [6, 6])):
+        figure = draw(panels, columns=1)
+        visible = [
+            sum(tick.label2.get_visible() for tick in axes.xaxis.get_major_ticks())
+            for axes in figure.axes[:2]
+        ]
+        assert visible == labels
+
+
+def test_a_pdf_embeds_its_fonts(tmp_path: Path) -> None:
+    save([Page([panel(2, 2)])], tmp_path / "a.pdf", style=STYLES["paper"])
+    assert b"/FontFile2" in (tmp_path / "a.pdf").read_bytes()
+
+
+def test_sizes_and_ends_of_scales_are_parsed() -> None:
+    assert parse_size("3.3") == (3.3, None) and parse_size("6.9x2.5in") == (6.9, 2.5)
+    assert parse_top("0.5") == 0.5 and parse_top("max") == float("inf")
+    for text in ("", "x", "3x", "0.1", "nan", "1x2x3", "1000"):
+        with pytest.raises(ValueError, match="WIDTH"):
+            parse_size(text)
+    for text in ("0", "-1", "nan", "inf", "top"):
+        with pytest.raises(ValueError, match="above 0, or max"):
+            parse_top(text)

@@ -88,7 +88,7 @@ def test_a_result_has_everything_that_a_report_needs(work: Path) -> None:
         "fused",
         2,
     )
-    assert (result.seed, result.overrides, result.is_pilot) == (2, {}, False)
+    assert (result.seed, result.overrides) == (2, {})
     assert result.training.sessions == [SESSION]
     assert result.training.parameters and result.training.parameters > 1000
     assert (result.training.updates, result.training.best_update) == (30, 20)

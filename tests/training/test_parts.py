@@ -22,7 +22,7 @@ from fusetk.training.parallel import local_batches
 from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
 from fusetk.training.schedule import Plateau, PlateauConfig
 from fusetk.training.stages import Stages
-from fusetk.training.validation import ValidationConfig, rank
+from fusetk.training.validation_config import ValidationConfig, rank
 from fusetk.weights import read_state
 
 

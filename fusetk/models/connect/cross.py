@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
+from fusetk.nn.fused import streams as kernels
 
 
 class CrossConnectionConfig(ConnectConfig):
@@ -51,6 +52,10 @@ class ResidualMix(nn.Module):
 
     def forward(self, sources: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the sums, each (..., D)."""
+        if kernels.usable(*sources, self.static, self.dynamic) and not any(
+            trace.wanted(name) for name in self.names
+        ):
+            return kernels.feature_sums(sources, self.static, self.dynamic)
         # (..., number of sums) for each source
         scores = [(source @ self.dynamic.mT).relu() for source in sources]
         mixes = []

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
+from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
-from fusetk.nn.precision import combine
 
 EPSILON = 1e-6
 

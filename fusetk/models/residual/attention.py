@@ -15,8 +15,8 @@ from fusetk.models.residual.base import (
     SubLayer,
     require_norm,
 )
+from fusetk.nn.combine import combine
 from fusetk.nn.feature_buffer import FeatureBuffer
-from fusetk.nn.precision import combine
 
 EPSILON = 1e-6
 

@@ -16,8 +16,9 @@ from fusetk.models.residual.base import (
     SubLayer,
     require_norm,
 )
+from fusetk.nn.combine import combine, combine_and_add
+from fusetk.nn.fused import streams as kernels
 from fusetk.nn.norm import EPSILON
-from fusetk.nn.precision import combine
 
 
 class HyperConfig(ResidualConfig):
@@ -75,8 +76,7 @@ class WeightedStreams(NamedTuple):
 
 def write_streams(stream: WeightedStreams, y: Tensor) -> Tensor:
     """Return the new streams (..., n, D): ``mix`` times the old ones, plus ``write`` times y."""
-    mixed = combine(stream.mix, stream.streams)
-    return mixed + stream.write.unsqueeze(-1) * y.unsqueeze(-2)
+    return combine_and_add(stream.mix, stream.streams, stream.write, y)
 
 
 def record_streams(name: str, read: Tensor, write: Tensor, mix: Tensor) -> None:
@@ -120,16 +120,20 @@ class HyperResidual(Residual):
         if not self.dynamic:
             return self.read, self.write, self.mix.mT
         n = streams.shape[-2]
-        # norm(H) W, computed from H W so that norm(H) is not kept for the backward pass
-        variance, mean = torch.var_mean(streams, -1, correction=0, keepdim=True)
-        projected = streams @ self.project - mean * self.project.sum(0)
-        changes = ((variance + EPSILON).rsqrt() * projected).tanh()
-        read, write, mix = changes.split((1, 1, n), -1)
+        read, write, mix = self._products(streams).tanh().split((1, 1, n), -1)
         return (
             self.read + self.input_scale * read.squeeze(-1),
             self.write + self.output_scale * write.squeeze(-1),
             (self.mix + self.input_scale * mix).mT,
         )
+
+    def _products(self, streams: Tensor) -> Tensor:
+        """Return norm(H) W (..., n, n + 2) without keeping norm(H) for the backward pass."""
+        if kernels.usable(streams, self.project):
+            return kernels.normed_products(streams, self.project, EPSILON, centred=True)
+        variance, mean = torch.var_mean(streams, -1, correction=0, keepdim=True)
+        projected = streams @ self.project - mean * self.project.sum(0)
+        return (variance + EPSILON).rsqrt() * projected
 
     def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
         read, write, mix = self.weights(stream)

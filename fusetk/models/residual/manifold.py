@@ -4,7 +4,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fusetk.models.residual.attention import inverse_rms
+from fusetk.models.residual.attention import EPSILON, inverse_rms
 from fusetk.models.residual.base import (
     Norm,
     Residual,
@@ -18,7 +18,8 @@ from fusetk.models.residual.hyper import (
     record_streams,
     write_streams,
 )
-from fusetk.nn.precision import combine
+from fusetk.nn.combine import combine
+from fusetk.nn.fused import streams as kernels
 
 
 class ManifoldConfig(ResidualConfig):
@@ -59,6 +60,8 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     (Equation 9). It uses logarithms, and float32 even with autocast.
     """
     logits = logits.float() if logits.dtype != torch.float64 else logits
+    if kernels.sinkhorn_is_usable(logits):
+        return kernels.sinkhorn(logits, iterations)
     for _ in range(iterations):
         logits = logits.log_softmax(-2).log_softmax(-1)
     return logits.exp()
@@ -106,8 +109,7 @@ class ManifoldResidual(Residual):
         n = self.streams
         sizes = (n, n, n * n)
         flat = streams.flatten(-2)
-        # RMSNorm(v) W, computed from v W so that RMSNorm(v) is not kept for the backward pass
-        scores = (flat @ self.project) * inverse_rms(flat)
+        scores = self._products(flat)
         pre, post, res = (
             scale * part + bias
             for scale, part, bias in zip(
@@ -116,6 +118,12 @@ class ManifoldResidual(Residual):
         )
         mix = sinkhorn(res.unflatten(-1, (n, n)), self.iterations)
         return pre.sigmoid(), 2 * post.sigmoid(), mix
+
+    def _products(self, flat: Tensor) -> Tensor:
+        """Return RMSNorm(v) W without keeping RMSNorm(v) for the backward pass."""
+        if kernels.usable(flat, self.project):
+            return kernels.normed_products(flat, self.project, EPSILON, centred=False)
+        return (flat @ self.project) * inverse_rms(flat)
 
     def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
         read, write, mix = self.weights(stream)

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 LOSSES = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
+    "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
 }
 # Not every compiler knows -march=native or OpenMP. Without OpenMP the kernels use one thread.

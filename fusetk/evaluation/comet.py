@@ -1,0 +1,116 @@
+"""COMET, a metric that a neural network was trained to compute (Rei et al. 2020).
+
+The library `comet` is optional. Its scores of sentences are averaged.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fusetk import display
+from fusetk.errors import DataError
+from fusetk.evaluation.metric import Metric, MetricOptions, Score, StatisticsRow
+
+DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
+BLOCK = 256  # lines in one call of the library
+BATCH = 16  # lines that the network reads together
+MISSING = "the metric comet needs its library: pip install 'fusetk[comet]'"
+
+
+class Comet(Metric):
+    """The mean of COMET's scores of the sentences, times 100.
+
+    With several references, the score of a sentence is the mean over its references.
+    """
+
+    name = "comet"
+    tokenizes = True
+    needs_source: ClassVar[bool] = True
+    options = ("comet_model",)
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]],
+        options: MetricOptions,
+        source: Sequence[str] | None = None,
+    ) -> None:
+        """Load the model; a model that is given by its name is downloaded once.
+
+        Raises DataError if the library is missing, the model cannot be loaded, or the option
+        ``lowercase`` is set.
+        """
+        assert source is not None  # because of needs_source
+        if options.lowercase:
+            raise DataError("--lowercase is not for comet: leave one of the two options out")
+        self.references = references
+        self.source = source
+        self.model_name = options.comet_model or DEFAULT_MODEL
+        self.model = _load(self.model_name)
+
+    def statistics(self, hypotheses: Sequence[str]) -> list[StatisticsRow]:
+        """Return a row (score, 1) for each line."""
+        rows: list[StatisticsRow] = []
+        with display.task(self.name, "lines", len(hypotheses)) as done:
+            for start in range(0, len(hypotheses), BLOCK):
+                block = slice(start, start + BLOCK)
+                scores = [
+                    self._scores(hypotheses[block], reference[block], self.source[block])
+                    for reference in self.references
+                ]
+                rows += [(100 * sum(line) / len(line), 1.0) for line in zip(*scores, strict=True)]
+                done.set(len(rows))
+        return rows
+
+    def _scores(
+        self, hypotheses: Sequence[str], references: Sequence[str], source: Sequence[str]
+    ) -> list[float]:
+        """Return the score of each line, about 0 to 1."""
+        import torch
+
+        lines = [
+            {"src": src, "mt": hypothesis, "ref": reference}
+            for src, hypothesis, reference in zip(source, hypotheses, references, strict=True)
+        ]
+        gpus = int(torch.cuda.is_available())
+        result = self.model.predict(lines, batch_size=BATCH, gpus=gpus, progress_bar=False)
+        return [float(score) for score in result.scores]
+
+    def value(self, totals: StatisticsRow) -> float:
+        """Return the mean score for the sum of the rows of some lines."""
+        return totals[0] / totals[1] if totals[1] else 0.0
+
+    def score(self, rows: Sequence[StatisticsRow]) -> Score:
+        """Return the score of the lines with these rows; at least one row is required."""
+        return Score(
+            metric=self.name,
+            name="COMET",
+            value=self.value([sum(column) for column in zip(*rows, strict=True)]),
+            details="",
+            signature=f"nrefs:{len(self.references)}|model:{self.model_name}|version:{_version()}",
+            sentences=len(rows),
+        )
+
+
+def _load(name: str) -> Any:
+    """Return the model of a checkpoint file, or of a name that the library knows."""
+    try:
+        from comet import download_model, load_from_checkpoint
+    except ImportError:
+        raise DataError(MISSING) from None
+    try:
+        path = name if Path(name).is_file() else download_model(name)
+        return load_from_checkpoint(path)
+    except Exception as error:  # the library and its network raise errors of many kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"the COMET model {name} cannot be loaded ({reason}): check the name or the "
+            "connection, or give the file of a checkpoint by --comet-model"
+        ) from None
+
+
+def _version() -> str:
+    try:
+        return version("unbabel-comet")
+    except PackageNotFoundError:
+        return "unknown"

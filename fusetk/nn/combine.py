@@ -1,0 +1,34 @@
+"""Weighted sums of layers or of streams at each position."""
+
+from torch import Tensor
+
+from fusetk.nn.fused import streams as kernels
+from fusetk.nn.precision import product_dtype, without_autocast
+
+
+def combine(weights: Tensor, layers: Tensor) -> Tensor:
+    """Return weighted sums of layers: (m, n) or (..., m, n), (..., n, D) -> (..., m, D).
+
+    The product has the type of ``layers``, even with autocast: rounding them would change the
+    residual sum of a model. It keeps no copy of the layers for the backward pass.
+    """
+    weights = weights.to(layers.dtype)
+    if kernels.usable(layers) and layers.stride(-1) == 1:
+        return kernels.weighted_sums(weights, layers)
+    # A product with one matrix for all positions would copy the layers to one matrix.
+    weights = weights.expand(*layers.shape[:-2], *weights.shape[-2:])
+    if product_dtype(layers) == layers.dtype:
+        return weights @ layers
+    with without_autocast(layers):
+        return weights @ layers
+
+
+def combine_and_add(weights: Tensor, layers: Tensor, write: Tensor, y: Tensor) -> Tensor:
+    """Return ``combine(weights, layers)`` plus y (..., D) times each weight of ``write`` (..., m).
+
+    The result has the shape (..., m, D) and the type of ``layers``.
+    """
+    if kernels.usable(layers, y):
+        weights, write = weights.to(layers.dtype), write.to(layers.dtype)
+        return kernels.weighted_sums(weights, layers, write, y)
+    return combine(weights, layers) + write.unsqueeze(-1) * y.unsqueeze(-2)

@@ -1,0 +1,257 @@
+"""Positions of the panels of a heatmap and sizes of their cells, in inches."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fusetk.errors import DataError
+from fusetk.plotting.figure import label
+from fusetk.plotting.panel import Panel, near_square, split_rows
+from fusetk.plotting.style import Size, Style
+from fusetk.plotting.text_width import TextWidth
+
+GAP = 0.2  # between panels
+PAD = 0.06  # between a label and its cells
+MARGIN = 0.1  # left of the panels
+WIDEST = 36.0  # largest width of a row of panels
+CAPTION = 3.5  # largest width of a caption, unless its panel is wider
+LARGEST_CELL = 0.3
+LOW = 8  # rows of a matrix that is so low that its columns can have their labels above another one
+LARGEST_FITTED_CELL = 0.4  # in a picture with a given width
+
+log = logging.getLogger(__name__)
+
+Captioned = tuple[Panel, list[str]]  # a panel and the lines of its caption
+
+
+class Arranged(NamedTuple):
+    """The panels of a figure. The panels of a row share a height; equally long rows, columns."""
+
+    rows: list[list[Captioned]]
+    cell: float
+    lefts: list[list[float]]  # left edge of the cells of each panel, by row
+    width: float  # of the widest row
+    above: tuple[float, ...]  # height of the column labels and of their name, by row
+    height: tuple[float, ...]  # of the highest matrix, by row
+    below: tuple[float, ...]  # height of the captions, by row
+    label_widths: dict[int, float]  # of the row labels, by the identity of the panel
+    figure_width: float | None = None  # None: as wide as its content
+
+    def top(self, row: int) -> float:
+        """Return the distance from the top of the first row to the top of ``row``."""
+        return sum(self.above[:row]) + sum(self.height[:row]) + sum(self.below[:row])
+
+    def label_width(self, panel: Panel) -> float:
+        """Return the width of the labels of the panel's rows."""
+        return self.label_widths[id(panel)]
+
+
+def axis_room(style: Style) -> float:
+    """Return the height of the name of an axis."""
+    return 1.5 * style.caption / 72
+
+
+def least_cell(style: Style) -> float:
+    """Return the smallest cell with room for a label."""
+    return 1.33 * style.font / 72
+
+
+def names_rows(row: Sequence[Captioned], c: int) -> bool:
+    """Whether the name of the row axis is written beside panel ``c`` of a row.
+
+    It is not repeated for a panel with the same name and the same rows as the one before.
+    """
+    panel = row[c][0]
+    before = row[c - 1][0] if c else None
+    return before is None or (panel.axes[1], panel.y) != (before.axes[1], before.y)
+
+
+def names_columns(rows: Sequence[Sequence[Captioned]], r: int, c: int) -> bool:
+    """Whether the labels of the columns are written above panel ``c`` of row ``r``.
+
+    They are not repeated below a low panel with the same columns.
+    """
+    panel = rows[r][c][0]
+    if not r or len(rows[r - 1]) != len(rows[r]):
+        return True
+    above = rows[r - 1][c][0]
+    return (panel.x, panel.axes[0]) != (above.x, above.axes[0]) or len(above.y) > LOW
+
+
+def wrap(text: str, width: float, size: float, widths: TextWidth) -> list[str]:
+    """Return the lines of a text, each at most ``width`` inches if its words allow it."""
+    lines: list[str] = []
+    for word in label(text, 500).split():
+        if lines and widths.of(f"{lines[-1]} {word}", size) <= width:
+            lines[-1] = f"{lines[-1]} {word}"
+        else:
+            lines.append(label(word, 60))
+    return lines
+
+
+class _Measured:
+    """The panels with the sizes of their texts; ``at`` arranges them with a size of the cells."""
+
+    def __init__(
+        self, panels: Sequence[Panel], captions: Sequence[str], style: Style, widths: TextWidth
+    ):
+        self.panels = panels
+        self.captions = captions
+        self.style = style
+        self.widths = widths
+        font = style.font
+        self.label_widths = {
+            id(panel): widths.widest(map(label, panel.y), font) + PAD for panel in panels
+        }
+        self.label_heights = {
+            id(panel): widths.widest(map(label, panel.x), font) + PAD for panel in panels
+        }
+        self.number = widths.of("-0.0001", font - 1) + PAD
+
+    def at(self, cell: float, lengths: Sequence[int]) -> Arranged:
+        """Return the panels in rows of the given ``lengths``."""
+        style = self.style
+        rows = self._rows(lengths, cell)
+        edges = [self._left_edges(row, rows, cell) for row in rows]
+        above = [
+            max(self._above(panel) if names_columns(rows, r, c) else PAD for c, (panel, _) in place)
+            for r, place in enumerate(map(enumerate, rows))
+        ]
+        captions = [max(len(caption) for _, caption in row) for row in rows]
+        return Arranged(
+            rows,
+            cell,
+            [row_edges[:-1] for row_edges in edges],
+            max(row_edges[-1] for row_edges in edges) - GAP,
+            above=tuple(above),
+            height=tuple(max(len(panel.y) for panel, _ in row) * cell for row in rows),
+            below=tuple(1.25 * style.caption / 72 * lines + GAP for lines in captions),
+            label_widths=self.label_widths,
+        )
+
+    def _above(self, panel: Panel) -> float:
+        """Return the height of the column labels of a panel, and of the name of its columns."""
+        name = axis_room(self.style) if panel.axes[0] else 0.0
+        return self.label_heights[id(panel)] + PAD + name
+
+    def _rows(self, lengths: Sequence[int], cell: float) -> list[list[Captioned]]:
+        wrapped = [
+            wrap(caption, max(CAPTION, cell * len(panel.x)), self.style.caption, self.widths)
+            for panel, caption in zip(self.panels, self.captions, strict=True)
+        ]
+        captioned = list(zip(self.panels, wrapped, strict=True))
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        return [
+            captioned[start : start + length] for start, length in zip(starts, lengths, strict=True)
+        ]
+
+    def _left_edges(
+        self, row: list[Captioned], rows: list[list[Captioned]], cell: float
+    ) -> list[float]:
+        """Return the left edge of each panel's cells, and the edge of a panel after the last one.
+
+        The edges are equal in all rows with the same number of panels. The first edge is equal in
+        all rows.
+        """
+        aligned = [other for other in rows if len(other) == len(row)]
+        edges: list[float] = []
+        end = 0.0
+        for c in range(len(row)):
+            beside = [(other, c) for other in (aligned if c else rows)]
+            edges.append(end + max(self._beside(other, c) for other, c in beside))
+            end = edges[-1] + max(self._width(other[c], cell) for other in aligned) + GAP
+        return [*edges, end]
+
+    def _beside(self, row: list[Captioned], c: int) -> float:
+        """Return the width of the row labels of a panel, and of the name of its rows."""
+        panel = row[c][0]
+        name = axis_room(self.style) if panel.axes[1] and names_rows(row, c) else 0.0
+        return self.label_widths[id(panel)] + name
+
+    def _width(self, captioned: Captioned, cell: float) -> float:
+        """Return the width of a panel: its cells with the numbers beside them, or its caption."""
+        panel, caption = captioned
+        cells = cell * len(panel.x) + (self.number if len(panel.x) == 1 else 0.0)
+        return max(cells, self.widths.widest(caption, self.style.caption))
+
+
+def arrange(
+    panels: Sequence[Panel],
+    captions: Sequence[str],
+    columns: int | Sequence[int] | None,
+    style: Style,
+    size: Size | None,
+    widths: TextWidth,
+    bar_room: float,
+) -> Arranged:
+    """Return the arrangement of the panels beside a colour bar that needs ``bar_room``.
+
+    Raises DataError if they do not fit in the width of ``size``. Without a size, the first width
+    of the style in which they fit is chosen; if there is none, the figure grows with its words.
+    """
+    measured = _Measured(panels, captions, style, widths)
+    natural = max(least_cell(style), min(LARGEST_CELL, 6.0 / _longest(panels)))
+    for width in (size.width,) if size else style.widths:
+        fitted = _fit(measured, width - MARGIN - bar_room, columns, natural)
+        if fitted:
+            return fitted._replace(figure_width=width)
+    if size:
+        narrowest = measured.at(least_cell(style), [1] * len(panels)).width + MARGIN + bar_room
+        raise DataError(
+            f"--size {size.width:g}: the labels need a width of at least {narrowest:.1f} inches; "
+            "give a larger size or a shorter sentence"
+        )
+    arranged = measured.at(natural, next(_arrangements(measured, columns, natural)))
+    if style.widths:
+        log.warning(
+            "the picture is %.1f inches wide, because its labels do not fit in %g inches",
+            arranged.width + MARGIN + bar_room,
+            style.widths[-1],
+        )
+    return arranged
+
+
+def _longest(panels: Sequence[Panel]) -> int:
+    return max(max(len(panel.x), len(panel.y)) for panel in panels)
+
+
+def _fit(
+    measured: _Measured, room: float, columns: int | Sequence[int] | None, natural: float
+) -> Arranged | None:
+    """Return the arrangement with the most panels in a row that fits in ``room``, or None.
+
+    The cells get the largest size that fits.
+    """
+    least = least_cell(measured.style)
+    for lengths in _arrangements(measured, columns, natural):
+        if measured.at(least, lengths).width > room:
+            continue
+        low, high = least, LARGEST_FITTED_CELL
+        for _ in range(12):
+            cell = (low + high) / 2
+            low, high = (cell, high) if measured.at(cell, lengths).width <= room else (low, cell)
+        return measured.at(low, lengths)
+    return None
+
+
+def _arrangements(
+    measured: _Measured, columns: int | Sequence[int] | None, cell: float
+) -> Iterator[list[int]]:
+    """Yield the numbers of panels in each row: the natural ones first, then shorter rows."""
+    panels = measured.panels
+    count = len(panels)
+    if columns is None:
+        one = measured.at(cell, [1] * count)
+        fitting = max(1, int(WIDEST // (one.width + GAP)))
+        most_rows = max(len(panel.y) for panel in panels)
+        columns = min(fitting, near_square(count, most_rows, round(one.width / cell) - 6))
+    natural = split_rows(count, columns) if isinstance(columns, int) else list(columns)
+    yield natural
+    for most in range(max(natural) - 1, 0, -1):
+        yield [part for length in natural for part in _even_rows(length, most)]
+
+
+def _even_rows(count: int, most: int) -> list[int]:
+    """Divide ``count`` panels into rows of at most ``most``, of nearly equal length."""
+    return split_rows(count, math.ceil(count / math.ceil(count / most)))

@@ -1,0 +1,30 @@
+"""Widths of texts in pictures."""
+
+import warnings
+from collections.abc import Iterable
+from functools import cache
+
+
+class TextWidth:
+    """Widths of texts in the given font families, in inches."""
+
+    def __init__(self, families: list[str]):
+        from matplotlib.backends.backend_agg import RendererAgg
+
+        self.families = families
+        self.renderer = RendererAgg(10, 10, 72)
+        self.of = cache(self._of)
+
+    def _of(self, text: str, size: float) -> float:
+        """Return the width of a line in a font size in points."""
+        from matplotlib.font_manager import FontProperties
+
+        font = FontProperties(family=self.families, size=size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            width, _, _ = self.renderer.get_text_width_height_descent(text, font, ismath=False)
+        return float(width) / 72
+
+    def widest(self, texts: Iterable[str], size: float) -> float:
+        """Return the width of the widest line; 0 if there is none."""
+        return max((self.of(text, size) for text in texts), default=0.0)

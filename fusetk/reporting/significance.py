@@ -1,0 +1,154 @@
+"""Significance tests of saved translations, and a file that keeps their p-values.
+
+A test takes a second, so its result is kept in ``significance/p_values.json`` in the folder of
+results, under a checksum of everything that determines it.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusetk.errors import DataError
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.significance import Sampling, compare_systems
+from fusetk.files import digest, write_if_changed
+from fusetk.reporting.result_files import (
+    Columns,
+    SavedScore,
+    read_columns,
+    text_kind,
+    texts_path,
+    translations_path,
+)
+from fusetk.reporting.runs import ScoreColumn
+
+if TYPE_CHECKING:
+    from fusetk.reporting.result_tables import SavedRun
+
+NAME = Path("significance") / "p_values.json"
+TOLERANCE = 0.005  # between a recorded score and that of the saved translations
+
+
+class PValues:
+    """The p-values of the results in a folder. Call ``save`` to keep new ones."""
+
+    def __init__(self, folder: Path, sampling: Sampling):
+        """Read the kept values. Raises DataError if the file is damaged."""
+        self.folder = folder
+        self.sampling = sampling
+        self.notes: dict[str, str] = {}  # runs by the reasons for tests that are missing
+        self.path = folder / NAME
+        self._known = self._read()
+        self._changed = False
+        self._columns: dict[Path, Columns] = {}
+
+    def _read(self) -> dict[str, float]:
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+            if not all(0 < float(value) <= 1 for value in values.values()):
+                raise ValueError("a value is not between 0 and 1")
+            return dict(values)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{self.path} is damaged ({reason}): remove it; the tests are repeated"
+            ) from None
+
+    def compare(self, base: "SavedRun", run: "SavedRun", column: ScoreColumn) -> float | None:
+        """Return the p-value of the difference between two runs.
+
+        Return None if one of them has no translations, or if they were scored with different
+        references or settings. Raises DataError if a file is missing, or if the translations do
+        not have the recorded scores.
+        """
+        first, second = _score(base, column), _score(run, column)
+        if first is None or second is None or base is run:
+            return None
+        if (first.references, first.signature) != (second.references, second.signature):
+            self.notes[
+                f"{run.stem} and {base.stem} are not compared on {column.set_name}: their "
+                f"references or the signatures of {column.metric} differ"
+            ] = run.stem
+            return None
+        name = f"{column.checkpoint}.{text_kind(column.metric)}"
+        texts = [self._lines(side, column.set_name, name) for side in (base, run)]
+        hypotheses = [lines for lines in texts if lines is not None]
+        if len(hypotheses) < 2:
+            return None
+        key = digest([first.references, first.signature, hypotheses, self.sampling])
+        if key not in self._known:
+            references = self._references(run, column)
+            metric = make_metrics(references, [column.metric], _options(first.signature))[0]
+            statistics = {
+                side.stem: metric.statistics(lines)
+                for side, lines in zip((base, run), hypotheses, strict=True)
+            }
+            for score, (stem, rows) in zip((first, second), statistics.items(), strict=True):
+                _check_score(score, metric.score(rows).value, stem)
+            result = compare_systems(metric, statistics, self.sampling)[run.stem]
+            assert result.p is not None
+            self._known[key] = result.p
+            self._changed = True
+        return self._known[key]
+
+    def _lines(self, run: "SavedRun", set_name: str, name: str) -> list[str] | None:
+        """Return saved translations; None if the run has none."""
+        if name not in run.result.translations.get(set_name, []):
+            return None
+        return self._read_columns(translations_path(self.folder, run.stem, set_name), name)
+
+    def _references(self, run: "SavedRun", column: ScoreColumn) -> list[list[str]]:
+        """Return the references that a column's metric scores against."""
+        path = texts_path(self.folder, column.set_name, run.result.texts[column.set_name])
+        ending = f".{text_kind(column.metric)}"
+        self._read_columns(path, f"reference1{ending}")
+        return [
+            lines
+            for name, lines in self._columns[path].items()
+            if name.startswith("reference") and name.endswith(ending)
+        ]
+
+    def _read_columns(self, path: Path, name: str) -> list[str]:
+        if path not in self._columns:
+            self._columns[path] = read_columns(path)
+        if name not in self._columns[path]:
+            raise DataError(f"{path} has no column {name}: restore it, or save the results again")
+        return self._columns[path][name]
+
+    def save(self) -> None:
+        """Write new values. Nothing is written if the folder is read-only."""
+        if not self._changed:
+            return
+        text = json.dumps(self._known, indent=1, sort_keys=True) + "\n"
+        try:
+            write_if_changed(self.path, text.encode())
+        except OSError:
+            return  # the tests are repeated the next time
+
+
+def _score(run: "SavedRun", column: ScoreColumn) -> SavedScore | None:
+    return next((score for score in run.result.scores if score.key == tuple(column)), None)
+
+
+def _options(signature: str) -> MetricOptions:
+    """Return the options of a metric with this signature."""
+    parts = dict(part.split(":", 1) for part in signature.split("|") if ":" in part)
+    tokenize = parts.get("tok")
+    return MetricOptions(
+        lowercase=parts.get("case") == "lc",
+        tokenize=tokenize if tokenize not in (None, "13a") else None,
+        compound_split="compounds" in parts,
+    )
+
+
+def _check_score(score: SavedScore, value: float, stem: str) -> None:
+    if abs(score.value - value) > TOLERANCE:
+        raise DataError(
+            f"the translations of {stem} have the {score.metric} {value:.2f}, but the result has "
+            f"{score.value:.2f}: score the run and save its result again"
+        )

@@ -1,0 +1,52 @@
+"""All sections of a config but ``model``, whose classes need torch.
+
+This module does not import torch, whose import takes two seconds.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusetk import config
+from fusetk.config import Config
+from fusetk.data.config import DataConfig, load_document
+from fusetk.decoding.config import SearchConfig
+from fusetk.papers import PaperConfig, fill_in
+from fusetk.training.config import TrainingConfig
+
+
+class SectionsWithoutModel(Config):
+    """The sections of a config. ``fusetk.recipe.Recipe`` also validates ``model``."""
+
+    data: DataConfig
+    """Text and its preparation. Paths are relative to the config file that names them; paths in
+    `--set` are relative to the current folder. `~` and environment variables (`$NAME` or `${NAME}`)
+    are expanded."""
+    model: Any
+    """Backbone, layers and fusions."""
+    training: TrainingConfig
+    """Stages, validation and checkpoints."""
+    decoding: SearchConfig = SearchConfig()
+    """Settings of the search, in validation and in `fusetk decode`."""
+    paper: PaperConfig | None = None
+    """Row of a paper's table that this config reproduces."""
+
+
+def read(path: Path | str, overrides: Sequence[str] = ()) -> config.Document:
+    """Read a config with its overrides and with the published values of its paper.
+
+    Relative paths in ``data`` become absolute; they start from the folder of the file that names
+    them, or from the current folder in an override. Published values that ``paper`` does not give
+    are read from the file of ``paper.tables``. Raises ConfigError.
+    """
+    document = load_document(path, overrides, [("training", "start_from")])
+    fill_in(document)
+    return document
+
+
+def check(path: Path | str, overrides: Sequence[str] = ()) -> None:
+    """Validate all sections of a config but ``model``.
+
+    Raises ConfigError that lists every error in these sections at once.
+    """
+    config.parse(read(path, overrides), SectionsWithoutModel)

@@ -1,0 +1,194 @@
+"""Tables from result files, without runs and recipes."""
+
+import csv
+import io
+import json
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fusetk.cli.main import main
+from fusetk.evaluation.metric import MetricOptions
+from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.significance import compare_systems
+from fusetk.reporting.result_files import read_result, result_text
+from fusetk.reporting.result_tables import TEST
+from tests.helpers.results import BAD, REFERENCES, SET, WORSE
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)])
+
+
+def output(*words: object) -> str:
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def cells(folder: Path, *words: object) -> dict[str, dict[str, str]]:
+    """The cells of the first table by row and column; Δ and p have the score's name before them."""
+    heads, *rows = csv.reader(io.StringIO(output(folder, "--csv", *words)))
+    names: list[str] = []
+    for head in heads:
+        names.append(head if head not in ("Δ", "p < 0.05") else f"{names[-1].rstrip('Δ ')} {head}")
+    table = [row for row in rows if row[0] == rows[0][0]]
+    return {row[1]: dict(zip(names, row, strict=True)) for row in table}
+
+
+def as_json(folder: Path, *words: object) -> Any:
+    [table] = json.loads(output(folder, "--json", *words))["tables"]
+    return {row["row"]: row for row in table["rows"]}
+
+
+def score_of(folder: Path, stem: str, checkpoint: str, metric: str) -> float:
+    scores = {s.key: s.value for s in read_result(folder / f"{stem}.json").scores}
+    return scores[SET, checkpoint, metric]
+
+
+def test_means_deviations_and_differences(saved: Path) -> None:
+    table = cells(saved)
+    assert list(table) == ["plain", "fused", "other"], "in the order of the recipes' lines"
+    bleu = [score_of(saved, f"plain.seed{seed}", "best", "multi-bleu") for seed in (1, 2)]
+    mean, deviation = statistics.mean(bleu), statistics.stdev(bleu)
+    assert table["plain"]["multi-bleu best"] == f"{mean:.2f} ±{deviation:.2f}"
+    assert table["fused"]["multi-bleu best"] == "100.00 ±0.00"
+    assert table["fused"]["multi-bleu best Δ"] == f"{100 - mean:+.2f}"
+    assert table["plain"]["multi-bleu best Δ"] == ""
+    other = [score_of(saved, f"other.seed{seed}", "best", "multi-bleu") for seed in (1, 2)]
+    assert table["other"]["multi-bleu best Δ"] == f"{statistics.mean(other) - 100:+.2f}"
+    assert table["plain"]["seeds"] == "1 2" and table["plain"]["speed"] == "×1.00"
+    assert table["plain"]["valid loss"] == "2.000 ±0.000"
+    assert table["fused"]["updates to best"] == "20"
+    assert {"multi-bleu average-2", "chrf best"} <= set(table["plain"])
+    assert "chrf average-2" not in table["plain"] and "chrf best p < 0.05" not in table["plain"]
+    assert {"chrf average-2", "chrf best p < 0.05"} <= set(cells(saved, "--all")["plain"])
+    assert "compared with fused: other" in output(saved)
+
+
+def test_columns_can_be_chosen(saved: Path) -> None:
+    table = cells(saved, "--metric", "chrf", "--checkpoint", "average-2")
+    assert [name for name in table["plain"] if "best" in name] == ["updates to best"]
+    assert "chrf average-2" in table["plain"]
+    result = call(saved, "--metric", "ter")
+    assert result.exit_code == 2 and "choose from multi-bleu, chrf" in result.stderr
+
+
+def test_p_values_are_those_of_compare(saved: Path) -> None:
+    [metric] = make_metrics([REFERENCES], ["multi-bleu"], MetricOptions())
+    rows = as_json(saved)
+    test = rows["fused"]["scores"][0]["test"]
+    for seed, base in ((1, BAD), (2, WORSE)):
+        statistics_of = {"a": metric.statistics(base), "b": metric.statistics(REFERENCES)}
+        expected = compare_systems(metric, statistics_of, TEST)["b"].p
+        assert test["p_values"][str(seed)] == expected
+    assert test["worse"] == 0
+    assert test["better"] == sum(p < 0.05 for p in test["p_values"].values())
+    assert rows["plain"]["scores"][0]["test"] is None
+
+
+def test_p_values_are_kept(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = output(results, "--json")
+    path = results / "significance" / "p_values.json"
+    content = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the test was repeated")
+
+    monkeypatch.setattr("fusetk.reporting.significance.compare_systems", fail)
+    assert output(results, "--json") == first
+    assert path.read_bytes() == content
+    path.write_text("{")
+    result = call(results)
+    assert result.exit_code == 2 and f"{path} is damaged" in result.stderr
+
+
+def test_translations_without_the_recorded_score_are_an_error(results: Path) -> None:
+    shutil.rmtree(results / "significance", ignore_errors=True)
+    path = results / "translations"
+    shutil.copy(path / f"other.seed1.{SET}.tsv.gz", path / f"fused.seed1.{SET}.tsv.gz")
+    result = call(results)
+    assert result.exit_code == 2 and "the translations of fused.seed1 have the" in result.stderr
+    (path / f"fused.seed1.{SET}.tsv.gz").unlink()
+    result = call(results)
+    assert result.exit_code == 2 and f"fused.seed1.{SET}.tsv.gz is missing" in result.stderr
+
+
+def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
+    rows = as_json(results)
+    # 1000 tokens in each 10 updates, 500 tokens a second: 2 s for 10 updates.
+    assert rows["plain"]["seconds_to_loss_of_baseline"] == [4.0, 4.0]
+    assert rows["fused"]["seconds_to_loss_of_baseline"] == [2.0, 2.0]
+    assert rows["other"]["seconds_to_loss_of_baseline"] == [None, None]
+    table = cells(results)
+    assert table["other"]["time to baseline's loss"] == "never"
+    path = results / "fused.seed2.json"
+    result = read_result(path)
+    curve = {**result.valid_curve, "loss": [9.0, 8.0, 7.0, 2.5]}
+    path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+    assert cells(results)["fused"]["time to baseline's loss"] == "2 s (1 of 2)"
+
+
+def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
+    text = output(results)
+    rows, pilots = text.split("Systems: pilots\n")
+    assert "peak" not in rows and pilots.count("fused") == 2
+    assert "peak = 0.02" in pilots and "peak = 0.03" in pilots
+    for seed in (2, 3):  # the other config has more seeds now
+        result = read_result(results / "fused.seed1.peak=0.03.json")
+        path = results / f"fused.seed{seed}.peak=0.03.json"
+        path.write_text(result_text(result.model_copy(update={"seed": seed, "translations": {}})))
+    rows, pilots = output(results).split("Systems: pilots\n")
+    assert "fused: peak = 0.03 (not the recipe's values)" in rows
+    assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
+
+
+def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
+    path = results / "fused.seed2.json"
+    result = read_result(path)
+    scores = [
+        score.model_copy(update={"signature": "another", "references": "x" * 64})
+        for score in result.scores
+    ]
+    sessions = [type(s)(**{**s.__dict__, "threads": 1}) for s in result.training.sessions]
+    training = result.training.model_copy(update={"data": "other", "sessions": sessions})
+    path.write_text(result_text(result.model_copy(update={"scores": scores, "training": training})))
+    text = output(results)
+    assert "differ in the training data: dddddddd (5 runs); other (fused.seed2)" in text
+    assert "fused.seed2 and plain.seed2 are not compared on flickr" in text
+    assert "the runs differ in the signature of multi-bleu on flickr" in text
+
+
+def test_all_formats_have_the_same_cells(saved: Path) -> None:
+    table = cells(saved)
+    markdown = output(saved, "--markdown")
+    latex = output(saved, "--latex")
+    for row in table.values():
+        for cell in filter(None, row.values()):
+            assert cell in markdown
+            assert cell.replace("±", r"$\pm$").replace("×", r"$\times$") in latex.replace(
+                "\\_", "_"
+            )
+    assert "**Systems: pilots**" in markdown
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("The protocol.")
+    result = call(tmp_path)
+    assert result.exit_code == 2 and f"{tmp_path} has no results yet" in result.stderr
+
+
+def test_a_foreign_file_is_an_error(results: Path) -> None:
+    (results / "package.json").write_text('{"name": "x"}')
+    result = call(results)
+    assert result.exit_code == 2 and f"{results / 'package.json'} is not a result" in result.stderr
+
+
+def test_options_that_do_not_suit_results(saved: Path, tmp_path: Path) -> None:
+    for words in (["--runs", tmp_path], ["--save", tmp_path], [saved]):
+        result = call(saved, *words)
+        assert result.exit_code == 2 and "is a folder of results" in result.stderr

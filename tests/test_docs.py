@@ -1,0 +1,344 @@
+"""The documentation: its links, its commands, its configs, and the site that it becomes."""
+
+import configparser
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from fusetk import recipe
+from fusetk.cli.main import main as fusetk_command
+from fusetk.config import Config, fusetk_key
+from fusetk.models import build_model
+from tools import config_page, figures
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs/tutorial.md"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "recipes/README.md", *DOCS]
+GUIDES = [README, *DOCS]
+MIGRATION = [page for page in DOCS if page.parent.name == "migration" and page.stem != "index"]
+
+UNNAMED = "VALUE"  # the value of an option that running text names without a value
+# Commands that a test cannot run: they need the network, a service, or another environment.
+SKIPPED = ("git ", "make ", ". .venv/", "pip ")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def tokens(page: Path) -> Iterator[Token]:
+    """Yield all tokens of a page, those inside paragraphs included."""
+    for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
+        yield token
+        yield from token.children or []
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the language and the text of all fenced blocks of a page."""
+    for token in tokens(page):
+        if token.type == "fence":
+            yield token.info.strip(), token.content
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and MyST make them."""
+    found = set()
+    for line in re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S).splitlines():
+        if heading := re.fullmatch(r"#+ (.*)", line):
+            words = re.sub(r"[^\w\- ]", "", heading[1].lower())
+            found.add(words.replace(" ", "-"))
+    return found
+
+
+# Links --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_has_a_target(page: Path) -> None:
+    links = [
+        str(token.attrs.get("href") or token.attrs.get("src"))
+        for token in tokens(page)
+        if token.type in ("link_open", "image")
+    ]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if path.startswith("https://"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached = set()
+    waiting = [README]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        for token in tokens(page):
+            link = str(token.attrs.get("href", "")).partition("#")[0]
+            if token.type == "link_open" and link and not link.startswith("https://"):
+                waiting.append((page.parent / link).resolve())
+    assert set(DOCS) <= reached
+
+
+def test_the_pages_clone_from_the_address_of_the_package() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    for page in (README, ROOT / "docs/install.md"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"git clone (\S+)", text) == [setup["metadata"]["url"]]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every fusetk command of a page, without ``fusetk``."""
+    lines = []
+    for token in tokens(page):
+        if token.type == "fence" and token.info.strip() == "bash":
+            lines += token.content.replace("\\\n", " ").splitlines()
+        elif token.type == "code_inline" and "fusetk " in token.content:
+            # Running text may name an option without its value.
+            named = token.content.split()[-1].startswith("-")
+            lines.append(f"{token.content} {UNNAMED}" if named else token.content)
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|;<>&()")
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|;<>&()"):
+                if words := words_after_fusetk(command):
+                    yield words
+                command = []
+            else:
+                command.append(word)
+
+
+def words_after_fusetk(command: list[str]) -> list[str]:
+    if command[:1] == ["fusetk"]:
+        return command[1:]
+    if command[:1] == ["torchrun"] and "fusetk" in command:
+        return command[command.index("fusetk") + 1 :]
+    return []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_every_command_has_its_options(page: Path) -> None:
+    for words in command_lines(page):
+        group: click.Command = fusetk_command
+        context = click.Context(group)
+        while isinstance(group, click.Group) and words and not words[0].startswith("-"):
+            if words[0].isupper():  # a placeholder such as COMMAND
+                return
+            subcommand = group.get_command(context, words[0])
+            assert subcommand, words
+            group, words = subcommand, words[1:]
+            context = click.Context(group, parent=context)
+        values, _, _ = group.make_parser(context).parse_args(list(words))
+        for parameter in group.params:
+            value = values.get(parameter.name or "")
+            is_choice = isinstance(parameter.type, click.Choice)
+            if is_choice and isinstance(value, str) and value != UNNAMED:
+                parameter.type.convert(value, parameter, context)
+
+
+def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```bash\nfusetk decode -m RUN --lenpen 1 < in | head\n```\n")
+    with pytest.raises(click.NoSuchOption):
+        test_every_command_has_its_options(page)
+
+
+def runnable(page: Path) -> Iterator[str]:
+    """Yield the parts of a script with all commands of a page, and its files, in their order."""
+    for language, text in blocks(page):
+        if language == "bash":
+            lines = text.replace("\\\n", " ").replace(" --jobs 2", "").splitlines()
+            yield "\n".join(line for line in lines if not line.startswith(SKIPPED))
+        elif language in ("yaml", "python") and text.startswith("# "):
+            file, _, content = text[2:].partition("\n")
+            content = small(content) if language == "yaml" else content
+            yield f"cat > {file} << 'END'\n{content}\nEND"
+
+
+def small(config: str) -> str:
+    """Return a config whose training takes seconds."""
+    values = yaml.safe_load(config)
+    values["data"]["bpe"] = {"merges": 60}
+    values["model"].update(width=16, ffn=32)
+    values["decoding"] = {"beam": 1}
+    for stage in values["training"]["stages"]:
+        stage.update(end={"updates": 6}, batch={"size": 400})
+    values["training"].pop("save_every", None)
+    values["training"]["validation"] = {"every_updates": 2, "metric": "accuracy"}
+    return yaml.safe_dump(values)
+
+
+def write_text(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for split, lines in {"train": 60, "valid": 8, "test": 20}.items():
+        for language, sentence in (("de", "Das Haus {} ist klein."), ("en", "House {} is small.")):
+            text = "".join(sentence.format(i) + "\n" for i in range(lines))
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.usefixtures("commands")
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=name)
+def test_the_commands_run(page: Path, tmp_path: Path) -> None:
+    """Every command of the page runs on a tiny corpus, with a smaller model."""
+    write_text(tmp_path / "raw")
+    write_text(tmp_path / "work/demo/raw")
+    script = "\n".join(["set -euo pipefail", *runnable(page)])
+    assert script.count("fusetk ") >= 5
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+# Configs ------------------------------------------------------------------------------------------
+
+# A model of each kind, which a page completes.
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer": {"encoder": {"layers": 2}, "decoder": {"layers": 2}, "ffn": 64},
+    "conv": {"encoder": {"layers": 2}, "decoder": {"layers": 2}},
+    "coordinated": {"stack": {"layers": 2}, "ffn": 64},
+    "recurrent": {},
+}
+
+
+def configs(page: Path) -> list[dict[str, Any]]:
+    return [yaml.safe_load(text) for language, text in blocks(page) if language == "yaml"]
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if configs(page)], ids=name)
+def test_every_config_is_valid(page: Path, toy: Path, tmp_path: Path) -> None:
+    """Each block of YAML is valid as it is, or as a part of a config, and its model is built."""
+    plain = yaml.safe_load(toy.read_text(encoding="utf-8"))
+    for values in configs(page):
+        values.pop("extends", None)
+        kind = values.get("model", {}).get("kind", "transformer")
+        model = {"kind": kind, "width": 32, "heads": 4} | MODELS[kind] | values.pop("model", {})
+        if kind == "conv":
+            del model["heads"]
+        document = {
+            **plain,
+            "model": {key: merged(MODELS[kind].get(key), value) for key, value in model.items()},
+            "data": plain["data"] | values.pop("data", {}),
+            "training": plain["training"] | values.pop("training", {}),
+            **values,
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        loaded = recipe.load(path)
+        with torch.device("meta"):
+            build_model(loaded.model, 50, 60)
+
+
+def merged(base: Any, value: Any) -> Any:
+    return {**base, **value} if isinstance(base, dict) and isinstance(value, dict) else value
+
+
+def keys_exist(path: str) -> bool:
+    """Whether a config can have the key at ``path``, such as training.stages.0.clip."""
+    candidates: list[type[Config]] = [recipe.Recipe]
+    for part in re.sub(r"\[\]", ".0", path).split("."):
+        if part.isdigit():
+            continue
+        fields = [config.model_fields[part] for config in candidates if part in config.model_fields]
+        if not fields:
+            return False
+        candidates = [
+            config for field in fields for config in config_page.config_of(field.annotation)
+        ]
+        if any(config_page.is_choice(field) for field in fields):
+            kinds = config_page.REGISTRIES[part].values()
+            candidates += [kind.Config for kind in kinds]  # type: ignore[attr-defined]
+    return True
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_every_key_exists(page: Path) -> None:
+    for token in tokens(page):
+        if token.type == "code_inline" and re.match(
+            r"(data|model|training|decoding)\.(?!py\b)[a-z]", token.content
+        ):
+            path = re.split(r"[=: ]", token.content)[0]
+            assert keys_exist(path), token.content
+
+
+def test_a_wrong_key_is_noticed() -> None:
+    assert keys_exist("training.stages[].schedule.peak") and keys_exist("model.decoder.fuse.hops")
+    assert not keys_exist("training.stages.0.schedule.peek") and not keys_exist("training.clip")
+
+
+@pytest.mark.parametrize("page", MIGRATION, ids=name)
+def test_migration_agrees_with_the_advice_of_the_commands(page: Path) -> None:
+    """If the commands know an option of another toolkit, its row has the same key."""
+    checked = 0
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = line.strip("|").split(" | ")
+        options = re.findall(r"`-{1,2}(\w[\w-]*)", cells[0]) if len(cells) == 2 else []
+        own = re.findall(r"`([^`]+)`", cells[-1])
+        keys = {re.sub(r"[=: ].*", "", key) for key in own if re.match(r"[a-z]+\.", key)}
+        for option in options if keys else []:
+            if advised := fusetk_key(option):
+                checked += 1
+                assert any(advised.split("=")[0].startswith(key) for key in keys), option
+    assert checked >= 10
+
+
+# Fusions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", ["connect", "residual", "fuse", "attend"])
+def test_every_kind_has_a_page(site: str) -> None:
+    texts = [page.read_text(encoding="utf-8") for page in DOCS if page.parent.name == "fusions"]
+    index = (ROOT / "docs/fusions/index.md").read_text(encoding="utf-8")
+    for kind in config_page.REGISTRIES[site]:
+        assert f"`{kind}`" in index
+        if kind not in ("last", "plain"):
+            assert sum(f"`{kind}`" in text or f": {kind}" in text for text in texts) >= 2, kind
+
+
+def test_a_picture_has_a_model_and_a_command() -> None:
+    pages = [page for page in DOCS if page.parent.name == "fusions"]
+    read = [figure for page in pages if (figure := figures.read_figure(page))]
+    assert {figure.name for figure in read} == {
+        path.stem for path in (ROOT / "docs/figures").glob("*.png")
+    }
+    for figure in read:
+        assert figure.command[:2] == ["fusetk", "plot-attention"] and figure.model
+
+
+# The site -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("sphinx"), reason="the extra docs is not installed")
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    ran = subprocess.run(words, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "index.html").exists()
