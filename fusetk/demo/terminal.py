@@ -61,11 +61,10 @@ def translation_table(sentences: list[Translated]) -> Table:
     """Return a table of sentences with their translations; wrong ones also have the reference."""
     table = Table("German", "translation", box=box.SIMPLE, show_lines=True)
     for sentence in sentences:
-        if sentence.is_right:
-            translation = Text(sentence.translation, style="green")
-        else:
-            translation = Text(sentence.translation, style="yellow")
-            translation.append(f"\nright: {sentence.reference}", style="dim not yellow")
+        translation = Text()
+        translation.append(sentence.translation, style="green" if sentence.is_right else "yellow")
+        if not sentence.is_right:
+            translation.append(f"\nright: {sentence.reference}", style="dim")
         table.add_row(Text(sentence.source), translation)
     return table
 
