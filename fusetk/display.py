@@ -156,6 +156,8 @@ class Display:
         try:
             yield task
         finally:
+            if self._live is not None:
+                self._live.refresh()  # a short task also shows its end
             self.tasks.remove(task)
 
     def line_due(self) -> bool:
