@@ -26,15 +26,15 @@ TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[^\[]|[\r\n\x08]|[^\x1b\r\n\
 
 def record(command: Sequence[str], columns: int) -> tuple[str, int]:
     """Run a command in a terminal of so many columns. Return its output and its exit status."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    process = subprocess.Popen(command, stdout=child, stderr=child, env=environment)
-    os.close(child)
+    process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
     output = b""
     while True:
         try:
-            block = os.read(parent, 65536)
+            block = os.read(controller, 65536)
         except OSError:  # the other side is closed
             break
         if not block:
