@@ -161,8 +161,11 @@ def load_model(
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
     update = f" ({folder.resolve().name})" if folder.is_symlink() else ""
-    threads = f", {torch.get_num_threads()} threads" if model_device.type == "cpu" else ""
-    report(f"loading {folder}{update} on {hardware(model_device)}{threads}")
+    place = hardware(model_device)
+    if model_device.type == "cpu":
+        threads = torch.get_num_threads()
+        place += f", {threads} thread{'s' if threads > 1 else ''}"
+    report(f"loading {folder}{update} on {place}")
     try:
         recipe = recipes.load(run / CONFIG)
     except ConfigError as error:
