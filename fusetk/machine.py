@@ -113,9 +113,6 @@ class Choices:
     threads: int
     ways: dict[str, Way]
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} by {way}" for name, way in self.ways.items())
-
     def differences(self, other: "Choices") -> list[str]:
         """Return a description of each setting that differs in ``other``."""
         before, after = (
@@ -128,6 +125,7 @@ class Choices:
         ]
 
 
+PRODUCTS = "float32 products"  # name of a choice
 # PyTorch's default is replaced only if the alternative is this many times as fast.
 MIN_SPEEDUP = 1.15
 
@@ -190,7 +188,7 @@ def read_choices(path: Path) -> Choices | None:
 def _ways_of_format_1(values: dict[str, Any]) -> dict[str, Way]:
     """Return the ways in a file of fusetk 0.1, which knew two choices."""
     limits = {_attention_name(kind): limit for kind, limit in values["attention"].items()}
-    return {"float32 products": values["products"], **limits}
+    return {PRODUCTS: values["products"], **limits}
 
 
 def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
@@ -207,7 +205,7 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
     """Apply settings for products and attention on ``device``; restore the old ones at the end.
 
     ``matmul`` is ``training.matmul``. On CPU the settings are ``recorded``, by default ``choices``.
-    Yields a description for the log.
+    Yields a description of the products for the log.
     """
     undo: list[Undo] = []
     try:
@@ -217,7 +215,7 @@ def computing(device: torch.device, matmul: str, recorded: Choices | None = None
         else:
             chosen = recorded or choices(matmul)
             undo = _use(chosen, matmul)
-            description = str(chosen)
+            description = f"by {chosen.ways[PRODUCTS]}"
         if matmul != "highest":
             result = "rounded" if _product_error(device) > 1e-5 else "exact"
             description = f"{matmul}, in fact {result}"
@@ -377,7 +375,7 @@ ATTENTION_LENGTHS = (16, 64, 256, 1024)
 
 CHOICES: tuple[Choice, ...] = (
     Choice(
-        "float32 products",
+        PRODUCTS,
         ("MKL", "oneDNN"),  # MKL is PyTorch's default
         lambda: fastest(("MKL", "oneDNN"), _run_product, _is_exact_product),
         lambda library: _use_precision(_precision(library)),

@@ -67,6 +67,10 @@ class LayerFusionConfig(FusionConfig):
     layer_embedding: bool = False
     """Add a learned vector to each layer (MLRF Equation 4). If both sides have one, of the same
     width, they share it."""
+    norm_layers: bool = False
+    """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
+    such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
+    values."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
 
@@ -113,6 +117,9 @@ class LayerFusion(Fusion):
             nn.Identity() if layer_width == width else nn.Linear(layer_width, width)
             for layer_width in fused_widths
         )
+        self.norm_layers = nn.ModuleList(
+            nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in fused_widths
+        )
         if config.layer_embedding:
             self.layer_embedding = LayerEmbedding(self.first, self.depth, width)
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
@@ -121,13 +128,14 @@ class LayerFusion(Fusion):
         return self.norm(self.fuse(self.layers(history)))
 
     def layers(self, history: Sequence[Tensor]) -> list[Tensor]:
-        """Return the inputs of ``fuse``: the projected layers.
+        """Return the inputs of ``fuse``: the projected layers, normalised with ``norm_layers``.
 
         The layer embedding, if there is one, is added to them (MLRF Equation 4).
         """
+        modules = zip(self.project, self.norm_layers, strict=True)
         projected = [
-            project(layer)
-            for project, layer in zip(self.project, history[self.first :], strict=True)
+            norm(project(layer))
+            for (project, norm), layer in zip(modules, history[self.first :], strict=True)
         ]
         if self.layer_embedding is None:
             return projected

@@ -50,8 +50,8 @@ class GroupFusion(LayerFusion):
         size = (self.depth - config.embedding) // config.groups
         self.selected = list(range(self.depth - 1, -1, -size))[::-1]
         for i in range(self.depth):
-            if i not in self.selected:  # a projection of this layer would have no effect
-                self.project[i] = nn.Identity()
+            if i not in self.selected:  # its parameters would have no effect
+                self.project[i] = self.norm_layers[i] = nn.Identity()
         self.weight = nn.Parameter(torch.zeros(len(self.selected)))
 
     def fuse(self, layers: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.fusion.aggregate import ResidualFFN
-from fusetk.fusion.base import Combination, LayerFusion, LayerFusionConfig
+from fusetk.fusion.base import LayerFusion, LayerFusionConfig
 
 
 class LinearFusionConfig(LayerFusionConfig):
@@ -21,9 +21,6 @@ class LinearFusionConfig(LayerFusionConfig):
     (Dou et al. 2018)."""
     normalize: Literal["none", "softmax"] = "none"
     """Use scalar weights unchanged, or normalise them with a softmax so that they sum to 1."""
-    norm_layers: bool = False
-    """Apply layer normalisation to every layer before it is weighted (Wang et al. 2019,
-    pre-norm)."""
     aggregation: Literal["none", "ewp-ffn"] = "none"
     """With `ewp-ffn`, refine the combination s to FFN(LN(s)) + s (RTAL Equation 10). This is our
     reading of RTAL Table 5."""
@@ -91,9 +88,6 @@ class LinearFusion(LayerFusion):
 
     def __init__(self, config: LinearFusionConfig, widths: Sequence[int], width: int, name: str):
         super().__init__(config, widths, width, name)
-        self.norm_layers = nn.ModuleList(
-            nn.LayerNorm(width) if config.norm_layers else nn.Identity() for _ in range(self.depth)
-        )
         self.combine: ScalarMix | MatrixMix
         if config.weights == "matrix":
             self.combine = MatrixMix(self.depth, width)
@@ -103,18 +97,5 @@ class LinearFusion(LayerFusion):
         if config.aggregation == "ewp-ffn":
             self.refine = ResidualFFN(width, config.hidden, config.dropout)
 
-    def combination(self, history: Sequence[Tensor]) -> Combination:
-        """Return the layers after ``norm_layers``, and the function that combines them.
-
-        A change of the scale of a layer before its normalisation does not change the result.
-        """
-        return self._norm_layers(self.layers(history)), self._combine
-
     def fuse(self, layers: list[Tensor]) -> Tensor:
-        return self._combine(self._norm_layers(layers))
-
-    def _norm_layers(self, layers: Sequence[Tensor]) -> list[Tensor]:
-        return [norm(layer) for norm, layer in zip(self.norm_layers, layers, strict=True)]
-
-    def _combine(self, layers: Sequence[Tensor]) -> Tensor:
         return self.refine(self.combine(layers))

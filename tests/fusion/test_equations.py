@@ -70,14 +70,18 @@ def test_average(embedding: bool, norm: bool) -> None:
 
 @pytest.mark.parametrize("embedding", [True, False])
 @pytest.mark.parametrize("layer_embedding", [True, False])
-def test_ffn(embedding: bool, layer_embedding: bool) -> None:
+@pytest.mark.parametrize("norm_layers", [True, False])
+def test_ffn(embedding: bool, layer_embedding: bool, norm_layers: bool) -> None:
     def equation(p: dict[str, Any], z: list[Any]) -> Any:
         z = z if embedding else z[1:]
+        if norm_layers:
+            z = [layer_norm(p, f"norm_layers.{i}", z[i]) for i in range(len(z))]
         if layer_embedding:
             z = [z[i] + p["layer_embedding.weight"][i] for i in range(len(z))]
         return layer_norm(p, "norm", ffn(p, "ffn", np.concatenate(z)))
 
-    check(make("ffn", embedding=embedding, layer_embedding=layer_embedding, hidden=7), equation)
+    options = {"layer_embedding": layer_embedding, "norm_layers": norm_layers}
+    check(make("ffn", embedding=embedding, hidden=7, **options), equation)
 
 
 SIGMAS = {"relu": lambda u: np.maximum(u, 0), "tanh": np.tanh}
