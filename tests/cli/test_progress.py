@@ -209,7 +209,6 @@ def test_prep_rescore_and_score_have_bars(run: Path, toy: Path, tmp_path: Path) 
     for name in ("de", "en"):
         text = (folder / f"train.{name}").read_text(encoding="utf-8")
         (tmp_path / f"big.{name}").write_text(text * 40, encoding="utf-8")
-    prep = ["prep", str(toy), *overrides]
     commands = {
         "of 24,000 lines  ": [
             "prep",
