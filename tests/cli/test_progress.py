@@ -208,11 +208,17 @@ def test_prep_rescore_and_score_have_bars(run: Path, toy: Path, tmp_path: Path) 
     assert run_in_terminal(["prep", str(toy), *overrides, "--force", "-q"], 100, tmp_path) == ""
     for name in ("de", "en"):
         text = (folder / f"train.{name}").read_text(encoding="utf-8")
-        (tmp_path / f"big.{name}").write_text(text * 20, encoding="utf-8")
+        (tmp_path / f"big.{name}").write_text(text * 40, encoding="utf-8")
     commands = {
-        "training text": ["prep", str(toy), *overrides, "--set", f"data.train=[{tmp_path}/big]"],
-        "of 12,000 pairs": ["rescore", "-m", str(run), "big.de", "big.en", "-o", "scores"],
-        "of 12,000 lines": ["score", "big.en", "-r", "big.en", "--metric", "chrf"],
+        "of 24,000 lines  ": [
+            "prep",
+            str(toy),
+            *overrides,
+            "--set",
+            f"data.train=[{tmp_path}/big]",
+        ],
+        "of 24,000 pairs": ["rescore", "-m", str(run), "big.de", "big.en", "-o", "scores"],
+        "of 24,000 lines": ["score", "big.en", "-r", "big.en", "--metric", "chrf"],
     }
     for text, command in commands.items():
         messages = run_in_terminal(command, 100, tmp_path)
