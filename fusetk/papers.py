@@ -73,7 +73,7 @@ class PaperConfig(PublishedConfig):
     dataset: str | None = None
     """Data set of `fusetk dataset` with the raw text of this config."""
     dataset_note: str | None = None
-    """What the user must do with the raw text after `fusetk dataset`, as the end of a sentence."""
+    """The end of an error message: steps after `fusetk dataset` that the user must take."""
     text: dict[str, TextCountsConfig] = {}
     """Counts of the prepared text, by `train`, `valid` and `test.NAME` for each test set. If the
     paper names a number of pairs, it is that; otherwise that of public preparations."""

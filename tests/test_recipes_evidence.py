@@ -119,13 +119,16 @@ class FakeQueue(run_queue.Queue):
         self.failed = set()
         self.stopped = False
         self.code = code
+        self.unsaved = ""
         self.done: list[Any] = []
 
     def command(self, job: run_queue.Job) -> list[str]:
         return [sys.executable, "-c", self.code, f"{job.system}{job.seed}"]
 
-    def save(self, job: run_queue.Job) -> None:
-        self.done.append(result(job.system, 1.0, job.seed))
+    def save_command(self, job: run_queue.Job) -> list[str]:
+        if job.system != self.unsaved:
+            self.done.append(result(job.system, 1.0, job.seed))
+        return [sys.executable, "-c", ""]
 
     def results(self) -> run_queue.Results:
         return run_queue.Results(self.plan, self.done)
@@ -153,6 +156,21 @@ def test_a_failed_training_does_not_stop_the_others(tmp_path: Path, capsys: Any)
     assert len(queue.done) == 5
     log = tmp_path / "own" / "b.seed1.log"
     assert f"b.seed1 (own) failed with status 1: see {log}" in capsys.readouterr().out
+
+
+def test_a_training_without_a_result_is_not_repeated(tmp_path: Path, capsys: Any) -> None:
+    queue = FakeQueue(tmp_path, "")
+    queue.unsaved = "b"
+    assert queue.run() == 1
+    assert len(queue.done) == 4
+    assert capsys.readouterr().out.count("was trained, but has no result: see ") == 2
+
+
+def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:
+    code = "import sys, time; time.sleep(60 * (sys.argv[1] == 'a1')); sys.exit(75)"
+    start = time.monotonic()
+    assert FakeQueue(tmp_path, code).run() == run_queue.INTERRUPTED
+    assert time.monotonic() - start < 30
 
 
 def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[Item]:
 
 
 def alternatives(configs: Sequence[type[Config]], path: str) -> Iterator[Item]:
-    """Yield the keys of classes of which a config has one, those of several classes first."""
+    """Yield the keys of alternative classes. Keys that several classes have come first."""
     items = {tag_of(config): list(entries(config, path, skip="step")) for config in configs}
     owners: dict[Item, list[str]] = {}
     for tag, its_items in items.items():

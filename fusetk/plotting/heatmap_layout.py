@@ -242,10 +242,10 @@ def _arrangements(
     panels = measured.panels
     count = len(panels)
     if columns is None:
-        one = measured.at(cell, [1] * count)
-        fitting = max(1, int(WIDEST // (one.width + GAP)))
+        column = measured.at(cell, [1] * count)
+        fitting = max(1, int(WIDEST // (column.width + GAP)))
         most_rows = max(len(panel.y) for panel in panels)
-        columns = min(fitting, near_square(count, most_rows, round(one.width / cell) - 6))
+        columns = min(fitting, near_square(count, most_rows, round(column.width / cell) - 6))
     natural = split_rows(count, columns) if isinstance(columns, int) else list(columns)
     yield natural
     for most in range(max(natural) - 1, 0, -1):

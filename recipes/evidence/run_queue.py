@@ -237,9 +237,7 @@ class Queue:
         for job in jobs_left(self.plan, self.own, self.results()):
             if len(self.running) >= self.options.jobs:
                 return
-            if job.name not in self.failed and job.name not in {
-                other.name for other in self.running
-            }:
+            if job.name not in self.failed and job not in self.running:
                 self.launch(job)
 
     def launch(self, job: Job) -> None:
@@ -272,17 +270,30 @@ class Queue:
             if status == 0:
                 self.save(job)
             elif status == INTERRUPTED:
-                self.stopped = True
+                self.stop()
             else:
-                self.failed.add(job.name)
-                print(f"{job.name} failed with status {status}: see {self.log(job)}", flush=True)
+                self.fail(job, f"failed with status {status}")
 
     def save(self, job: Job) -> None:
-        recipe = self.folder / f"{job.system}.yaml"
-        words = [sys.executable, "-m", "fusetk", "report", recipe, "--quiet"]
-        words += ["--runs", self.options.out, "--save", self.options.results]
-        subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
-        print(f"{time.strftime('%H:%M:%S')} {job.name}: done", flush=True)
+        """Save the result of a job that ended. Without a result, the job counts as failed."""
+        with open(self.log(job), "ab") as file:
+            status = subprocess.run(self.save_command(job), stdout=file, stderr=file).returncode
+        values = self.own[job.system] | dict(job.changes)
+        if status or self.results().loss(job.system, job.seed, values) is None:
+            self.fail(job, "was trained, but has no result")
+        else:
+            print(f"{time.strftime('%H:%M:%S')} {job.name}: done", flush=True)
+
+    def save_command(self, job: Job) -> list[str]:
+        """Return the command line that saves the result of a job."""
+        words = [sys.executable, "-m", "fusetk", "report", self.folder / f"{job.system}.yaml"]
+        words += ["--quiet", "--runs", self.options.out, "--save", self.options.results]
+        return [str(word) for word in words]
+
+    def fail(self, job: Job, reason: str) -> None:
+        """Report a job without a result. This queue does not start it again."""
+        self.failed.add(job.name)
+        print(f"{job.name} {reason}: see {self.log(job)}", flush=True)
 
     def stop(self) -> None:
         self.stopped = True
