@@ -92,7 +92,6 @@ def main() -> None:
     parser.add_argument("--omit", default="$^", metavar="REGEX", help="lines that are left out")
     options = parser.parse_args()
     output, status = record(options.command, options.columns)
-    options.output.with_suffix(".ansi").write_text(output, encoding="utf-8")
     if status:
         sys.exit(status)
     typed = options.typed or " ".join(options.command)

@@ -96,5 +96,12 @@ def command(
         content = short_titles(pages[0].panels)[0] if len(pages) == 1 else ""
         title = f"{content or WHATS[choices.what]}{addition} ({run})"
     columns = panel_columns(choices, pages[0].panels)
-    layout = {"columns": columns, "style": STYLES[style], "size": size}
-    save(pages, choices.output, title=title or "", colors=colors, **layout)  # type: ignore[arg-type]
+    save(
+        pages,
+        choices.output,
+        title=title or "",
+        colors=colors,
+        columns=columns,
+        style=STYLES[style],
+        size=size,
+    )

@@ -163,7 +163,7 @@ def _is_low(layout: Arranged) -> bool:
 
 
 def _bar_room(measures: dict[str, Scale], lines: int, style: Style, widths: TextWidth) -> float:
-    """Return the width of the colour bars with their numbers and labels. A label has ``lines`` lines."""
+    """Return the width of the colour bars, with numbers and with labels of ``lines`` lines."""
     numbers = [text for scale in measures.values() for text in _ticks(scale).values()]
     number = widths.widest(numbers, style.font)
     return 0.14 + BAR + 0.1 + number + (1 + 1.2 * lines) * style.font / 72

@@ -89,8 +89,8 @@ def _score_cells(table: ResultTable, column: ScoreColumn) -> list[Cells]:
             differences.append("")
             tests.append("")
             continue
-        known = mean and base_mean
-        differences.append(f"{mean.value - base_mean.value:+.2f}" if known else None)  # type: ignore[union-attr]
+        difference = f"{mean.value - base_mean.value:+.2f}" if mean and base_mean else None
+        differences.append(difference)
         test = table.test(row, column)
         tests.append(str(test) if test else None)
     return [scores, differences, tests]
