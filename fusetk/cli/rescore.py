@@ -46,6 +46,7 @@ def command(**options: Any) -> None:
     import torch
 
     from fusetk import system
+    from fusetk.data.text import standard_input
     from fusetk.decoding.translate import Translator
     from fusetk.evaluation.rescore import Rescorer, ScoreRule
     from fusetk.evaluation.rescore_files import rescore_input
@@ -57,6 +58,8 @@ def command(**options: Any) -> None:
     if options["output"] != "-":
         paths = [Path(name) for name in inputs.names if name != "-"]
         readable(paths, Path(options["output"]))
+    if "-" in inputs.names:
+        standard_input()
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     loaded = system.load_ensemble(
