@@ -38,6 +38,10 @@ class PlanConfig(Config):
     Each key is tuned with the best values of the keys before it."""
     seeds: list[int] = Field(min_length=1)
     """Seeds of each system. The first one is that of the tuning."""
+    claims: list[tuple[str, str]] = []
+    """Pairs of a baseline and a system whose difference is a claim of a paper."""
+    claim_seeds: list[int] = []
+    """Further seeds of the systems in `claims`. They are trained after all waves."""
     waves: list[dict[str, str]]
     """Systems with the names of their tuning. All systems of a wave have their first training
     before one of them is tuned, and all are tuned before one has its second seed."""
@@ -46,12 +50,27 @@ class PlanConfig(Config):
         """Return the tuned keys of a system, each with its values."""
         return self.tuning[next(wave[system] for wave in self.waves if system in wave)]
 
+    def seeds_of(self, system: str) -> list[int]:
+        """Return all seeds of a system."""
+        claimed = any(system in pair for pair in self.claims)
+        return [*self.seeds, *self.claim_seeds] if claimed else self.seeds
+
     @model_validator(mode="after")
-    def _tunings_exist(self) -> "PlanConfig":
+    def _names_exist(self) -> "PlanConfig":
         for wave in self.waves:
             for system, name in wave.items():
                 if name not in self.tuning:
                     raise ValueError(f"{system}: the plan has no tuning {name}")
+        for system in (system for pair in self.claims for system in pair):
+            if not any(system in wave for wave in self.waves):
+                raise ValueError(f"claims: {system} is not in a wave of the plan")
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "PlanConfig":
+        seeds = [*self.seeds, *self.claim_seeds]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds and claim_seeds have a seed twice: {seeds}")
         return self
 
 
@@ -100,7 +119,7 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
     are not done is the last one: the rounds after it are not known yet.
     """
-    first, *others = plan.seeds
+    first, *others = plan.seeds_of(system)
     best = dict(own)
 
     def job(seed: int, values: Values) -> Job:
@@ -135,6 +154,9 @@ def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> 
                     if results.loss(system, job.seed, values) is None:
                         by_round[number].append(job)
         jobs += [job for jobs_of_round in by_round for job in jobs_of_round]
+    # The sort is stable: seeds of claims are the last, one after the other.
+    order = {seed: i for i, seed in enumerate(plan.claim_seeds, 1)}
+    jobs.sort(key=lambda job: order.get(job.seed, 0))
     return list({(job.system, job.seed, job.setting): job for job in jobs}.values())
 
 
@@ -144,7 +166,7 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
     for wave in plan.waves:
         for system in wave:
             choices = sum(len(values) - 1 for values in plan.steps(system).values())
-            planned = 1 + choices + len(plan.seeds) - 1
+            planned = choices + len(plan.seeds_of(system))
             known = [job for jobs in rounds(plan, system, own[system], results) for job in jobs]
             done = {
                 job.name
