@@ -165,12 +165,11 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
     own = run_queue.own_values(content, RECIPES / "evidence" / task)
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
-    if content.claims:
-        rows = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}
-        first = min(rows.values(), key=lambda row: row.line)
-        for base, system in content.claims:
-            compared = rows[system].compared_with or first.row
-            assert rows[base].row == compared, "the table has the difference of each claim"
+    papers = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}
+    rows = {paper.row for paper in papers.values()}
+    assert all(paper.compared_with in rows for paper in papers.values())
+    for base, system in content.claims:
+        assert papers[system].compared_with == papers[base].row
 
 
 def test_a_recipe_with_another_value_is_an_error() -> None:

@@ -72,7 +72,10 @@ def test_a_page_has_everything_and_needs_no_network(results: Path) -> None:
     assert "default-src 'none'" in text
     [table] = parser.data["tables"]
     assert [row[0] for row in table["table"]["rows"]] == ["plain", "fused", "other"]
-    assert [other["title"] for other in table["others"]] == ["Systems: pilots"]
+    assert [other["title"] for other in table["others"]] == [
+        "Systems: comparisons with the baseline",
+        "Systems: pilots",
+    ]
     assert [quantity["label"] for quantity in table["quantities"]] == [
         "validation loss",
         "training loss",
