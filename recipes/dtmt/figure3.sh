@@ -15,7 +15,7 @@ Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--seed N] [--checkpoint LA
 Merges ${sets[*]} (sources, all references, each system's translations) from OUT
 ($ROOT/work/dtmt_nist_zhen), the output of
 \`fusetk run recipes/dtmt/nist_zhen/NAME.yaml --raw DIR\` for each NAME. Scores the sentences with
-more Chinese words than each bound (multi-bleu), prints the table and draws it.
+more Chinese words than each bound (multi-bleu-lc), prints the table and draws it.
 
   --systems "NAME ..."   rows (dtmt4 dtmt1 shallow transformer_big)
   --seed N               seed of their runs (1)
@@ -120,4 +120,4 @@ for i in "${!runs[@]}"; do
     fi
 done
 fusetk score "${translations[@]}" "${references[@]}" --by-length --longer-than \
-    --source "$merged/source.zh" ${options[@]+"${options[@]}"} --metric multi-bleu -o "$picture"
+    --source "$merged/source.zh" ${options[@]+"${options[@]}"} --metric multi-bleu-lc -o "$picture"
