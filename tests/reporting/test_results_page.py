@@ -25,7 +25,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
-from tools.results import updated
+from tools.results import END, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 MARKERS = "<!-- results: begin {}, made by `python -m tools.results README.md` -->\n"
@@ -188,24 +188,29 @@ def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
 # Tables in a Markdown file ------------------------------------------------------------------------
 
 
-def test_the_readme_has_what_the_files_say() -> None:
-    root = Path(results_page.__file__).parents[2]
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    assert updated(readme, root) == readme, "run `python -m tools.results README.md`"
+@pytest.mark.parametrize("file", ["README.md", "results/README.md"])
+def test_the_readme_has_what_the_files_say(file: str) -> None:
+    path = Path(results_page.__file__).parents[2] / file
+    text = path.read_text(encoding="utf-8")
+    assert updated(text, path.parent) == text, f"run `python -m tools.results {file}`"
 
 
 def test_tables_are_inserted_between_markers(results: Path) -> None:
-    text = f"Before\n{MARKERS.format(results.name)}old\n<!-- results: end -->\nAfter\n"
-    new = updated(text, results.parent)
-    assert new.startswith("Before\n<!-- results") and new.endswith("<!-- results: end -->\nAfter\n")
-    assert call(results, "--markdown").stdout.strip() in new and "old" not in new
-    assert updated(new, results.parent) == new
+    parts = [f"{MARKERS.format(results.name + main)}old\n{END}\n" for main in ("", " main")]
+    new = updated(f"Before\n{parts[0]}Between\n{parts[1]}After\n", results.parent)
+    assert new.startswith("Before\n<!-- results") and new.endswith(f"{END}\nAfter\n")
+    assert "old" not in new and updated(new, results.parent) == new
+    everything, main = new.split("Between")
+    markdown = call(results, "--markdown").stdout.strip()
+    assert markdown in everything and "**Systems: pilots**" in everything
+    assert markdown.partition("\n\n**Systems: ")[0] + f"\n{END}" in main
     shutil.rmtree(results)
     assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
-    for text in ("nothing", MARKERS.format("x")):
+    second = MARKERS.format("x") + END
+    for text in ("nothing", MARKERS.format("x"), MARKERS.format("x") + second):
         (tmp_path / "a.md").write_text(text)
         with pytest.raises(ValueError, match="marker"):
             updated(text, tmp_path)
