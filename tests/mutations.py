@@ -266,6 +266,22 @@ MUTATIONS = [
         "serves or average",
     ),
     Mutation(
+        "the parameters of a run are those of the recipe",
+        "reporting/tables.py",
+        "_count(recipes.load(run.folder / CONFIG), run_sizes",
+        "_count(row.recipe, run_sizes",
+        ("cli/test_report.py",),
+        "its_own_model",
+    ),
+    Mutation(
+        "the best values of similar runs overlap",
+        "plotting/annotations.py",
+        "text.xyann = (x, y + (box.y0 - start) * points_of_pixel)",
+        "text.xyann = (x, y)",
+        ("plotting/test_curves.py",),
+        "overlap",
+    ),
+    Mutation(
         "the target input starts with EOS",
         "data/batch.py",
         "torch.full_like(tgt_out[:, :1], BOS)",
