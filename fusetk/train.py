@@ -269,13 +269,16 @@ def _run_header(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
+    segmentations = ""
+    if trainer.corpus.segmentations:
+        segmentations = f" in {len(trainer.corpus.segmentations)} segmentations by BPE dropout"
     limited = f" of at most {batch.token_limit:,} tokens" if batch.token_limit else ""
     return [
         f"{version}, torch {torch.__version__}, {hardware(device)}, float32 products {matmul}, "
         f"{torch.get_num_threads()} threads{processes}, {recipe.training.precision}{compiled}",
         f"{recipe.model.kind}, {parameters:,} parameters; "
         f"vocabularies {len(pipeline.source_vocab):,} and {len(pipeline.target_vocab):,}",
-        f"{len(trainer.corpus):,} training pairs, "
+        f"{len(trainer.corpus):,} training pairs{segmentations}, "
         f"{len(trainer.validator.corpus):,} validation pairs; "
         f"batches of {batch.size:,} {UNITS[batch.unit]}{limited}{accumulated}; "
         f"seed {recipe.training.seed}; data {trainer.fingerprint[:12]}",

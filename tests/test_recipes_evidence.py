@@ -86,6 +86,37 @@ def test_trainings_left_are_counted_before_they_are_known() -> None:
     assert left(*done, result("c", 2.0, dropout=0.1), result("c", 1.0, 2)) == 10
 
 
+TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
+
+
+def trial(system: str, loss: float, rate: int) -> Any:
+    done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
+    done.valid_curve = {"loss": [loss]}
+    return done
+
+
+def test_trials_compare_the_first_epochs() -> None:
+    assert names(**TRIAL)[:4] == ["a1 own", "b1 own", "a1 rate=1,epochs=1", "a1 rate=4,epochs=1"]
+    # The complete training has a loss of 9 after its first epoch.
+    worse = [*FIRST, trial("a", 9.1, 1), trial("a", 9.2, 4)]
+    assert "a1 dropout=0.1" in names(*worse, **TRIAL)
+    better = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
+    expected = ["a1 rate=4", "a1 rate=4,dropout=0.1"]  # the best values get a complete training
+    assert [name for name in names(*better, **TRIAL) if name.startswith("a1")] == expected
+
+
+def test_values_that_win_the_last_trial_get_a_complete_training() -> None:
+    last = {"trial": {"epochs": 1, "keys": ["dropout"]}}
+    done = [*FIRST, *RATES, trial("a", 8.0, 2)]
+    done[-1].config["dropout"] = 0.1
+    assert [name for name in names(*done, **last) if name[0] == "a"] == [
+        "a1 dropout=0.1",
+        "a2 dropout=0.1",
+    ]
+    unknown = 3  # the second seed of b, and the second value and seed of c
+    assert left(*done, **last) == len(names(*done, **last)) + unknown
+
+
 CLAIMS = {"claims": [("a", "c"), ("a", "b")], "claim_seeds": [4, 5]}
 TUNED = [result(s, 2.0 + r, rate=r) for s in "abc" for r in (1, 4)]
 TUNED += [result(s, loss, dropout=d) for s in "abc" for loss, d in ((1.0, 0.2), (2.0, 0.1))]

@@ -2,7 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from statistics import mean
+from typing import Any
 
 import click
 
@@ -99,6 +101,8 @@ def print_table(manifest: Manifest) -> None:
         for side in ("source", "target"):
             cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
         table.add_row(*cells)
+        if "segmentations" in counts:
+            table.add_row(*_dropout_row(name, counts))
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = 140
@@ -108,3 +112,19 @@ def print_table(manifest: Manifest) -> None:
     entries = [f"{languages[side]} {sizes[side]:,}" for side in ("source", "target")]
     both = f"{sizes['source']:,}" if sizes["joint"] else ", ".join(entries)
     console.print(f"{kind}: {both} entries, 4 of them special", highlight=False)
+
+
+def _dropout_row(name: str, counts: Mapping[str, Any]) -> list[str]:
+    """Return the row of the means of the segmentations by BPE dropout.
+
+    Percentages after the numbers of tokens compare them with the text without dropout.
+    """
+    cells = [f"{name}, BPE dropout", "", "", ""]
+    for side in ("source", "target"):
+        tokens, unknown = (
+            mean(segmentation[side][key] for segmentation in counts["segmentations"])
+            for key in ("tokens", "unknown_rate")
+        )
+        more = tokens / max(counts[side]["tokens"], 1) - 1
+        cells += [f"{tokens:,.0f} ({more:+.1%})", f"{unknown:.2%}"]
+    return cells

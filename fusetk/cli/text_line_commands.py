@@ -4,7 +4,11 @@
 its parameters are the options. It returns the function that changes a line.
 """
 
+from functools import partial
+from itertools import count
 from pathlib import Path
+
+import click
 
 from fusetk.cli.text_options import (
     Change,
@@ -46,12 +50,25 @@ def normalize(language: str, nfc: bool) -> Change:
     return (lambda line: change(to_nfc(line))) if nfc else change
 
 
-def apply_bpe(codes: Path, vocabulary: Path | None, threshold: int) -> Change:
+def apply_bpe(
+    codes: Path, vocabulary: Path | None, threshold: int, dropout: float, seed: int
+) -> Change:
     """Split words into subwords; every subword except the last of a word ends with `@@`."""
-    from fusetk.data.bpe import BPE, read_vocabulary
+    from fusetk.data.bpe import BPE, read_vocabulary, with_margins
+    from fusetk.data.bpe_dropout import DropoutBPE
 
     counts = read_vocabulary(vocabulary, threshold) if vocabulary else None
-    return BPE.load(codes, counts).line_with_margins
+    bpe = BPE.load(codes, counts)
+    if not dropout:
+        return partial(with_margins, bpe.line)
+    numbers = count()
+    random_bpe = DropoutBPE(bpe, dropout)
+
+    def change(line: str) -> str:
+        random_bpe.start(f"{seed} {next(numbers)}")
+        return with_margins(random_bpe.line, line)
+
+    return change
 
 
 def remove_bpe() -> Change:
@@ -100,6 +117,15 @@ LINE_COMMANDS = {
                 help="Smallest count of a subword in the vocabulary; rarer subwords are split "
                 "again.",
             ),
+            click.option(
+                "--dropout",
+                default=0.0,
+                show_default=True,
+                type=click.FloatRange(0, 1),
+                metavar="P",
+                help="Probability that a merge is left out (BPE dropout); 0.1 is usual.",
+            ),
+            click.option("--seed", default=1, show_default=True, help="Seed of the dropout."),
         ],
     ),
     "remove-bpe": LineCommand(remove_bpe, []),

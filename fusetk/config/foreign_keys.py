@@ -71,6 +71,7 @@ FOREIGN_KEYS = {
     "warmup_updates": "training.stages.0.schedule.warmup",
     # data
     "bpe_codes": "data.bpe.codes",
+    "bpe_dropout": "data.bpe.dropout",
     "destdir": "data.folder",
     "joined_dictionary": "data.vocabulary.joint=true",
     "nwordssrc": "data.vocabulary.size",

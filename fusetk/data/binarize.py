@@ -1,18 +1,19 @@
 """The later stages of preparation, which make BPE codes, vocabularies and ids from words."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fusetk import display
 from fusetk.data import bpe
 from fusetk.data.bpe import BPE
+from fusetk.data.bpe_dropout import possible_subwords
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
-from fusetk.data.corpus import SentenceWriter, flat, write_sentences
+from fusetk.data.corpus import SentenceWriter, segmentation_name, write_sentences
+from fusetk.data.encode import Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
 from fusetk.data.parallel import chunks, ordered
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
@@ -24,6 +25,11 @@ from fusetk.data.vocab import SPECIAL, Vocabulary
 from fusetk.errors import DataError
 
 # BPE and vocabularies ----------------------------------------------------------------------------
+
+
+def dropout_of(config: DataConfig, split: str) -> BPEConfig | None:
+    """Return the settings of BPE dropout for a split; None if it is split without dropout."""
+    return config.bpe if config.bpe and config.bpe.dropout and split == "train" else None
 
 
 def train_counts(
@@ -116,17 +122,24 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             bpe.count_subwords(count, codes[side])
             for side, count in zip(SIDES, counts, strict=True)
         ]
+    possible: list[dict[str, int]] = [{}, {}]
+    if dropout_of(config, "train"):
+        possible = [
+            bpe.count_subwords(count, partial(possible_subwords, codes[side]))
+            for side, count in zip(SIDES, counts, strict=True)
+        ]
     for i, side in enumerate(SIDES):
         for step in config.steps:
             if isinstance(step, LineStep) and step.works_on(side):
                 for token in step.required_tokens():
                     tokens[i][token] = max(tokens[i].get(token, 0), options.threshold)
     if options.joint:
-        joint = _vocabulary(options, "source", Counter(tokens[0]) + Counter(tokens[1]))
+        joint = _vocabulary(options, "source", _sum(tokens), _sum(possible))
         vocabularies = joint, joint
     else:
         source, target = (
-            _vocabulary(options, side, count) for side, count in zip(SIDES, tokens, strict=True)
+            _vocabulary(options, *counts_of)
+            for counts_of in zip(SIDES, tokens, possible, strict=True)
         )
         vocabularies = source, target
     text = Text(config.steps, *languages(config), prepared_models(build, config))
@@ -140,80 +153,48 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
     }
 
 
-def _vocabulary(options: VocabularyConfig, side: str, counts: Mapping[str, int]) -> Vocabulary:
-    """Return a vocabulary of the training text, or an existing one, extended with ``extend``."""
+def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
+    return Counter(counts[0]) + Counter(counts[1])
+
+
+def _vocabulary(
+    options: VocabularyConfig, side: str, counts: Mapping[str, int], possible: Mapping[str, int]
+) -> Vocabulary:
+    """Return a vocabulary of the training text, or an existing one, extended with ``extend``.
+
+    ``possible`` maps the subwords that BPE dropout can make to the numbers of their places. They
+    follow the tokens of the text without dropout, which have the same ids as without dropout.
+    """
     file = options.source if side == "source" else options.target
     size = options.size_of(side)
     if file is None:
-        return Vocabulary.from_counts(counts, options.threshold, size)
-    existing = Vocabulary.load(file)
-    if not options.extend:
-        return existing
+        vocabulary = Vocabulary.from_counts(counts, options.threshold, size)
+    else:
+        vocabulary = Vocabulary.load(file)
+        if not options.extend:
+            return vocabulary
+        vocabulary = _extended(vocabulary, counts, options.threshold, size)
+    return _extended(vocabulary, possible, options.threshold, size) if possible else vocabulary
+
+
+def _extended(
+    existing: Vocabulary, counts: Mapping[str, int], threshold: int, size: int | None
+) -> Vocabulary:
+    """Return an existing vocabulary with the other tokens of ``counts`` at its end."""
     room = None if size is None else max(size - len(existing), 0) + len(SPECIAL)
     new = {token: count for token, count in counts.items() if token not in existing.ids}
-    added = Vocabulary.from_counts(new, options.threshold, room)
+    added = Vocabulary.from_counts(new, threshold, room)
     return Vocabulary(existing.tokens[len(SPECIAL) :] + added.tokens[len(SPECIAL) :])
 
 
 # Ids ---------------------------------------------------------------------------------------------
 
 
-class Ids(dict[str, tuple[int, ...]]):
-    """Cache of the ids of each word of a side; a missing word is encoded on access."""
-
-    LIMIT = 1_000_000  # entries; a full cache is emptied
-
-    def __init__(self, pipeline: Pipeline, side: str):
-        super().__init__()
-        self.side = side
-        self.pipeline = pipeline
-        self.vocabulary = pipeline.source_vocab if side == "source" else pipeline.target_vocab
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = tuple(self.vocabulary.encode(self.pipeline.subwords(self.side, word)))
-        if len(word) <= bpe.CACHED_LENGTH:
-            if len(self) >= self.LIMIT:
-                self.clear()
-            self[word] = ids
-        return ids
-
-
-EncodedChunk = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
-
-
-class Encoder:
-    """Converts pairs of lines of words to ids, and drops the pairs with too many subwords.
-
-    ``text`` is the folder of the pipeline, and ``longest`` the largest number of subwords.
-    """
-
-    def __init__(self, text: Path, longest: int | None):
-        pipeline = Pipeline.load(text)
-        self.sides = [Ids(pipeline, side) for side in SIDES]
-        self.longest = longest
-
-    def __call__(self, chunk: list[Lines]) -> tuple[EncodedChunk, list[int]]:
-        """Return ids, lengths and number of words of each side, and the dropped pairs' indices."""
-        rows: tuple[list[list[int]], list[list[int]]] = ([], [])
-        words = [0, 0]
-        dropped = []
-        for index, pair in enumerate(chunk):
-            split = [line.split(" ") if line else [] for line in pair]
-            ids = [
-                [i for word in line for i in ids_of[word]]
-                for line, ids_of in zip(split, self.sides, strict=True)
-            ]
-            if self.longest is not None and max(map(len, ids)) > self.longest:
-                dropped.append(index)
-                continue
-            for side in (0, 1):
-                rows[side].append(ids[side])
-                words[side] += len(split[side])
-        return [(*flat(row), count) for row, count in zip(rows, words, strict=True)], dropped
-
-
 def write_ids(build: Build, config: DataConfig, split: str) -> Results:
-    """Write the words of a split as ids. Only training pairs are dropped for too many subwords."""
+    """Write the words of a split as ids. Only training pairs are dropped for too many subwords.
+
+    With BPE dropout, write `train.N` for each segmentation N of the training text.
+    """
     text = build.find("text/pipeline.json").parent
     train = split == "train"
     names = [
@@ -222,40 +203,66 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     ]
     pairs = read_words(Pair(*(build.find(name) for name in names)))
     longest = config.bpe.max_subwords if config.bpe and train else None
+    dropout = dropout_of(config, split)
     # Number of pairs from each corpus; earlier versions did not record it.
     corpora = build.stages["words.train"]["results"].get("corpora") if train else None
     remaining = np.array(corpora or [], np.int64)
     ends = np.cumsum(corpora or [])
-    sizes = build.stages["vocabulary"]["results"]
     dropped = read = 0
-    build.new(f"{split}.ids")
     with ExitStack() as stack:
-        writers: list[SentenceWriter] = write_sentences(
-            build.aside, split, languages(config), (sizes["source"], sizes["target"]), stack
-        )
+        writers = _open_writers(build, config, split, stack)
         done = stack.enter_context(
             display.task(f"ids of {split}", "lines", _num_pairs(build, split))
         )
-        encoded = ordered(Encoder, (text, longest), chunks(pairs, size_of), build.jobs)
-        for sides, dropped_indices in encoded:
+        encoded = ordered(Encoder, (text, longest, dropout), _numbered(pairs), build.jobs)
+        for segmentations, dropped_indices in encoded:
             if len(remaining) and dropped_indices:
                 corpus = np.searchsorted(ends, read + np.array(dropped_indices), side="right")
                 remaining -= np.bincount(corpus, minlength=len(remaining))
             dropped += len(dropped_indices)
-            read += len(dropped_indices) + len(sides[0][1])
+            read += len(dropped_indices) + len(segmentations[0][0][1])
             done.set(read)
-            for out, (ids, lengths, words) in zip(writers, sides, strict=True):
-                out.write(ids, lengths, words)
-    if not writers[0].sentences:
+            for sides, outs in zip(segmentations, writers, strict=True):
+                for out, (ids, lengths, words) in zip(outs, sides, strict=True):
+                    out.write(ids, lengths, words)
+    if not writers[0][0].sentences:
         raise DataError(
             f"all {dropped} pairs of {split} have more than bpe.max_subwords = {longest} subwords; "
             "raise bpe.max_subwords"
         )
+    counts, *random_counts = (
+        {side: out.summary() for side, out in zip(SIDES, outs, strict=True)} for outs in writers
+    )
     return {
         "dropped": {SUBWORDS: dropped} if dropped else {},
         **({"corpora": remaining.tolist()} if corpora else {}),
-        **{side: out.summary() for side, out in zip(SIDES, writers, strict=True)},
+        **counts,
+        **({"segmentations": random_counts} if random_counts else {}),
     }
+
+
+def _numbered(pairs: Iterable[Lines]) -> Iterator[NumberedLines]:
+    """Yield consecutive pairs in chunks."""
+    first = 0
+    for chunk in chunks(pairs, size_of):
+        yield NumberedLines(first, chunk)
+        first += len(chunk)
+
+
+def _open_writers(
+    build: Build, config: DataConfig, split: str, stack: ExitStack
+) -> list[list[SentenceWriter]]:
+    """Open the files of both sides of a split, and those of each random segmentation after it."""
+    sizes = build.stages["vocabulary"]["results"]
+    dropout = dropout_of(config, split)
+    numbers = range(1, dropout.segmentations + 1) if dropout else ()
+    build.new(f"{split}.ids")
+    return [
+        write_sentences(
+            build.aside, name, languages(config), (sizes["source"], sizes["target"]), stack
+        )
+        for name in (split, *(segmentation_name(number) for number in numbers))
+    ]
 
 
 def _num_pairs(build: Build, split: str) -> int:

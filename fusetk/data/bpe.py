@@ -102,14 +102,6 @@ class BPE:
         cache = self.cache
         return " ".join([cache[word] for word in line.split(" ") if word])
 
-    def line_with_margins(self, line: str) -> str:
-        """Return a line of words as ``line`` does, and keep the spaces at its start and end."""
-        words = line.strip(" ")
-        if len(words) == len(line):
-            return self.line(line)
-        start = len(line) - len(line.lstrip(" "))
-        return line[:start] + self.line(words) + line[start + len(words) :]
-
     def __call__(self, line: str) -> list[str]:
         """Return the subwords of a line of words."""
         text = self.line(line)
@@ -118,23 +110,31 @@ class BPE:
     def _split(self, word: str) -> str:
         if len(word) == 1:
             return word
-        symbols = [*word[:-1], word[-1] + "</w>"] if self.version == "0.2" else [*word, "</w>"]
+        symbols = self.symbols(word)
         merge = merge_short if len(symbols) <= SHORT else merge_long
-        symbols = merge(symbols, self.merges)
+        return self.subwords(merge(symbols, self.merges))
+
+    def symbols(self, word: str) -> list[str]:
+        """Return the symbols of a word before the first merge; `</w>` marks its end."""
+        return [*word[:-1], word[-1] + "</w>"] if self.version == "0.2" else [*word, "</w>"]
+
+    def subwords(self, symbols: list[str]) -> str:
+        """Return the subwords of a word, separated by spaces, given its symbols after merging."""
         if symbols[-1] == "</w>":
             symbols.pop()
         else:
             symbols[-1] = symbols[-1].removesuffix("</w>")
         if self.vocabulary is not None:
             *start, last = symbols
-            symbols = [part for symbol in start for part in self._known(symbol, final=False)]
-            symbols += self._known(last, final=True)
+            symbols = [part for symbol in start for part in self.known_parts(symbol, final=False)]
+            symbols += self.known_parts(last, final=True)
         return (JOINER + " ").join(symbols)
 
-    def _known(self, symbol: str, final: bool) -> list[str]:
+    def known_parts(self, symbol: str, final: bool) -> list[str]:
         """Undo merges until every part is in the vocabulary or has no merge.
 
-        ``final`` marks the last symbol of a word.
+        ``symbol`` has no `</w>`, and the parts have no `@@`. ``final`` marks the last symbol of a
+        word.
         """
         assert self.vocabulary is not None
         if (symbol if final else symbol + JOINER) in self.vocabulary:
@@ -145,7 +145,16 @@ class BPE:
         left, right = parts
         if final:
             right = right.removesuffix("</w>")
-        return self._known(left, final=False) + self._known(right, final)
+        return self.known_parts(left, final=False) + self.known_parts(right, final)
+
+
+def with_margins(split: Callable[[str], str], line: str) -> str:
+    """Return ``split`` of the words of a line, with the spaces at the line's start and end."""
+    words = line.strip(" ")
+    if len(words) == len(line):
+        return split(line)
+    start = len(line) - len(line.lstrip(" "))
+    return line[:start] + split(words) + line[start + len(words) :]
 
 
 def join(line: str) -> str:

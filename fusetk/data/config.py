@@ -63,7 +63,20 @@ class BPEConfig(Config):
     """Smallest number of occurrences of a subword in the training text of its side. Rarer subwords
     are split again (the vocabulary threshold of subword-nmt); 0 splits none."""
     max_subwords: int | None = Field(default=None, ge=1)
-    """Drop training pairs with more subwords than this on either side."""
+    """Drop training pairs with more subwords than this on either side. With `dropout`, a pair is
+    dropped if one of its segmentations has more."""
+    dropout: float = Field(default=0.0, ge=0, le=1)
+    """Probability that a merge is left out while a training pair is split (BPE dropout, Provilkov
+    et al. 2020, Algorithm 1). 0.1 is usual; 1 gives characters. Other text is always split without
+    dropout: validation and test text, and the text that a trained model translates."""
+    segmentations: int = Field(default=10, ge=1, le=50)
+    """Number n of segmentations of the training text that `fusetk prep` writes with `dropout`.
+    Epoch e of a training reads segmentation (e - 1) mod n + 1. Provilkov et al. draw new
+    segmentations in all epochs. With 10, a pair is read in a new segmentation for 10 epochs, which
+    is all of a training on a large corpus. More suit a small corpus, which is read more often.
+    Disk space and the time of `fusetk prep` grow with the number."""
+    seed: int = 1
+    """Seed of `dropout`. A segmentation depends on it, on its number and on the place of a line."""
 
     @model_validator(mode="after")
     def _codes_or_merges(self) -> "BPEConfig":

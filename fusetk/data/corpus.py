@@ -1,7 +1,8 @@
 """Prepared text as ids, in files that are mapped into memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,12 +35,20 @@ class Sentences:
         self.offsets = offsets
         self.entries = entries
         self.name = name
-        self.lengths = np.empty(len(offsets) - 1, np.int32)
-        for start in range(0, len(self.lengths), BLOCK):
-            self.lengths[start : start + BLOCK] = np.diff(offsets[start : start + BLOCK + 1])
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        lengths = np.empty(len(self), np.int32)
+        for start in range(0, len(lengths), BLOCK):
+            lengths[start : start + BLOCK] = np.diff(self.offsets[start : start + BLOCK + 1])
+        return lengths
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.offsets) - 1
+
+    def copy(self) -> "Sentences":
+        """Return the same sentences. The copy computes the lengths again when they are read."""
+        return Sentences(self.ids, self.offsets, self.entries, self.name)
 
     def __getitem__(self, i: int) -> NDArray[Any]:
         if not -len(self) <= i < len(self):
@@ -51,14 +60,37 @@ class Sentences:
 class Corpus:
     """Pairs of sentences: `train`, `valid` or `test.<name>` of a prepared folder.
 
-    `parts` lists the corpora of `train` in their order.
+    `parts` lists the corpora of `train` in their order. `segmentations` are the same pairs, split
+    into subwords with BPE dropout; it is empty without dropout.
     """
 
-    def __init__(self, source: Sentences, target: Sentences, parts: Sequence[CorpusPart] = ()):
+    def __init__(
+        self,
+        source: Sentences,
+        target: Sentences,
+        parts: Sequence[CorpusPart] = (),
+        segmentations: Sequence["Corpus"] = (),
+    ):
         assert len(source) == len(target)
         self.source = source
         self.target = target
         self.parts = parts
+        self.segmentations = segmentations
+
+    def of_epoch(self, epoch: int) -> "Corpus":
+        """Return the pairs that a training reads in an epoch, counted from 0.
+
+        With BPE dropout, they are a segmentation, in turn. The lengths of its sentences use memory
+        as long as the caller keeps the result.
+        """
+        if not self.segmentations:
+            return self
+        chosen = self.segmentations[epoch % len(self.segmentations)]
+        return Corpus(chosen.source.copy(), chosen.target.copy(), self.parts)
+
+    def variants(self) -> Iterator["Corpus"]:
+        """Yield the pairs in each form in which a training reads them."""
+        return (self.of_epoch(epoch) for epoch in range(max(len(self.segmentations), 1)))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -80,28 +112,43 @@ class Corpus:
                 f"it has {', '.join(manifest['splits'])}"
             )
         counts = manifest["splits"][split]
-        source, target = (
-            _open(folder, split, counts[side], manifest["vocabulary"][side])
-            for side in ("source", "target")
-        )
-        if len(source) != len(target):
-            raise DataError(
-                f"{folder}: {split} has {len(source)} source and {len(target)} target sentences; "
-                "run fusetk prep again"
-            )
+        entries = manifest["vocabulary"]
         return cls(
-            source,
-            target,
+            *_open_both(folder, split, counts, entries),
             [CorpusPart(part["prefix"], part["pairs"]) for part in counts.get("corpora", [])],
+            [
+                cls(*_open_both(folder, segmentation_name(number), sides, entries))
+                for number, sides in enumerate(counts.get("segmentations", []), 1)
+            ],
         )
 
 
-def _open(folder: Path, split: str, side: dict[str, Any], entries: int) -> Sentences:
+def segmentation_name(number: int) -> str:
+    """Return the first part of the names of the files of a segmentation of the training text."""
+    return f"train.{number}"
+
+
+def _open_both(
+    folder: Path, name: str, counts: Mapping[str, Any], entries: Mapping[str, int]
+) -> tuple[Sentences, Sentences]:
+    """Map the files of both sides. ``entries`` are the sizes of the vocabularies by side."""
+    source, target = (
+        _open(folder, name, counts[side], entries[side]) for side in ("source", "target")
+    )
+    if len(source) != len(target):
+        raise DataError(
+            f"{folder}: {name} has {len(source)} source and {len(target)} target sentences; "
+            "run fusetk prep again"
+        )
+    return source, target
+
+
+def _open(folder: Path, split: str, side: Mapping[str, Any], entries: int) -> Sentences:
     name = folder / f"{split}.{side['language']}"
     ids = _map(Path(f"{name}.ids"), np.dtype(side["dtype"]), side["tokens_with_end"])
     offsets = _map(Path(f"{name}.offsets"), OFFSETS, side["sentences"] + 1)
     sentences = Sentences(ids, offsets, entries, f"{name}.ids")
-    shortest = int(sentences.lengths.min(initial=1))
+    shortest = int(sentences.copy().lengths.min(initial=1))
     if offsets[0] != 0 or offsets[-1] != len(ids) or shortest < 1:
         raise DataError(
             f"{name}.offsets does not match {name}.ids: its offsets go from {offsets[0]} to "

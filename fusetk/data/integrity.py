@@ -142,15 +142,21 @@ def check_ids(
                 f"but the ids belong to a vocabulary with {expected} entries; {RESTORE}"
             )
         for split, corpus in corpora.items():
-            sentences: Sentences = getattr(corpus, side)
-            largest = recorded["splits"][split][side].get("largest")
-            if largest is None:  # earlier versions did not record it
-                largest = largest_id(sentences)
-            if largest >= size:
-                raise DataError(
-                    f"{sentences.name} has the id {largest}, "
-                    f"but the vocabulary has {size} entries; {RESTORE}"
-                )
+            counts = recorded["splits"][split]
+            records = [counts, *counts.get("segmentations", [])]
+            for record, part in zip(records, (corpus, *corpus.segmentations), strict=True):
+                _check_largest_id(getattr(part, side), record[side], size)
+
+
+def _check_largest_id(sentences: Sentences, record: Mapping[str, Any], size: int) -> None:
+    largest = record.get("largest")
+    if largest is None:  # earlier versions did not record it
+        largest = largest_id(sentences)
+    if largest >= size:
+        raise DataError(
+            f"{sentences.name} has the id {largest}, "
+            f"but the vocabulary has {size} entries; {RESTORE}"
+        )
 
 
 def check_lengths(max_positions: int | None, corpora: Iterable[Corpus]) -> None:
@@ -158,7 +164,8 @@ def check_lengths(max_positions: int | None, corpora: Iterable[Corpus]) -> None:
     longest = max(
         int(side.lengths.max(initial=0))
         for corpus in corpora
-        for side in (corpus.source, corpus.target)
+        for variant in corpus.variants()
+        for side in (variant.source, variant.target)
     )
     if max_positions is not None and longest > max_positions:
         raise DataError(

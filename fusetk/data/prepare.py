@@ -13,6 +13,8 @@ from fusetk.data.text import Pair, locate, open_bytes
 from fusetk.errors import ConfigError, DataError
 from fusetk.files import checksum, digest
 
+DROPOUT_KEYS = {"dropout", "segmentations", "seed"}  # keys of `data.bpe` that change only ids
+
 
 class Manifest(NamedTuple):
     """A prepared folder, the contents of its `manifest.json`, and the stages that were made now."""
@@ -23,7 +25,10 @@ class Manifest(NamedTuple):
 
     @property
     def splits(self) -> Mapping[str, Any]:
-        """For each split: pairs in and out, dropped pairs by reason, and counts for each side."""
+        """For each split: pairs in and out, dropped pairs by reason, and counts for each side.
+
+        The training split has the counts of its segmentations too if they differ by BPE dropout.
+        """
         splits: Mapping[str, Any] = self.data["splits"]
         return splits
 
@@ -229,10 +234,14 @@ def _bpe(config: DataConfig, options: BPEConfig) -> Stage:
 
 
 def _vocabulary(config: DataConfig) -> Stage:
-    limit = {"bpe": {"max_subwords": config.bpe.max_subwords}} if config.bpe else {}
+    subwords: dict[str, Any] = {}
+    if config.bpe:
+        subwords["bpe"] = {"max_subwords": config.bpe.max_subwords}
+        if config.bpe.dropout:  # the vocabularies do not depend on its probability
+            subwords["bpe"]["dropout"] = True
     return Stage(
         "vocabulary",
-        {**limit, "vocabulary": vocabulary_settings(config.vocabulary)},
+        {**subwords, "vocabulary": vocabulary_settings(config.vocabulary)},
         [],
         ["bpe" if config.bpe else "words.train"],
         lambda build: binarize.make_vocabularies(build, config),
@@ -250,7 +259,8 @@ def vocabulary_settings(options: VocabularyConfig) -> dict[str, Any]:
 def bpe_settings(options: BPEConfig) -> dict[str, Any]:
     """Return the settings that determine the codes, with checksums of existing files."""
     existing = {"codes": _checksums(options.codes)} if options.codes else {}
-    settings = options.model_dump(mode="json", exclude={"max_subwords", "codes"})
+    others = {"max_subwords", "codes", *DROPOUT_KEYS}
+    settings = options.model_dump(mode="json", exclude=others)
     return {**settings, **existing}
 
 
@@ -264,9 +274,11 @@ def _checksums(files: Sequence[str]) -> list[str]:
 
 
 def _ids(config: DataConfig, split: str, needs: list[str]) -> Stage:
+    dropout = binarize.dropout_of(config, split)
+    settings = dropout.model_dump(mode="json", include=DROPOUT_KEYS) if dropout else {}
     return Stage(
         f"ids.{split}",
-        {},
+        {"bpe": settings} if settings else {},
         [],
         needs,
         lambda build: binarize.write_ids(build, config, split),
@@ -336,6 +348,8 @@ def _describe_split(
     to_valid = words.get("to_valid", 0)
     if to_valid:
         counts["to_valid"] = to_valid
+    if "segmentations" in ids:
+        counts["segmentations"] = ids["segmentations"]
     if split == "train":
         counts["corpora"] = _corpora(config, ids)
         assert sum(part["pairs"] for part in counts["corpora"]) in (0, pairs_out)

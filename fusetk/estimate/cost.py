@@ -66,7 +66,7 @@ def text_of(
     folder = Path(recipe.data.folder)
     if not (folder / manifest.NAME).is_file():
         return TextLengths(None, source or LENGTH, target or LENGTH, pairs)
-    corpus = Corpus.open(folder, "train")
+    corpus = Corpus.open(folder, "train").of_epoch(0)
     src_mean, tgt_mean = (float(side.lengths.mean()) for side in (corpus.source, corpus.target))
     if source is None and target is None and pairs is None:
         return TextLengths(corpus, src_mean, tgt_mean, len(corpus))

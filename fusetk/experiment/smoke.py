@@ -18,6 +18,7 @@ from fusetk.recipe import Recipe
 
 LINES = {"train": 3000, "valid": 50, "test": 20}  # of each file
 MERGES = 1000
+SEGMENTATIONS = 2  # of the training text with BPE dropout
 SUBWORDS = 200  # most subwords of a side of a training pair
 UPDATES = 3  # of each stage
 TOKENS = 1024  # most tokens of a batch
@@ -57,6 +58,8 @@ def smoke_settings(recipe: Recipe) -> list[str]:
         if data.bpe.merges:
             settings.append(f"data.bpe.merges={min(data.bpe.merges, MERGES)}")
         settings.append(f"data.bpe.max_subwords={min(data.bpe.max_subwords or SUBWORDS, SUBWORDS)}")
+        if data.bpe.dropout:
+            settings.append(f"data.bpe.segmentations={min(data.bpe.segmentations, SEGMENTATIONS)}")
     for i, stage in enumerate(recipe.training.stages):
         most = SENTENCES if stage.batch.unit == "sentences" else TOKENS
         settings.append(f"training.stages.{i}.batch.size={min(stage.batch.size, most)}")

@@ -96,7 +96,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
         depth = None if stack is None else len(stack.layers)
         title = f"{side}, weights of each layer's {what[1:] or 'input'}"
         if attends:
-            title = "decoder, weights of the encoder layers that each layer attends to"
+            title = "decoder, weights of the encoder layers"
         rows = [f"l{i}" if depth is None or i <= depth else "top" for i in sorted(weights)]
         columns = [f"l{i}" for i in range(max(values.shape[-1] for values in weights.values()))]
         readings.append(

@@ -16,7 +16,7 @@ from fusetk.plotting.heatmap_layout import (
     names_rows,
     wrap,
 )
-from fusetk.plotting.panel import Panel, Scale, scales, short_titles
+from fusetk.plotting.panel import Panel, Scale, round_ticks, scales, short_titles
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
 
@@ -106,7 +106,7 @@ def draw(
             layout = wider if _is_low(wider) else layout
         heading = wrap(title, layout.width, style.heading, widths)
         frame = _frame(layout, heading, len(measures), lines, bar_room, style)
-        bar_labels = _bar_labels(measures, frame, style, widths)
+        bar_labels = _bar_labels(panels, measures, frame, style, widths)
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)
@@ -170,15 +170,21 @@ def _bar_room(measures: dict[str, Scale], lines: int, style: Style, widths: Text
 
 
 def _bar_labels(
-    measures: dict[str, Scale], frame: _Frame, style: Style, widths: TextWidth
+    panels: Sequence[Panel],
+    measures: dict[str, Scale],
+    frame: _Frame,
+    style: Style,
+    widths: TextWidth,
 ) -> list[list[str]]:
     """Return the lines of the label of each colour bar.
 
-    A label says whether the end of the scale depends on the numbers.
+    A label says whether the end of the scale depends on the numbers, unless the panels show them.
     """
     lines = []
     for (measure, scale), place in zip(measures.items(), frame.bars, strict=True):
-        text = measure if scale.fixed else f"{measure}; the scale ends at the maximum"
+        has_numbers = all(len(panel.x) == 1 for panel in panels if panel.measure == measure)
+        is_clear = scale.fixed or has_numbers
+        text = measure if is_clear else f"{measure}; the scale depends on the numbers"
         length = place[2] if frame.flat else place[3]
         lines.append(wrap(text, length + GAP, style.font, widths))
     return lines
@@ -213,8 +219,9 @@ def _draw_panels(
 
 def _ticks(scale: Scale) -> dict[float, str]:
     """Return the numbers beside a colour bar. The end of the scale is always one of them."""
-    parts = 4 if scale.low < 0 else 5 if round(scale.high * 1000) % 5 == 0 else 4
-    values = np.linspace(scale.low, scale.high, parts + 1)
+    values = round_ticks(scale.low, scale.high)
+    if not np.allclose(values[[0, -1]], (scale.low, scale.high), atol=0):
+        values = np.linspace(scale.low, scale.high, 5)
     return {float(value): f"{value:.3g}" for value in values}
 
 

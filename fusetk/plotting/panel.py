@@ -11,6 +11,7 @@ from fusetk.plotting.figure import finite
 
 # Colour maps by the user's name. `grey` draws attention as papers do: 1 is white, 0 is black.
 COLORS = {"blue": "Blues", "viridis": "viridis", "grey": "gray"}
+TICKS = 6  # most intervals between the ticks of a scale
 DIVERGING = "RdBu_r"  # for panels with negative numbers: 0 is white, positive red, negative blue
 
 
@@ -28,7 +29,7 @@ class Panel:
     axes: tuple[str, str] = ("", "")  # names of the columns and of the rows
     up: bool = False  # draw the first row at the bottom
     cut: int = 0  # number of columns left of the dividing line; 0: no line
-    # The number at the end of the colour scale; None: the largest number of the measure's panels.
+    # The number at the end of the colour scale; None: a round number for the measure's panels.
     top: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +61,9 @@ class Scale(NamedTuple):
 def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
     """Return the colour scale of each measure, in order of appearance.
 
-    A scale ends at the largest ``top`` of its panels, or, if a panel has none, at the largest
-    number. Measures with negative numbers get a diverging map, symmetric about 0.
+    A scale ends at the largest ``top`` of its panels, or, if a panel has none, at a round number
+    that is not below the numbers. Measures with negative numbers get a diverging map, symmetric
+    about 0.
     """
     by_measure: dict[str, Scale] = {}
     for measure in dict.fromkeys(panel.measure for panel in panels):
@@ -69,18 +71,24 @@ def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
         values = np.concatenate([panel.matrix.ravel() for panel in of_measure])
         values = values[np.isfinite(values)]
         low = float(values.min(initial=0.0))
-        high = max(float(values.max(initial=0.0)), -low) or 1.0
         tops = [panel.top for panel in of_measure if panel.top is not None]
         fixed = len(tops) == len(of_measure)
-        if fixed:
-            high = max(tops)
+        largest = max(float(values.max(initial=0.0)), -low) or 1.0
+        high = max(tops) if fixed else float(f"{round_ticks(0.0, largest)[-1]:.9g}")
         name = DIVERGING if low < 0 else COLORS.get(colors, colors)
         by_measure[measure] = Scale(name, -high if low < 0 else 0.0, high, fixed)
     return by_measure
 
 
+def round_ticks(low: float, high: float) -> np.ndarray:
+    """Return equidistant round numbers from at most ``low`` to at least ``high``."""
+    from matplotlib.ticker import MaxNLocator
+
+    return np.asarray(MaxNLocator(TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+
+
 def with_top(pages: Sequence[Page], top: float) -> list[Page]:
-    """Return the pages with another end of all colour scales; infinity: the largest number."""
+    """Return the pages with another end of all colour scales; infinity: one for the numbers."""
     end = None if math.isinf(top) else top
     return [
         page._replace(panels=[replace(panel, top=end) for panel in page.panels]) for page in pages

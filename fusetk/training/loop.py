@@ -117,7 +117,9 @@ class Trainer:
             # Training was interrupted between an update and its validation.
             self._after_update()
         while not self.stages.ended(progress):
-            updates = self.stages.updates(progress)
+            corpus = self.corpus.of_epoch(progress.epoch)
+            self.gradients.read(corpus)
+            updates = self.stages.updates(progress, corpus)
             for indices in updates[progress.position :]:
                 self._update(indices, len(updates))
                 if self.world.any(self.stop.signal is not None):
@@ -145,7 +147,8 @@ class Trainer:
         progress = self.progress
         stage = self.stages.config(progress)
         rate = self.schedule.rate(progress.stage_update + 1, progress.schedule_state)
-        size = update_size(indices, self.corpus.source.lengths, self.corpus.target.lengths)
+        corpus = self.gradients.corpus
+        size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens
         scale = self.gradient_check.scale(progress)
         losses = self.gradients.compute(indices, tokens, progress.update, scale)

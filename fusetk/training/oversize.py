@@ -95,6 +95,11 @@ class GradientComputer:
         self.splitter = splitter
         self.device = next(model.parameters()).device
 
+    def read(self, corpus: Corpus) -> None:
+        """Read the pairs of the next updates from a corpus."""
+        self.corpus = corpus
+        self.splitter.corpus = corpus
+
     def compute(
         self, indices: Sequence[Indices], tokens: int, updates: int, scale: float
     ) -> list[Loss]:

@@ -54,14 +54,14 @@ class Stages:
                 )
 
     def _check_lengths(self) -> None:
-        source, target = self.corpus.source.lengths, self.corpus.target.lengths
-        all_pairs = [WeightedSpan(0, len(self.corpus), 1.0)]
-        for stage, spans in zip(self.configs, self.spans, strict=True):
-            lengths = pair_lengths(source, target, stage.batch)
-            longest = (
-                int(lengths[start:end].max(initial=0)) for start, end, _ in spans or all_pairs
-            )
-            fits(max(longest), stage.batch)
+        for corpus in self.corpus.variants():
+            for stage, spans in zip(self.configs, self.spans, strict=True):
+                lengths = pair_lengths(corpus.source.lengths, corpus.target.lengths, stage.batch)
+                longest = (
+                    int(lengths[start:end].max(initial=0))
+                    for start, end, _ in spans or [WeightedSpan(0, len(corpus), 1.0)]
+                )
+                fits(max(longest), stage.batch)
 
     def config(self, progress: Progress) -> StageConfig:
         return self.configs[progress.stage]
@@ -83,12 +83,15 @@ class Stages:
         for module in self._dropouts():
             module.set_rate(self.config(progress).dropout)
 
-    def updates(self, progress: Progress) -> Groups:
-        """Return the batches of each update of the current epoch."""
+    def updates(self, progress: Progress, corpus: Corpus) -> Groups:
+        """Return the batches of each update of the current epoch.
+
+        ``corpus`` holds the pairs of this epoch, see ``Corpus.of_epoch``.
+        """
         stage = self.config(progress)
         epoch_batches = batches(
-            self.corpus.source.lengths,
-            self.corpus.target.lengths,
+            corpus.source.lengths,
+            corpus.target.lengths,
             stage.batch,
             self.seed,
             progress.epoch,

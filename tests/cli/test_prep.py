@@ -78,6 +78,18 @@ def test_table_json_and_nothing_to_do(folder: Path) -> None:
     assert "bpe: bpe.merges: 5 -> 4" in third.stderr
 
 
+def test_the_table_says_how_many_more_tokens_dropout_makes(folder: Path) -> None:
+    keys = ["data.bpe.dropout=1", "data.bpe.segmentations=2"]
+    options = [word for key in keys for word in ("--set", key)]
+    result = call(folder / "config.yaml", "--json", *options)
+    train = json.loads(result.stdout)["splits"]["train"]
+    numbers = [counts["source"]["tokens"] for counts in train["segmentations"]]
+    more = numbers[0] / train["source"]["tokens"] - 1
+    assert len(numbers) == 2 and numbers[0] == numbers[1] and more > 0.05
+    row = next(line for line in result.stderr.splitlines() if "train, BPE dropout" in line)
+    assert f"{numbers[0]:,} ({more:+.1%})" in row and "0.00%" in row
+
+
 def test_errors_are_one_sentence(folder: Path) -> None:
     (folder / "train.en").write_text("x\n")
     result = call(folder / "config.yaml")

@@ -56,6 +56,17 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     split = out("apply-bpe", "-c", tmp_path / "codes", text=text)
     assert split == "hund hund@@ e@@ n katze\n\n"
     assert out("remove-bpe", text=split) == "hund hunden katze\n\n"
+    for seed in range(3):
+        options = ["apply-bpe", "-c", tmp_path / "codes", "--dropout", 0.5, "--seed", seed]
+        split = out(*options, text=text * 9)
+        assert split == out(*options, text=text * 9)
+        assert len(set(split.splitlines())) > 3
+        assert out("remove-bpe", text=split) == "hund hunden katze\n\n" * 9
+    options = ["apply-bpe", "-c", tmp_path / "codes", "--dropout", 1]
+    assert out(*options, text=" hund\n") == " h@@ u@@ n@@ d\n"
+    assert (
+        "--dropout: must be at least 0 and at most 1" in call(*options[:-1], 1.5, text="x").stderr
+    )
     (tmp_path / "vocab").write_text("hund 2\nkat@@ 1\nx 5\n")
     options = ["apply-bpe", "-c", tmp_path / "codes", "--vocabulary", tmp_path / "vocab"]
     assert out(*options, text="hund\n") == "hund\n"

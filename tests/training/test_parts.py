@@ -191,7 +191,7 @@ def test_stages_know_their_updates_and_ends(toy: Path) -> None:
     stages = Stages(recipe.training, model, 8, corpus)
     progress = Progress()
     assert stages.is_last(progress) == (len(recipe.training.stages) == 1)
-    updates = stages.updates(progress)
+    updates = stages.updates(progress, stages.corpus)
     pairs = np.concatenate([pairs for batches in updates for pairs in batches])
     assert sorted(pairs) == list(range(len(corpus)))
     assert stages.updates_left(progress, 4) == 8 and stages.updates_left(progress, 50) == 9

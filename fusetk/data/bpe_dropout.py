@@ -1,0 +1,210 @@
+"""BPE dropout (Provilkov et al. 2020): random segmentations of words.
+
+``DropoutBPE`` implements their Algorithm 1: at each step, each merge that is possible in a word is
+left out with a probability, and the remaining merge with the highest priority is applied. The
+algorithm does not say what happens to a merge that is possible at several places of a word. As in
+subword-nmt, the implementation that the authors published, each place is left out separately, and
+the merge is applied at all remaining places. So a probability of 0 gives BPE.
+
+``possible_subwords`` gives the subwords that dropout can make.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from itertools import count, pairwise
+from struct import Struct
+
+from fusetk.data.bpe import BPE, CACHED_LENGTH, CACHED_WORDS, JOINER
+
+# Words in which more merges are left out are not cached: few of their segmentations occur twice.
+CACHED_GAPS = 2
+WORDS = Struct("<8Q")  # random numbers of a digest of BLAKE2b, 64 bits each
+LARGEST = 1 << 62  # largest number of merges between two that are left out
+
+LeavesOut = Callable[[], bool]  # decides whether the next possible merge is left out
+Key = tuple[str, tuple[int, ...]]  # a word, and the decisions that leave out a merge
+
+
+class Gaps:
+    """Random numbers of decisions between two that leave out a merge.
+
+    Each decision leaves out a merge with probability ``rate``, so the numbers have a geometric
+    distribution. They depend only on the rate and on the place of the last ``start``.
+    """
+
+    def __init__(self, rate: float):
+        self.scale = math.log1p(-rate) if rate < 1 else -math.inf
+        self.place = b""
+        self.block = 0
+        self.numbers: list[int] = []
+
+    def start(self, place: str) -> None:
+        """Start a sequence that depends only on ``place``."""
+        self.place = place.encode()
+        self.block = 0
+        self.numbers = []
+
+    def draw(self) -> int:
+        if not self.scale:
+            return LARGEST
+        if not self.numbers:
+            digest = blake2b(b"%d %b" % (self.block, self.place)).digest()
+            self.numbers = list(WORDS.unpack(digest))
+            self.block += 1
+        uniform = (self.numbers.pop() + 1) / 2**64  # above 0, at most 1
+        return int(min(math.log(uniform) / self.scale, LARGEST))
+
+
+class DropoutBPE:
+    """Splits words into subwords by ``codes``, and leaves out each merge with probability ``rate``.
+
+    The segmentations depend only on the place that ``start`` gets, and on the words after it.
+    """
+
+    def __init__(self, codes: BPE, rate: float):
+        self.codes = codes
+        self.pairs = {rank: pair for pair, rank in codes.merges.items()}
+        self.gaps = Gaps(rate)
+        self.gap = 0  # decisions before the next one that leaves out a merge
+        # For some words: the subwords and the number of decisions, if only the given decisions
+        # leave out a merge.
+        self.cache: dict[Key, tuple[str, int]] = {}
+
+    def start(self, place: str) -> None:
+        """Start a sequence of words. Each place, for example a line, has its own randomness."""
+        self.gaps.start(place)
+        self.gap = self.gaps.draw()
+
+    def line(self, line: str) -> str:
+        """Return the next line of words as subwords separated by spaces."""
+        return " ".join([self.word(word) for word in line.split(" ") if word])
+
+    def word(self, word: str) -> str:
+        """Return the subwords of the next word, separated by spaces.
+
+        Every subword except the last ends with `@@`.
+        """
+        left_out: tuple[int, ...] = ()
+        decided = 0
+        while len(left_out) <= CACHED_GAPS and len(word) <= CACHED_LENGTH:
+            subwords, decisions = self.cache.get((word, left_out)) or self._replay(word, left_out)
+            if self.gap >= decisions - decided:
+                self.gap -= decisions - decided
+                return subwords
+            decided += self.gap + 1
+            left_out = (*left_out, decided - 1)
+            self.gap = self.gaps.draw()
+        return self._split(word, left_out, decided)
+
+    def _replay(self, word: str, left_out: tuple[int, ...]) -> tuple[str, int]:
+        """Return subwords and number of decisions if only the decisions ``left_out`` do so."""
+        numbers = count()
+        result = self._merged(word, lambda: next(numbers) in left_out), next(numbers)
+        if len(self.cache) >= CACHED_WORDS:
+            self.cache.clear()
+        self.cache[word, left_out] = result
+        return result
+
+    def _split(self, word: str, left_out: tuple[int, ...], decided: int) -> str:
+        """Return the subwords of a word of which the first ``decided`` decisions are known."""
+        numbers = count()
+
+        def leaves_out() -> bool:
+            number = next(numbers)
+            if number < decided:
+                return number in left_out
+            if self.gap:
+                self.gap -= 1
+                return False
+            self.gap = self.gaps.draw()
+            return True
+
+        return self._merged(word, leaves_out)
+
+    def _merged(self, word: str, leaves_out: LeavesOut) -> str:
+        if len(word) == 1:
+            return word
+        symbols = merge(self.codes.symbols(word), self.codes.merges, self.pairs, leaves_out)
+        return self.codes.subwords(symbols)
+
+
+def merge(
+    symbols: list[str],
+    merges: dict[tuple[str, str], int],
+    pairs: dict[int, tuple[str, str]],
+    leaves_out: LeavesOut,
+) -> list[str]:
+    """Apply merges, of which ``leaves_out`` decides whether each is left out, until none remains.
+
+    ``merges`` maps pairs of symbols to ranks, and ``pairs`` maps ranks to pairs. If merges are left
+    out with probability p, the time is O(n log n / (1 - p)) for n symbols. The algorithm decides on
+    the merges in the order of their rank and place. It stops at the next rank after a merge that
+    is not left out: decisions on later merges have no effect.
+    """
+    symbols = list(symbols)
+    n = len(symbols)
+    before = list(range(-1, n - 1))
+    after = list(range(1, n + 1))
+    heap = [(merges[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in merges]
+    heapify(heap)
+    while True:
+        skipped: list[tuple[int, int]] = []
+        merged: list[int] = []
+        best = None
+        while heap and (best is None or heap[0][0] == best):
+            rank, position = entry = heappop(heap)
+            following = after[position]
+            if following >= n or (symbols[position], symbols[following]) != pairs[rank]:
+                continue  # another merge has changed one of the two symbols
+            if leaves_out():
+                skipped.append(entry)
+                continue
+            best = rank
+            symbols[position] += symbols[following]
+            symbols[following] = ""
+            after[position] = after[following]
+            if after[position] < n:
+                before[after[position]] = position
+            merged.append(position)
+        if not merged:
+            return [symbol for symbol in symbols if symbol]
+        for entry in skipped:
+            heappush(heap, entry)
+        # A set, because two merged symbols can be neighbours.
+        for left in {left for position in merged for left in (before[position], position)}:
+            if left >= 0 and after[left] < n:
+                new_rank = merges.get((symbols[left], symbols[after[left]]))
+                if new_rank is not None:
+                    heappush(heap, (new_rank, left))
+
+
+def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
+    """Yield each subword that dropout can make at each place of a word.
+
+    A subword that is possible at several places occurs several times. Every symbol that merges can
+    make of the characters is possible: all merges that it does not need may be left out.
+    """
+    symbols = codes.symbols(word)
+    n = len(symbols)
+    # For each position, the ends of the symbols that begin there.
+    ends: list[list[int]] = [[] for _ in range(n)]
+    for start in range(n - 1, -1, -1):
+        ends[start] = [start + 1]
+        for middle in ends[start]:  # grows in the loop
+            left = "".join(symbols[start:middle])
+            for end in ends[middle] if middle < n else ():
+                right = "".join(symbols[middle:end])
+                if end not in ends[start] and (left, right) in codes.merges:
+                    ends[start].append(end)
+    for start in range(len(word)):
+        for end in ends[start]:
+            final = end >= len(word)
+            symbol = word[start:end]
+            parts = [symbol]
+            if codes.vocabulary is not None and len(word) > 1:
+                parts = codes.known_parts(symbol, final)
+            for part in parts[:-1]:
+                yield part + JOINER
+            yield parts[-1] if final else parts[-1] + JOINER
