@@ -250,6 +250,22 @@ MUTATIONS = [
         ("data/test_batches.py",),
     ),
     Mutation(
+        "a gain may be as small as the sum of the deviations",
+        "reporting/gain.py",
+        "if gain <= spread or",
+        "if gain < spread or",
+        ("reporting/test_gain.py",),
+        "deviations",
+    ),
+    Mutation(
+        "half of the seeds suffice for a gain",
+        "reporting/gain.py",
+        "SHARE = Fraction(2, 3)",
+        "SHARE = Fraction(1, 2)",
+        ("reporting/test_gain.py",),
+        "thirds",
+    ),
+    Mutation(
         "an average needs only one of its test sets",
         "reporting/runs.py",
         "if len(records) == len(sets) and",

@@ -44,7 +44,13 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
         columns += _score_columns(table, column)
         if i == 0:
             columns.append(gain_column(table))
-    return [*columns, *_loss_columns(table), *_cost_columns(table)]
+    loss = _column(
+        table,
+        "valid loss",
+        lambda row: mean_text(row.loss, len(row.runs), 3),
+        "mean of the lowest validation loss of each training, for a target token",
+    )
+    return [*columns, loss, *_cost_columns(table)]
 
 
 def _column(
@@ -119,23 +125,6 @@ def gain_column(table: ResultTable) -> TableColumn:
 
 
 # Costs --------------------------------------------------------------------------------------------
-
-
-def _loss_columns(table: ResultTable) -> list[TableColumn]:
-    return [
-        _column(
-            table,
-            "valid loss",
-            lambda row: mean_text(row.loss, len(row.runs), 3),
-            "mean of the lowest validation loss of each training, for a target token",
-        ),
-        _column(
-            table,
-            "updates to best",
-            lambda row: f"{mean.value:,.0f}" if (mean := row.updates_to_best) else None,
-            "mean number of updates to the best validation",
-        ),
-    ]
 
 
 def _cost_columns(table: ResultTable) -> list[TableColumn]:

@@ -63,7 +63,7 @@ def test_means_deviations_and_differences(saved: Path) -> None:
     assert table["other"]["multi-bleu best Δ"] == f"{statistics.mean(other) - 100:+.2f}"
     assert table["plain"]["seeds"] == "1 2" and table["plain"]["training speed"] == "×1.00"
     assert table["plain"]["valid loss"] == "2.000 ±0.000"
-    assert table["fused"]["updates to best"] == "20"
+    assert as_json(saved)["fused"]["updates_to_best"]["mean"] == 20
     assert {"multi-bleu average-2", "chrf best"} <= set(table["plain"])
     assert "chrf average-2" not in table["plain"]
     assert "chrf average-2" in cells(saved, "--all")["plain"]
@@ -72,7 +72,7 @@ def test_means_deviations_and_differences(saved: Path) -> None:
 
 def test_columns_can_be_chosen(saved: Path) -> None:
     table = cells(saved, "--metric", "chrf", "--checkpoint", "average-2")
-    assert [name for name in table["plain"] if "best" in name] == ["updates to best"]
+    assert not [name for name in table["plain"] if "best" in name]
     assert "chrf average-2" in table["plain"]
     result = call(saved, "--metric", "ter")
     assert result.exit_code == 2 and "choose from multi-bleu, chrf" in result.stderr

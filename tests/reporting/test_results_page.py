@@ -167,7 +167,8 @@ def test_no_text_can_change_the_page(results: Path) -> None:
         ("12 s", 12),
         ("3 min (2 of 3)", 180),
         ("1.5 h", 5400),
-        ("+2 -1 of 3", 2),
+        ("29.3 KB", 29.3),
+        ("1,043 MB", 1043),
         ("never", None),
         ("", None),
         (None, None),
@@ -175,6 +176,13 @@ def test_no_text_can_change_the_page(results: Path) -> None:
 )
 def test_sort_values(cell: str | None, value: float | None) -> None:
     assert sort_value(cell) == value
+
+
+def test_gains_are_sorted_by_how_sure_they_are() -> None:
+    cells = ["no", "0 of 3 seeds", "2 of 3 seeds", "yes"]
+    values = [sort_value(cell) for cell in cells]
+    assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
+    assert sort_value("no baseline") is None
 
 
 def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
