@@ -82,8 +82,9 @@ def draw(
     do not fit in the width.
 
     ``columns``: the number of panels side by side (None: as many as fit), or the number in each
-    row. Panels of the same measure share a colour scale. A panel's caption has the parts of its
-    title that other panels do not have. ``title`` is written above the panels.
+    row. Panels of the same measure share a colour scale. Its colour bar is omitted if they have one
+    column, beside which the numbers are written. A panel's caption has the parts of its title that
+    other panels do not have. ``title`` is written above the panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -91,6 +92,8 @@ def draw(
     if not panels:
         raise ValueError("a heatmap needs at least one panel")
     measures = scales(panels, colors)
+    barred = {panel.measure: measures[panel.measure] for panel in panels if len(panel.x) > 1}
+    barred = barred or measures
     captions = short_titles(panels)[1]
     texts = [text for panel in panels for text in (*panel.x, *panel.y, *panel.axes)]
     families = fonts({label(text, 200) for text in [*texts, *captions, title, *measures]})
@@ -99,14 +102,14 @@ def draw(
     bar_labels = [[""]]
     while lines < max(map(len, bar_labels)):  # the room for the labels depends on their lines
         lines = max(map(len, bar_labels))
-        bar_room = _bar_room(measures, lines, style, widths)
+        bar_room = _bar_room(barred, lines, style, widths)
         layout = arrange(panels, captions, columns, style, size, widths, bar_room)
-        if len(measures) == 1 and _is_low(layout):  # the colour bar is below the panels
+        if len(barred) == 1 and _is_low(layout):  # the colour bar is below the panels
             wider = arrange(panels, captions, columns, style, size, widths, MARGIN)
             layout = wider if _is_low(wider) else layout
         heading = wrap(title, layout.width, style.heading, widths)
-        frame = _frame(layout, heading, len(measures), lines, bar_room, style)
-        bar_labels = _bar_labels(panels, measures, frame, style, widths)
+        frame = _frame(layout, heading, len(barred), lines, bar_room, style)
+        bar_labels = _bar_labels(barred, frame, style, widths)
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)
@@ -114,7 +117,7 @@ def draw(
     for i, line in enumerate(heading):
         y = frame.height - MARGIN - (i + 0.5) * 1.3 * style.heading / 72
         pen.write(line, frame.width / 2, y, style.heading)
-    for place, text, (measure, scale) in zip(frame.bars, bar_labels, measures.items(), strict=True):
+    for place, text, (measure, scale) in zip(frame.bars, bar_labels, barred.items(), strict=True):
         _draw_bar(pen, place, frame.flat, "\n".join(text), scale, images[measure])
     return figure
 
@@ -170,21 +173,15 @@ def _bar_room(measures: dict[str, Scale], lines: int, style: Style, widths: Text
 
 
 def _bar_labels(
-    panels: Sequence[Panel],
-    measures: dict[str, Scale],
-    frame: _Frame,
-    style: Style,
-    widths: TextWidth,
+    measures: dict[str, Scale], frame: _Frame, style: Style, widths: TextWidth
 ) -> list[list[str]]:
     """Return the lines of the label of each colour bar.
 
-    A label says whether the end of the scale depends on the numbers, unless the panels show them.
+    A label says whether the end of the scale depends on the numbers.
     """
     lines = []
     for (measure, scale), place in zip(measures.items(), frame.bars, strict=True):
-        has_numbers = all(len(panel.x) == 1 for panel in panels if panel.measure == measure)
-        is_clear = scale.fixed or has_numbers
-        text = measure if is_clear else f"{measure}; the scale depends on the numbers"
+        text = measure if scale.fixed else f"{measure}; the scale depends on the numbers"
         length = place[2] if frame.flat else place[3]
         lines.append(wrap(text, length + GAP, style.font, widths))
     return lines

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,13 +100,16 @@ def with_top(pages: Sequence[Page], top: float) -> list[Page]:
 def short_titles(panels: Sequence[Panel]) -> tuple[str, list[str]]:
     """Return the parts that the titles of all panels share, and each title without them.
 
-    Parts are separated by commas. Only parts at the beginning and at the end are compared.
+    Parts are separated by commas. If the numbers of parts differ, only parts at the beginning and
+    at the end are compared.
     """
     titles = [panel.title.split(", ") for panel in panels]
     first = titles[0]
     shortest = min(map(len, titles))
-    if len(titles) == 1:
-        return panels[0].title, [""]
+    if all(len(title) == shortest for title in titles):
+        differs = [len(set(parts)) > 1 for parts in zip(*titles, strict=True)]
+        captions = [", ".join(compress(title, differs)) for title in titles]
+        return ", ".join(compress(first, map(not_, differs))), captions
     begin = 0
     while begin < shortest and all(title[begin] == first[begin] for title in titles):
         begin += 1

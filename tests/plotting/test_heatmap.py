@@ -92,6 +92,15 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
         assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
 
 
+def test_a_panel_of_one_column_has_numbers_instead_of_a_colour_bar() -> None:
+    column = Panel("b", "b", np.array([[0.25], [1.5]]), ["beta"], ["n1", "root"], "learned beta")
+    figure = draw([panel(2, 3), column])
+    [bar] = figure.axes[2:]
+    assert (bar.get_xlabel() + bar.get_ylabel()).startswith(panel(2, 3).measure)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["0.25", "1.5"]
+    assert len(draw([column]).axes) == 2
+
+
 def test_names_of_axes_do_not_touch_the_labels() -> None:
     rows = [f"l{i}.{kind}" for i in range(1, 4) for kind in ("self", "cross", "ffn")]
     weights = np.eye(len(rows))
@@ -288,6 +297,7 @@ def test_captions_have_the_parts_that_differ() -> None:
         ["decoder layer 1", "decoder layer 2"],
     )
     assert titled("decoder fusion, hop 1", "decoder fusion, hop 2")[1] == ["hop 1", "hop 2"]
+    assert titled("a, x, 1", "b, x, 1", "b, x, 2") == ("x", ["a, 1", "b, 1", "b, 2"])
     assert titled("a, b", "a, b, c") == ("a, b", ["", "c"])
     assert titled("a, b") == ("a, b", [""])
 
