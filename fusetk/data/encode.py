@@ -47,7 +47,7 @@ class SideEncoder:
         self.dropout = dropout
         if dropout:
             self.bpe = DropoutBPE(pipeline.bpe[side], dropout.dropout)
-            self.ids_of_subwords = Ids(vocabulary, str.split)
+            self.ids_of_subwords = Ids(vocabulary, lambda subwords: subwords.split(" "))
 
     def __call__(self, words: list[str], line: int) -> list[list[int]]:
         """Return the ids of each segmentation of a line, first those without dropout.
