@@ -46,7 +46,7 @@ class PlanConfig(Config):
 
     tuning: dict[str, dict[str, list[Any]]]
     """Values of tuned keys, by the name of the tuning and the key. The first one is the recipe's.
-    Each key is tuned with the best values of the keys before it."""
+    Each key is tuned with the best values of the keys before it; see `rounds` for the order."""
     trial: TrialConfig | None = None
     """The keys that are tuned with trials. The other ones are tuned with complete trainings."""
     seeds: list[int] = Field(min_length=1)
@@ -66,6 +66,10 @@ class PlanConfig(Config):
     def steps(self, system: str) -> dict[str, list[Any]]:
         """Return the tuned keys of a system, each with its values."""
         return self.tuning[next(wave[system] for wave in self.waves if system in wave)]
+
+    def ordered_steps(self, system: str) -> list[tuple[str, list[Any]]]:
+        """Return the tuned keys of a system with their values, keys with trials first."""
+        return sorted(self.steps(system).items(), key=lambda step: self.epochs(step[0]) is None)
 
     def seeds_of(self, system: str) -> list[int]:
         """Return all seeds of a system."""
@@ -154,7 +158,11 @@ class Results:
 
 
 def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
-    """Yield the trainings of a system in rounds: the first one, one for each key, all seeds.
+    """Yield the trainings of a system in rounds.
+
+    These are the first training, one round for each key, and all seeds with the best values. Keys
+    with trials are the first ones, and the seeds are trained with their best values before the
+    other keys are tuned. So there are results with all seeds early.
 
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
     are not done is the last one: the rounds after it are not known yet.
@@ -167,9 +175,13 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
         return Job(system, seed, changes, epochs)
 
     yield [job(first, best)]
-    for key, choices in plan.steps(system).items():
+    tried = False
+    for key, choices in plan.ordered_steps(system):
         candidates = [{**best, key: value} for value in choices]
         epochs = plan.epochs(key)
+        if tried and not epochs:
+            yield [job(seed, best) for seed in plan.seeds_of(system)]
+        tried = bool(epochs)
         # A trial of the best values is not needed: a training of an earlier round has them.
         yield [job(first, values, epochs) for values in candidates if not epochs or values != best]
         losses = [results.loss(system, first, values, epochs) for values in candidates]
@@ -178,6 +190,20 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
             return
         best = candidates[known.index(min(known))]
     yield [job(seed, best) for seed in plan.seeds_of(system)]
+
+
+def round_sizes(plan: PlanConfig, system: str) -> list[int]:
+    """Return the number of new trainings of each round if the values of the recipe are the best."""
+    sizes = [1]
+    others = len(plan.seeds_of(system)) - 1
+    tried = False
+    for key, choices in plan.ordered_steps(system):
+        if tried and not plan.epochs(key):
+            sizes.append(others)
+            others = 0
+        tried = bool(plan.epochs(key))
+        sizes.append(len(choices) - 1)
+    return [*sizes, others]
 
 
 def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> list[Job]:
@@ -209,10 +235,7 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
             known = list(rounds(plan, system, own[system], results))
             jobs = {job for jobs in known for job in jobs if not results.has(job, own[system])}
             total += len(jobs)
-            tuned = list(plan.steps(system).values())
-            if len(known) <= len(tuned) + 1:  # the last rounds are not known
-                total += sum(len(choices) - 1 for choices in tuned[len(known) - 1 :])
-                total += len(plan.seeds_of(system)) - 1
+            total += sum(round_sizes(plan, system)[len(known) :])
     return total
 
 
