@@ -89,7 +89,8 @@ def test_the_page_contains_the_numbers_of_the_panels() -> None:
             )
     [scale] = data["scales"].values()
     every = np.concatenate([panel.matrix.ravel() for page in pages for panel in page.panels])
-    assert scale["high"] == -scale["low"] == pytest.approx(np.nanmax(abs(every)))
+    largest = np.nanmax(abs(every))
+    assert largest <= scale["high"] == -scale["low"] < 1.5 * largest
     assert (
         all(0 <= level <= 255 for stop in scale["colors"] for level in stop)
         and len(scale["colors"]) == 17
