@@ -5,7 +5,7 @@
 # make bench: measure the speed on this machine and compare it with the last time
 # make man: generate the manual pages from the code
 # make docs: build the site of docs/ in docs/_build
-# make figures: train tiny models and draw the pictures of docs/fusions
+# make figures: draw the diagrams of docs/, train tiny models and draw their weights
 # make layout: generate the picture in CONTRIBUTING.md from the imports
 # make clean: delete the environment and caches; work/ and runs/ remain
 PYTHON ?= python3
@@ -57,6 +57,7 @@ docs: $(VENV)/.installed-docs
 	@echo "docs/_build/index.html"
 
 figures: venv
+	$(BIN)/python -m tools.diagrams docs
 	$(BIN)/python -m tools.figures docs
 
 layout: venv

@@ -8,11 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from fusetk.cli.main import main
+from fusetk.evaluation.metrics import score
+from fusetk.recipe import load
+from fusetk.reporting import score_log
+from fusetk.reporting.measured_costs import read_costs
+from fusetk.train import train
 from tests.contracts.systems import BACKBONES, TARGET_SIZE, build
+from tests.helpers.results import make_recipes
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
+import costs
 import smoke
 from bench import changes
 from growing_text import growing_lines, heaps
@@ -124,3 +133,52 @@ def test_smoke_trainings_are_not_repeated(
     assert run(2, "loss") == first[2:]  # no training
     assert not (tmp_path / "runs").exists()
     assert run(3, "loss")[-1] != first[-1]
+
+
+@pytest.fixture
+def trained(toy: Path, tmp_path: Path) -> Path:
+    """A folder with recipes, and the runs and results of two of three systems."""
+    deep = {"model": {"decoder": {"layers": 3}}}
+    recipes = make_recipes(tmp_path / "recipes", toy, {"plain": {}, "deep": deep, "later": deep})
+    for name in ("plain", "deep"):
+        run = tmp_path / "runs" / name
+        train(load(recipes / f"{name}.yaml"), run, "cpu", quiet=True)
+        scores = score(["a"], [["a"]], ["chrf"])
+        score_log.record_scores(score_log.ScoreDestination(run, "a", "best"), scores, [["a"]])
+    words = ["report", recipes, "--runs", tmp_path / "runs", "--save", tmp_path / "results"]
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert "2 results written" in result.stderr, result.output
+    return tmp_path
+
+
+def test_costs_of_trained_systems(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = trained / "results"
+
+    def measure(*options: str) -> str:
+        words = [str(trained / "recipes"), "--runs", str(trained / "runs"), "--results"]
+        sizes = ["--turns", "2", "--updates", "2", "--sentences", "3", "--device", "cpu"]
+        monkeypatch.setattr(sys, "argv", ["costs.py", *words, str(results), *sizes, *options])
+        costs.main()
+        return capsys.readouterr().out
+
+    text = measure()
+    assert "later is left out: it has no result yet" in text and "2 systems" in text
+    measured = read_costs(results)
+    assert measured is not None and "2 turns of 2 updates" in measured.settings
+    systems = measured.systems
+    assert list(systems) == ["deep", "plain"] and systems["deep"].run == "deep.seed1"
+    assert all(len(cost.training) == len(cost.decoding) == 2 for cost in systems.values())
+    assert min(min(cost.training + cost.decoding) for cost in systems.values()) > 0
+    assert systems["deep"].bytes_per_token > systems["plain"].bytes_per_token
+
+    with pytest.raises(SystemExit, match=r"an epoch has . batches, .*: give less --updates"):
+        measure("--updates", "1000")
+    shutil.rmtree(trained / "runs" / "deep" / "checkpoints")
+    assert "deep is left out: " in measure()
+    measured = read_costs(results)
+    assert measured is not None and list(measured.systems) == ["plain"]
+    shutil.rmtree(trained / "runs" / "plain")
+    with pytest.raises(SystemExit, match="has no run of the results in"):
+        measure()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fusetk import config
 from fusetk.cli.main import main
-from fusetk.config import ComponentConfig, Config, component
+from fusetk.config import ComponentConfig, Config, component, field_docs
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
 
@@ -254,6 +254,17 @@ def test_a_change_of_what_an_anchor_names_twice_changes_one_of_them(tmp_path):
         "a": {"size": 1},
         "b": {"size": 3},
     }
+
+
+def test_docstrings_of_fields_are_those_below_them_in_the_class_or_its_bases() -> None:
+    class Wide(MeanConfig):
+        width: int = 1
+        """Width
+        of the output."""
+        depth: int = 1
+
+    kind = "A registered name, or `package.module:Name` of a class outside fusetk."
+    assert field_docs(Wide) == {"kind": kind, "hidden": "Units.", "width": "Width\nof the output."}
 
 
 def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:

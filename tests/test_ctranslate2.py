@@ -131,3 +131,9 @@ def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"model.bin", "text"}
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and "out exists already" in result.stderr
+
+
+def test_other_formats_are_answered_with_what_to_use() -> None:
+    for form, advice in (("onnx", "use ctranslate2, or read"), ("ctranslate", "did you mean")):
+        result = CliRunner().invoke(main, ["export", "runs/my", "--to", form, "-o", "my.out"])
+        assert result.exit_code == 2 and "--to: " in result.output and advice in result.output

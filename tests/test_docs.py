@@ -21,7 +21,7 @@ from fusetk import recipe
 from fusetk.cli.main import main as fusetk_command
 from fusetk.config import Config, fusetk_key
 from fusetk.models import build_model
-from tools import config_page, figures
+from tools import config_page, diagrams, figures
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -320,6 +320,17 @@ def test_every_kind_has_a_page(site: str) -> None:
         assert f"`{kind}`" in index
         if kind not in ("last", "plain"):
             assert sum(f"`{kind}`" in text or f": {kind}" in text for text in texts) >= 2, kind
+
+
+def test_every_fusion_has_a_picture() -> None:
+    for page in (ROOT / "docs/fusions").glob("*.md"):
+        assert any(token.type == "image" for token in tokens(page)), page
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_diagrams_are_up_to_date(name: str) -> None:
+    drawn = diagrams.DIAGRAMS[name]().svg()
+    assert (ROOT / f"docs/{name}.svg").read_text(encoding="utf-8") == drawn
 
 
 def test_a_picture_has_a_model_and_a_command() -> None:

@@ -139,6 +139,17 @@ def test_help_and_pipes_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_validators_of_configs_are_built_at_their_first_use() -> None:
+    code = (
+        "from fusetk import sections\n"
+        "from fusetk.data.config import DataConfig\n"
+        "from fusetk.training.schedule import SCHEDULES\n"
+        "classes = [DataConfig, *(schedule.Config for schedule in SCHEDULES.values())]\n"
+        "assert not any(config.__pydantic_complete__ for config in classes), classes"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_most_config_errors_do_not_import_torch(toy: Path) -> None:
     """Only errors in the section model need its classes, which import torch."""
     for command, overrides, status, imported_torch in (

@@ -670,6 +670,7 @@ def translated(out: Path, runs: dict[str, int]) -> None:
         ):
             write_text(out / path.format(name), text)
         for run_name, right in runs.items():
+            write_text(out / run_name / "config.yaml", "")
             write_text(
                 out / run_name / f"{name}.best.txt",
                 text if n < right else "nothing like it here\n" * 3,
@@ -714,15 +715,20 @@ def test_figure_3_merges_the_sets_and_names_the_systems(tmp_path):
         (["one", "two"], "two is too much"),
         (["/nowhere"], "/nowhere/data.nist_zhen does not exist: call `fusetk run` with rows of"),
         (
-            ["--systems", "dtmt2"],
-            "run.nist_zhen.dtmt2.seed1/MT02.best.txt does not exist: "
+            ["--systems", "dtmt4 dtmt1"],
+            "run.nist_zhen.dtmt1.seed1 does not exist: call `fusetk run "
+            "recipes/dtmt/nist_zhen/dtmt1.yaml --raw DIR` first",
+        ),
+        (
+            ["--systems", "dtmt4", "--checkpoint", "last"],
+            "run.nist_zhen.dtmt4.seed1/MT02.last.txt does not exist: "
             "translate MT02 MT03 MT04 MT05 MT08 first",
         ),
     ],
 )
 def test_errors_of_figure_3_are_one_sentence(tmp_path, arguments, said):
     if said.endswith("first"):
-        translated(tmp_path, {})
+        translated(tmp_path, {"run.nist_zhen.dtmt4.seed1": 5})
         arguments = [tmp_path, *arguments]
     ran = call("dtmt/figure3.sh", *arguments)
     errors = [line for line in ran.stderr.splitlines() if line and not line.startswith("==")]

@@ -14,6 +14,7 @@ import pytest
 
 from fusetk import config as configs
 from fusetk.errors import ConfigError
+from fusetk.recipe import load
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 sys.path.insert(0, str(RECIPES / "evidence"))
@@ -47,8 +48,9 @@ def names(*results: Any, **changes: Any) -> list[str]:
     return [f"{job.system}{job.seed} {job.setting}" for job in jobs]
 
 
-def left(*results: Any) -> int:
-    return run_queue.count_left(plan(), OWN, run_queue.Results(plan(), results))
+def left(*results: Any, **changes: Any) -> int:
+    content = plan(**changes)
+    return run_queue.count_left(content, OWN, run_queue.Results(content, results))
 
 
 FIRST = [result("a", 3.0), result("b", 3.0)]
@@ -84,6 +86,69 @@ def test_trainings_left_are_counted_before_they_are_known() -> None:
     assert left(*done, result("c", 2.0, dropout=0.1), result("c", 1.0, 2)) == 10
 
 
+TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}
+
+
+def trial(system: str, loss: float, rate: int) -> Any:
+    done = result(system, loss, rate=rate, **{run_queue.EPOCHS: 1})
+    done.valid_curve = {"loss": [loss]}
+    return done
+
+
+def test_trials_compare_the_first_epochs() -> None:
+    assert names(**TRIAL)[:4] == ["a1 own", "b1 own", "a1 rate=1,epochs=1", "a1 rate=4,epochs=1"]
+    # The complete training has a loss of 9 after its first epoch.
+    worse = [*FIRST, trial("a", 9.1, 1), trial("a", 9.2, 4)]
+    assert "a1 dropout=0.1" in names(*worse, **TRIAL)
+    better = [*FIRST, trial("a", 9.1, 1), trial("a", 8.9, 4)]
+    expected = ["a1 rate=4", "a1 rate=4,dropout=0.1"]  # the best values get a complete training
+    assert [name for name in names(*better, **TRIAL) if name.startswith("a1")] == expected
+
+
+def test_values_that_win_the_last_trial_get_a_complete_training() -> None:
+    last = {"trial": {"epochs": 1, "keys": ["dropout"]}}
+    done = [*FIRST, *RATES, trial("a", 8.0, 2)]
+    done[-1].config["dropout"] = 0.1
+    assert [name for name in names(*done, **last) if name[0] == "a"] == [
+        "a1 dropout=0.1",
+        "a2 dropout=0.1",
+    ]
+    unknown = 3  # the second seed of b, and the second value and seed of c
+    assert left(*done, **last) == len(names(*done, **last)) + unknown
+
+
+CLAIMS = {"claims": [("a", "c"), ("a", "b")], "claim_seeds": [4, 5]}
+TUNED = [result(s, 2.0 + r, rate=r) for s in "abc" for r in (1, 4)]
+TUNED += [result(s, loss, dropout=d) for s in "abc" for loss, d in ((1.0, 0.2), (2.0, 0.1))]
+
+
+def test_further_seeds_of_claims_come_after_all_waves() -> None:
+    for claims, further in (
+        ([("a", "c")], ["a4 own", "c4 own", "a5 own", "c5 own"]),
+        ([("a", "c"), ("a", "b")], [f"{s}{seed} own" for seed in (4, 5) for s in "abc"]),
+    ):
+        changes = {**CLAIMS, "claims": claims}
+        assert names(*TUNED, **changes) == ["a2 own", "b2 own", "c2 own", *further]
+    fourth = [result(s, 1.0, seed) for s in "abc" for seed in (2, 4)]
+    assert names(*TUNED, *fourth, **CLAIMS) == ["a5 own", "b5 own", "c5 own"]
+    before = names(*TUNED[:-1], **CLAIMS)  # the second value of c's last key is not tried
+    assert before[2:] == ["c1 dropout=0.1", "a4 own", "b4 own", "a5 own", "b5 own"]
+
+
+def test_further_seeds_of_claims_are_counted() -> None:
+    assert left(**CLAIMS) == 3 * (1 + 2 + 1 + 1 + 2)
+    one_pair = {**CLAIMS, "claims": [("a", "c")]}
+    assert left(**one_pair) == 15 + 2 * 2
+    assert left(*TUNED, **one_pair) == len(names(*TUNED, **one_pair)) == 3 + 4
+
+
+def test_claims_name_systems_and_new_seeds() -> None:
+    with pytest.raises(ValueError, match="claims: z is not in a wave of the plan"):
+        plan(claims=[("a", "z")])
+    with pytest.raises(ValueError, match=r"have a seed twice: \[1, 2, 2\]"):
+        plan(claims=[("a", "b")], claim_seeds=[2])
+
+
 def test_results_of_other_systems_and_values_do_not_count() -> None:
     assert names(result("z", 1.0), result("a", 1.0, dropout=0.7)) == names()
 
@@ -100,6 +165,11 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
     own = run_queue.own_values(content, RECIPES / "evidence" / task)
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
+    papers = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}
+    rows = {paper.row for paper in papers.values()}
+    assert all(paper.compared_with in rows for paper in papers.values())
+    for base, system in content.claims:
+        assert papers[system].compared_with == papers[base].row
 
 
 def test_a_recipe_with_another_value_is_an_error() -> None:

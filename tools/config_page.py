@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fusetk.config import ComponentConfig, Config
+from fusetk.config import ComponentConfig, Config, field_docs
 from fusetk.fusion import FUSIONS
 from fusetk.models import MODELS
 from fusetk.models.residual import RESIDUALS
@@ -87,7 +87,7 @@ def config_page() -> str:
         """
     body = [".SH DESCRIPTION", prose(intro)]
     for section, field in Recipe.model_fields.items():
-        body += [f".SH {escape(section)}", prose(text_of(section, field))]
+        body += [f".SH {escape(section)}", prose(text_of(Recipe, section))]
         if not is_choice(field):
             items = entries(config_of(field.annotation)[0], section)
             body += [line for item in merged(items) for line in item.lines()]
@@ -172,7 +172,7 @@ def entries(config: type[Config], place: str, skip: str = "") -> Iterator[Item]:
         if name == skip:
             continue
         path = f"{place}.{name}" if place else name
-        yield Entry((path,), kind_of(name, field), default_of(field), text_of(name, field))
+        yield Entry((path,), kind_of(name, field), default_of(field), text_of(config, name))
         nested = [] if is_choice(field) else config_of(field.annotation)
         inner = f"{path}[]" if get_origin(field.annotation) is list else path
         if len(nested) == 1:
@@ -202,9 +202,10 @@ def is_choice(field: FieldInfo) -> bool:
     return any(issubclass(config, ComponentConfig) for config in config_of(field.annotation))
 
 
-def text_of(name: str, field: FieldInfo) -> str:
-    """Return the field's description, or the first line of its config class's docstring."""
-    text = field.description or ""
+def text_of(config: type[Config], name: str) -> str:
+    """Return the field's docstring, or the first line of its config class's docstring."""
+    text = field_docs(config).get(name, "")
+    field = config.model_fields[name]
     if is_choice(field):
         return f"{text[:1].upper()}{text[1:].rstrip('.')}; see `KINDS OF {name}`."
     nested = config_of(field.annotation)

@@ -1,8 +1,8 @@
-"""Pictures of the pages in docs/fusions: ``python -m tools.figures docs``.
+"""Pictures of trained models in docs/fusions: ``python -m tools.figures docs``.
 
-A page with a picture has a model (its first block of YAML) and a command that draws it. The model
-is trained for some updates at a small width on the generated corpus of the demo. Then the command
-of the page draws it, so the picture is what a reader of the page gets.
+A page with such a picture has a model (its first block of YAML) and a command that draws it. The
+model is trained for some updates at a small width on the generated corpus of the demo. Then the
+command of the page draws it, so the picture is what a reader of the page gets.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from PIL import Image
 
 from fusetk.cli.main import main as fusetk_command
 from fusetk.demo.grammar import write_corpus
@@ -18,7 +19,8 @@ from tools.markdown import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = {"test": 100, "valid": 100, "train": 2000}
-UPDATES = 80
+UPDATES = 200
+COLORS = 80  # of a picture, to keep its file small
 # Sizes of the models, for pages that do not give them.
 SIZES = {"width": 32, "heads": 4, "ffn": 64}
 
@@ -83,13 +85,15 @@ def draw(figure: Figure, folder: Path, output: Path) -> None:
     """Train the model, unless that is done, and draw the picture."""
     path = folder / f"{figure.name}.yaml"
     path.write_text(yaml.safe_dump(config(figure, folder), sort_keys=False), encoding="utf-8")
-    run = folder / "runs" / figure.name
+    run = folder / figure.name / "my"  # the title of the picture contains the name of the folder
     if not (run / "checkpoints" / f"update-{UPDATES:07}").is_dir():
         call("train", path, "--prep", "--run", run, "-q")
     words = list(figure.command)
     words[words.index("-m") + 1] = str(run)
     words[words.index("-o") + 1] = str(output)
     call(*words[1:])
+    picture = Image.open(output).convert("RGB")
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(output, optimize=True)
 
 
 def call(*words: object) -> None:

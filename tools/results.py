@@ -1,7 +1,8 @@
-"""The tables of results in a Markdown file: ``python -m tools.results README.md [--check]``.
+"""The tables of results in Markdown files: ``python -m tools.results README.md [--check]``.
 
 The command replaces the text between two markers by the tables of the folder of results that the
-first marker names, relative to the file.
+first marker names, relative to the file. If ``main`` follows the folder, it is the table of the
+systems only, without those of the comparisons and of the pilots.
 """
 
 import argparse
@@ -14,7 +15,9 @@ from fusetk.errors import FusetkError
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import read_tables
 
-BEGIN = re.compile(r"<!-- results: begin (\S+), made by `python -m tools.results \S+` -->\n")
+BEGIN = re.compile(
+    r"<!-- results: begin (\S+?)( main)?, made by `python -m tools.results \S+` -->\n"
+)
 END = "<!-- results: end -->"
 
 
@@ -23,25 +26,28 @@ def updated(text: str, folder: Path) -> str:
 
     Raises DataError if results are damaged, and ValueError if a marker is missing.
     """
-    parts = BEGIN.split(text)
-    for i in range(1, len(parts), 2):
-        _, marker, rest = parts[i + 1].partition(END)
-        if not marker:
-            raise ValueError(f"{END} is missing after the marker of {parts[i]}")
-        parts[i + 1] = f"{tables(folder / parts[i], parts[i])}\n{END}{rest}"
-    if len(parts) == 1:
+    begins = list(BEGIN.finditer(text))
+    if not begins:
         raise ValueError("there is no marker `<!-- results: begin FOLDER, ... -->`")
-    begins = [match[0] for match in BEGIN.finditer(text)]
-    return "".join(part if i % 2 == 0 else begins[i // 2] for i, part in enumerate(parts))
+    parts = [text[: begins[0].end()]]
+    next_begins = [begin.start() for begin in begins[1:]] + [len(text)]
+    next_ends = [begin.end() for begin in begins[1:]] + [len(text)]
+    for begin, next_begin, next_end in zip(begins, next_begins, next_ends, strict=True):
+        end = text.find(END, begin.end(), next_begin)
+        if end < 0:
+            raise ValueError(f"{END} is missing after the marker of {begin[1]}")
+        parts.append(f"{tables(folder / begin[1], begin[1], bool(begin[2]))}\n")
+        parts.append(text[end:next_end])
+    return "".join(parts)
 
 
-def tables(results: Path, name: str) -> str:
+def tables(results: Path, name: str, only_main: bool) -> str:
     """Return the tables of a folder of results as Markdown; a sentence if there is no result."""
     if not any(results.glob("*.json")):
         return f"There are no results in `{name}` yet."
     texts = []
     for table in read_tables(results, {}):
-        for text in text_tables(table):
+        for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
@@ -49,21 +55,22 @@ def tables(results: Path, name: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the file, or with --check return 1 if it is not up to date."""
+    """Rewrite the files, or with --check return 1 if one is not up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args()
-    old = options.file.read_text(encoding="utf-8")
-    try:
-        new = updated(old, options.file.parent)
-    except (FusetkError, ValueError) as error:
-        sys.exit(f"tools.results: {options.file}: {error}")
-    if options.check:
-        return int(new != old)
-    if new != old:
-        options.file.write_text(new, encoding="utf-8")
-    return 0
+    outdated = False
+    for file in options.files:
+        old = file.read_text(encoding="utf-8")
+        try:
+            new = updated(old, file.parent)
+        except (FusetkError, ValueError) as error:
+            sys.exit(f"tools.results: {file}: {error}")
+        outdated |= new != old
+        if new != old and not options.check:
+            file.write_text(new, encoding="utf-8")
+    return int(options.check and outdated)
 
 
 if __name__ == "__main__":

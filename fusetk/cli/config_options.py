@@ -8,6 +8,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from fusetk.cli.parameters import Decorator, Parsed, all_of
+from fusetk.config import field_docs
 from fusetk.decoding.config import SearchConfig, SearchOption
 
 
@@ -74,7 +75,7 @@ def _declarations(name: str, mark: SearchOption) -> list[str]:
 
 def _arguments(name: str, mark: SearchOption) -> dict[str, Any]:
     field = SearchConfig.model_fields[name]
-    arguments: dict[str, Any] = {"help": _help(field), "default": None}
+    arguments: dict[str, Any] = {"help": _help(name), "default": None}
     if field.annotation is bool:
         return {**arguments, "is_flag": True}
     if mark.metavar:
@@ -99,10 +100,11 @@ def _range(field: FieldInfo) -> click.ParamType:
     return click.IntRange(**bounds) if field.annotation is int else click.FloatRange(**bounds)
 
 
-def _help(field: FieldInfo) -> str:
+def _help(name: str) -> str:
     """Return the first paragraph of a field's docstring, with options for names of fields."""
-    paragraph = (field.description or "").split("\n\n")[0]
-    names = search_fields().keys() - get_args(field.annotation)  # a choice may equal a name
+    paragraph = field_docs(SearchConfig)[name].split("\n\n")[0]
+    choices = get_args(SearchConfig.model_fields[name].annotation)
+    names = search_fields().keys() - choices  # a choice may equal a name
     return re.sub(
         r"`(\w+)`",
         lambda match: f"`{_flag(match[1])}`" if match[1] in names else match[0],

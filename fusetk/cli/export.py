@@ -1,6 +1,7 @@
 """``fusetk export``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,12 +12,26 @@ QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float1
 EXAMPLE = "Example: fusetk export runs/my --to ctranslate2 -o my.ct2 --quantization int8"
 
 
+class ExportFormat(click.Choice[str]):
+    """The formats of ``--to``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if str(value).lower() == "onnx":
+            self.fail(
+                "there is no export to ONNX; use ctranslate2, or read the tensors of "
+                "RUN/checkpoints/best/model.safetensors with safetensors.torch.load_file",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.command("export", epilog=EXAMPLE)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
     "--to",
     "form",
-    type=click.Choice(["ctranslate2"]),
+    type=ExportFormat(["ctranslate2"]),
     default="ctranslate2",
     show_default=True,
     help="Format of the model.",

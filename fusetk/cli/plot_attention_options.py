@@ -106,8 +106,8 @@ OPTIONS: tuple[Decorator, ...] = (
         "top",
         type=Parsed("NUMBER|max", parse_top),
         help="Number at the end of the colour scale; larger numbers have the same colour. max: the"
-        " largest number that is drawn. Pictures with the same scale can be compared. Default: 1"
-        " for attention weights and shares, max for other numbers.",
+        " largest number that is drawn, rounded up. Pictures with the same scale can be compared."
+        " Default: 1 for attention weights and shares, max for other numbers.",
     ),
     click.option(
         "--title",

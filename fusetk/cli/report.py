@@ -73,12 +73,21 @@ def command(
     (DIR/texts). A second call writes only what changed. Results in DIR are renamed if their recipe
     changed, so a pilot becomes a result of its row if the recipe adopts its values.
 
-    The table of a folder of results needs no runs and no recipes. It has the parameters, the speed
-    relative to the baseline, the updates to the best validation, BLEU of all checkpoints, and chrF.
-    Each run is compared with the run of the baseline with the same seed, by paired approximate
-    randomisation. DIR/significance keeps the p-values, because a test takes a second. A row has the
-    config with the most seeds; at a tie, that with the lowest validation loss. A second table lists
-    the runs with other configs. --all adds all recorded scores and tests all differences.
+    The table of a folder of results needs no runs and no recipes. It has BLEU of all checkpoints
+    and chrF, their differences to the baseline, the lowest validation loss, and the cost: speed
+    relative to the baseline, memory, and the time to the baseline's lowest validation loss. A line
+    below the table explains each column. A row has the config with the most seeds; at a tie, that
+    with the lowest validation loss. --all adds all recorded scores and tests all differences.
+
+    The column gain says whether the first score of a row is better than that of its baseline. It is
+    yes if the mean over at least 3 seeds is better by more than the sum of both standard
+    deviations, and paired approximate randomisation gives p < 0.05 with at least 2/3 of the seeds.
+    Otherwise it is no, or the number of seeds or tests if more are needed. A second table has the
+    difference and the p-value of each seed. DIR/significance keeps the p-values, because a test
+    takes a second. A third table lists the runs with other configs.
+
+    The speeds are those that DIR/costs/costs.json has, measured in one run. Without this file, they
+    are those of the trainings, which can be compared only if the machine did nothing else.
 
     --html FILE.html writes one page that needs no network: the table, which a click sorts, the
     curves of all seeds, the layer weights, and the translations that differ from those of the

@@ -84,7 +84,7 @@ def _bad_value(error: click.BadParameter) -> str:
     assert error.param is not None
     kind = error.param.type
     text = error.message.rstrip(".")
-    if isinstance(kind, click.Choice) and (value := re.match(r"'(.*?)' is not one of ", text)):
+    if isinstance(kind, click.Choice) and (value := re.match(r"'(.*?)' is not (one of|')", text)):
         return unknown_choice("value", value[1], [str(choice) for choice in kind.choices])
     if outside := re.fullmatch(r"(\S+) is not in the range (.*)", text):
         return f"must be {_range(outside[2])}, but it is {outside[1]}"

@@ -9,7 +9,7 @@ class is defined beside the class that it configures.
 """
 
 from fusetk.config.foreign_keys import FOREIGN_KEYS, fusetk_key, option_as_key
-from fusetk.config.schema import ComponentConfig, Config, component, resolve
+from fusetk.config.schema import ComponentConfig, Config, component, field_docs, resolve
 from fusetk.config.source import Document, Origin, Place, dump, expand_path, load
 from fusetk.config.validation import config_error, parse
 
@@ -24,6 +24,7 @@ __all__ = [
     "config_error",
     "dump",
     "expand_path",
+    "field_docs",
     "fusetk_key",
     "load",
     "option_as_key",

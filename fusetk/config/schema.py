@@ -1,8 +1,13 @@
 """Base classes of configs, and fields whose key ``kind`` chooses the config class."""
 
+import ast
 import difflib
 import importlib
+import inspect
+import textwrap
 from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pydantic
@@ -18,9 +23,9 @@ class Config(BaseModel):
     Objects are immutable. Unknown keys are errors. The docstring below a field documents the field.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    # `defer_build`: the validators of a class are built at its first use. Most commands use few of
+    # the classes.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -55,6 +60,29 @@ class ComponentConfig(Config):
 
     kind: str
     """A registered name, or `package.module:Name` of a class outside fusetk."""
+
+
+@cache
+def field_docs(config: type[Config]) -> Mapping[str, str]:
+    """Return the docstrings of the fields of a config class and of its bases.
+
+    pydantic would read them when it defines a class (``use_attribute_docstrings``), which delays
+    every command.
+    """
+    docs = {}
+    for base in reversed(config.__mro__):
+        if not issubclass(base, Config):
+            continue
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in pairwise(definition.body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(name)),
+                    ast.Expr(ast.Constant(str(text))),
+                ):
+                    docs[name] = inspect.cleandoc(text)
+    return docs
 
 
 def nullable(annotation: Any) -> bool:

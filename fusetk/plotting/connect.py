@@ -7,6 +7,7 @@ weight of a sub-layer's output in a reading is the sum over all paths through th
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.corpus import TOKENS
 from fusetk.plotting.forward_trace import ForwardTrace, Pairs, trace_forward
-from fusetk.plotting.panel import Panel
+from fusetk.plotting.panel import Panel, near_square, split_rows
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -96,7 +97,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
         depth = None if stack is None else len(stack.layers)
         title = f"{side}, weights of each layer's {what[1:] or 'input'}"
         if attends:
-            title = "decoder, weights of the encoder layers that each layer attends to"
+            title = "decoder, weights of the encoder layers"
         rows = [f"l{i}" if depth is None or i <= depth else "top" for i in sorted(weights)]
         columns = [f"l{i}" for i in range(max(values.shape[-1] for values in weights.values()))]
         readings.append(
@@ -273,6 +274,25 @@ def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: i
             )
         )
     return drawn
+
+
+def row_lengths(panels: Sequence[Panel]) -> list[int] | None:
+    """Return the number of panels in each row of a figure.
+
+    Each side with several panels starts a row. None: the sides have one panel each.
+    """
+    by_side = [
+        list(group) for _, group in groupby(panels, lambda panel: panel.name.partition(".")[0])
+    ]
+    if len(by_side) == len(panels):
+        return None
+    return [
+        length
+        for group in by_side
+        for length in split_rows(
+            len(group), near_square(len(group), len(group[0].y), len(group[0].x))
+        )
+    ]
 
 
 class ReadingMeans:

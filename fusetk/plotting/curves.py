@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusetk.errors import DataError
+from fusetk.plotting.annotations import MARKER, separate
 from fusetk.plotting.figure import (
     NUMBERS,
     check_output,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+    from matplotlib.text import Annotation
 
 KINDS = ("train", "valid")
 DEFAULT = ("loss", "ppl", "accuracy", "bleu")  # drawn by default, if the runs have them
@@ -307,6 +309,7 @@ def draw(
     figure = Figure(figsize=(width, size.height or height if size else height))
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
+    numbers: list[list[Annotation]] = []
     for i, what in enumerate(quantities):
         axes = figure.add_subplot(rows, columns, i + 1)
         of_panel = [curve for curve in curves if curve.what == what]
@@ -314,8 +317,12 @@ def draw(
         for curve in of_panel:
             color = colors(len(runs))[runs.index(curve.run)]
             _draw_curve(axes, curve, x, window, color, style)
-            if len(runs) <= MOST_NUMBERS:
-                _write_best(axes, curve, x, color, style)
+        if len(runs) <= MOST_NUMBERS:
+            marked = [curve for curve in of_panel if curve.best() is not None]
+            hues = [colors(len(runs))[runs.index(curve.run)] for curve in marked]
+            numbers.append(
+                [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
+            )
     text: dict[str, Any] = {"family": families, "size": style.font}
     names = figure.legend(
         [line for line, _ in entries],
@@ -331,6 +338,7 @@ def draw(
         drawn.set_text(name)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
+    separate(figure, numbers)
     return figure
 
 
@@ -390,18 +398,17 @@ def _draw_curve(axes: "Axes", curve: Curve, x: str, window: int, color: Any, sty
     )
 
 
-def _write_best(axes: "Axes", curve: Curve, x: str, color: Any, style: Style) -> None:
+def _write_best(axes: "Axes", curve: Curve, color: Any, x: str, style: Style) -> "Annotation":
     """Mark the best value of a validation curve by a star, and write the value beside it."""
     from matplotlib.patheffects import withStroke
 
     best = curve.best()
-    if best is None:
-        return
+    assert best is not None
     place = ((curve.update if x == "updates" else curve.epoch)[best], curve.value[best])
     star: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 4}
-    axes.plot(*place, "*", color=color, markersize=1.4 * style.font, **star)
+    axes.plot(*place, "*", color=color, markersize=MARKER * style.font, **star)
     above = curve.what in HIGHER_IS_BETTER
-    axes.annotate(
+    return axes.annotate(
         _short(curve.value[best]),
         place,
         (0, style.font * (0.8 if above else -0.8)),

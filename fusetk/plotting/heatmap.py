@@ -16,7 +16,7 @@ from fusetk.plotting.heatmap_layout import (
     names_rows,
     wrap,
 )
-from fusetk.plotting.panel import Panel, Scale, scales, short_titles
+from fusetk.plotting.panel import Panel, Scale, round_ticks, scales, short_titles
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
 
@@ -82,8 +82,9 @@ def draw(
     do not fit in the width.
 
     ``columns``: the number of panels side by side (None: as many as fit), or the number in each
-    row. Panels of the same measure share a colour scale. A panel's caption has the parts of its
-    title that other panels do not have. ``title`` is written above the panels.
+    row. Panels of the same measure share a colour scale. Its colour bar is omitted if they have one
+    column, beside which the numbers are written. A panel's caption has the parts of its title that
+    other panels do not have. ``title`` is written above the panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -91,6 +92,8 @@ def draw(
     if not panels:
         raise ValueError("a heatmap needs at least one panel")
     measures = scales(panels, colors)
+    barred = {panel.measure: measures[panel.measure] for panel in panels if len(panel.x) > 1}
+    barred = barred or measures
     captions = short_titles(panels)[1]
     texts = [text for panel in panels for text in (*panel.x, *panel.y, *panel.axes)]
     families = fonts({label(text, 200) for text in [*texts, *captions, title, *measures]})
@@ -99,14 +102,14 @@ def draw(
     bar_labels = [[""]]
     while lines < max(map(len, bar_labels)):  # the room for the labels depends on their lines
         lines = max(map(len, bar_labels))
-        bar_room = _bar_room(measures, lines, style, widths)
+        bar_room = _bar_room(barred, lines, style, widths)
         layout = arrange(panels, captions, columns, style, size, widths, bar_room)
-        if len(measures) == 1 and _is_low(layout):  # the colour bar is below the panels
+        if len(barred) == 1 and _is_low(layout):  # the colour bar is below the panels
             wider = arrange(panels, captions, columns, style, size, widths, MARGIN)
             layout = wider if _is_low(wider) else layout
         heading = wrap(title, layout.width, style.heading, widths)
-        frame = _frame(layout, heading, len(measures), lines, bar_room, style)
-        bar_labels = _bar_labels(measures, frame, style, widths)
+        frame = _frame(layout, heading, len(barred), lines, bar_room, style)
+        bar_labels = _bar_labels(barred, frame, style, widths)
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)
@@ -114,7 +117,7 @@ def draw(
     for i, line in enumerate(heading):
         y = frame.height - MARGIN - (i + 0.5) * 1.3 * style.heading / 72
         pen.write(line, frame.width / 2, y, style.heading)
-    for place, text, (measure, scale) in zip(frame.bars, bar_labels, measures.items(), strict=True):
+    for place, text, (measure, scale) in zip(frame.bars, bar_labels, barred.items(), strict=True):
         _draw_bar(pen, place, frame.flat, "\n".join(text), scale, images[measure])
     return figure
 
@@ -178,7 +181,7 @@ def _bar_labels(
     """
     lines = []
     for (measure, scale), place in zip(measures.items(), frame.bars, strict=True):
-        text = measure if scale.fixed else f"{measure}; the scale ends at the maximum"
+        text = measure if scale.fixed else f"{measure}; the scale depends on the numbers"
         length = place[2] if frame.flat else place[3]
         lines.append(wrap(text, length + GAP, style.font, widths))
     return lines
@@ -213,8 +216,9 @@ def _draw_panels(
 
 def _ticks(scale: Scale) -> dict[float, str]:
     """Return the numbers beside a colour bar. The end of the scale is always one of them."""
-    parts = 4 if scale.low < 0 else 5 if round(scale.high * 1000) % 5 == 0 else 4
-    values = np.linspace(scale.low, scale.high, parts + 1)
+    values = round_ticks(scale.low, scale.high)
+    if not np.allclose(values[[0, -1]], (scale.low, scale.high), atol=0):
+        values = np.linspace(scale.low, scale.high, 5)
     return {float(value): f"{value:.3g}" for value in values}
 
 

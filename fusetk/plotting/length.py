@@ -55,6 +55,9 @@ def draw(chart: Chart) -> "Figure":
     axes.set_xticks(range(len(rows)), ticks, fontsize=9)
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
+    drawn = [cast(float, scores[i]) for scores in chart.scores.values() for i in rows]
+    if min(drawn, default=0.0) >= 0:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     style_axes(axes)
     legend(axes, entries, fonts(name for _, name in entries), distance=0.19)
     return figure

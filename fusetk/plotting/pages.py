@@ -156,6 +156,8 @@ def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int
     """Return the ``columns`` argument of ``save``: the arrangement of a picture's panels."""
     if choices.what in FUSION:
         return fusion.row_lengths(panels)
+    if choices.what == "connect":
+        return connect.row_lengths(panels)
     if choices.head == "all" and choices.step is None:
         return attention.columns(panels)
     return None

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from fusetk.plotting.figure import finite
 
 # Colour maps by the user's name. `grey` draws attention as papers do: 1 is white, 0 is black.
 COLORS = {"blue": "Blues", "viridis": "viridis", "grey": "gray"}
+TICKS = 6  # most intervals between the ticks of a scale
 DIVERGING = "RdBu_r"  # for panels with negative numbers: 0 is white, positive red, negative blue
 
 
@@ -28,7 +31,7 @@ class Panel:
     axes: tuple[str, str] = ("", "")  # names of the columns and of the rows
     up: bool = False  # draw the first row at the bottom
     cut: int = 0  # number of columns left of the dividing line; 0: no line
-    # The number at the end of the colour scale; None: the largest number of the measure's panels.
+    # The number at the end of the colour scale; None: a round number for the measure's panels.
     top: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +63,9 @@ class Scale(NamedTuple):
 def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
     """Return the colour scale of each measure, in order of appearance.
 
-    A scale ends at the largest ``top`` of its panels, or, if a panel has none, at the largest
-    number. Measures with negative numbers get a diverging map, symmetric about 0.
+    A scale ends at the largest ``top`` of its panels, or, if a panel has none, at a round number
+    that is not below the numbers. Measures with negative numbers get a diverging map, symmetric
+    about 0.
     """
     by_measure: dict[str, Scale] = {}
     for measure in dict.fromkeys(panel.measure for panel in panels):
@@ -69,18 +73,24 @@ def scales(panels: Sequence[Panel], colors: str = "blue") -> dict[str, Scale]:
         values = np.concatenate([panel.matrix.ravel() for panel in of_measure])
         values = values[np.isfinite(values)]
         low = float(values.min(initial=0.0))
-        high = max(float(values.max(initial=0.0)), -low) or 1.0
         tops = [panel.top for panel in of_measure if panel.top is not None]
         fixed = len(tops) == len(of_measure)
-        if fixed:
-            high = max(tops)
+        largest = max(float(values.max(initial=0.0)), -low) or 1.0
+        high = max(tops) if fixed else float(f"{round_ticks(0.0, largest)[-1]:.9g}")
         name = DIVERGING if low < 0 else COLORS.get(colors, colors)
         by_measure[measure] = Scale(name, -high if low < 0 else 0.0, high, fixed)
     return by_measure
 
 
+def round_ticks(low: float, high: float) -> np.ndarray:
+    """Return equidistant round numbers from at most ``low`` to at least ``high``."""
+    from matplotlib.ticker import MaxNLocator
+
+    return np.asarray(MaxNLocator(TICKS, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+
+
 def with_top(pages: Sequence[Page], top: float) -> list[Page]:
-    """Return the pages with another end of all colour scales; infinity: the largest number."""
+    """Return the pages with another end of all colour scales; infinity: one for the numbers."""
     end = None if math.isinf(top) else top
     return [
         page._replace(panels=[replace(panel, top=end) for panel in page.panels]) for page in pages
@@ -90,13 +100,16 @@ def with_top(pages: Sequence[Page], top: float) -> list[Page]:
 def short_titles(panels: Sequence[Panel]) -> tuple[str, list[str]]:
     """Return the parts that the titles of all panels share, and each title without them.
 
-    Parts are separated by commas. Only parts at the beginning and at the end are compared.
+    Parts are separated by commas. If the numbers of parts differ, only parts at the beginning and
+    at the end are compared.
     """
     titles = [panel.title.split(", ") for panel in panels]
     first = titles[0]
     shortest = min(map(len, titles))
-    if len(titles) == 1:
-        return panels[0].title, [""]
+    if all(len(title) == shortest for title in titles):
+        differs = [len(set(parts)) > 1 for parts in zip(*titles, strict=True)]
+        captions = [", ".join(compress(title, differs)) for title in titles]
+        return ", ".join(compress(first, map(not_, differs))), captions
     begin = 0
     while begin < shortest and all(title[begin] == first[begin] for title in titles):
         begin += 1

@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Iterable
 from functools import cache
 
+RESOLUTION = 300  # pixels per inch; hinting changes the widths at low resolutions
+
 
 class TextWidth:
     """Widths of texts in the given font families, in inches."""
@@ -12,7 +14,7 @@ class TextWidth:
         from matplotlib.backends.backend_agg import RendererAgg
 
         self.families = families
-        self.renderer = RendererAgg(10, 10, 72)
+        self.renderer = RendererAgg(10, 10, RESOLUTION)
         self.of = cache(self._of)
 
     def _of(self, text: str, size: float) -> float:
@@ -23,7 +25,7 @@ class TextWidth:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             width, _, _ = self.renderer.get_text_width_height_descent(text, font, ismath=False)
-        return float(width) / 72
+        return float(width) / RESOLUTION
 
     def widest(self, texts: Iterable[str], size: float) -> float:
         """Return the width of the widest line; 0 if there is none."""

@@ -53,7 +53,10 @@ def latex_text(table: TextTable) -> str:
         r"\toprule",
         " & ".join(map(_escape, table.heads)) + r" \\",
         r"\midrule",
-        *(" & ".join(_escape(cell or "--") for cell in row) + r" \\" for row in table.rows),
+        *(
+            " & ".join("--" if cell is None else _escape(cell) for cell in row) + r" \\"
+            for row in table.rows
+        ),
         r"\bottomrule",
         r"\end{tabular}",
         f"\\caption{{{'. '.join(map(_escape, [table.title, *table.notes]))}.}}",

@@ -171,7 +171,7 @@ def table_notes(table: PaperTable) -> list[str]:
     ]
     notes += _vocabulary_notes(table)
     if any(row.trained for row in table.rows):
-        notes.append("trained: parameters of the runs, at their own vocabulary")
+        notes.append("trained: parameters of the runs, with their own model and vocabulary")
     if table.columns:
         _, shared = _measured_heads(table)
         prefix = f"{', '.join(shared)}; " if shared else ""

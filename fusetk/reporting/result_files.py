@@ -28,11 +28,13 @@ Columns = dict[str, list[str]]  # the lines of texts, by the names of the texts
 Curve = dict[str, list[int | float | None]]  # columns by name: update, epoch, loss, ...
 
 
-class _Part(BaseModel):
+class SavedPart(BaseModel):
+    """A part of a saved file. Its values are read strictly."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class SavedScore(_Part):
+class SavedScore(SavedPart):
     """A score of a run; see ``ScoreRecord`` for the fields."""
 
     set_name: str
@@ -51,7 +53,7 @@ class SavedScore(_Part):
         return self.set_name, self.checkpoint, self.metric
 
 
-class SavedTraining(_Part):
+class SavedTraining(SavedPart):
     """Size and cost of a training. A value is None if the run folder does not have it."""
 
     parameters: int | None
@@ -66,7 +68,7 @@ class SavedTraining(_Part):
     sessions: list[Session]
 
 
-class SavedPanel(_Part):
+class SavedPanel(SavedPart):
     """A matrix of layer weights: a mean over the sentences of a text, or learned numbers."""
 
     name: str
@@ -79,7 +81,7 @@ class SavedPanel(_Part):
     up: bool  # the first row is the lowest
 
 
-class SavedWeights(_Part):
+class SavedWeights(SavedPart):
     """Layer weights of a trained model, as ``fusetk plot-attention --corpus`` computes them."""
 
     checkpoint: str
@@ -89,7 +91,7 @@ class SavedWeights(_Part):
     panels: list[SavedPanel]  # empty if the model has no fusion and no connection
 
 
-class RunResult(_Part):
+class RunResult(SavedPart):
     """The result of a run: all that a report needs."""
 
     format: Literal[1] = 1
@@ -115,16 +117,16 @@ class RunResult(_Part):
 
 def result_text(result: RunResult) -> str:
     """Return the content of a result file. Equal results have equal texts."""
-    return _json(result.model_dump(mode="json"), 0) + "\n"
+    return json_text(result.model_dump(mode="json")) + "\n"
 
 
-def _json(value: Any, depth: int) -> str:
-    """Return JSON with a line for each innermost list or object."""
+def json_text(value: Any, depth: int = 0) -> str:
+    """Return JSON with a line for each innermost list or object, and ``depth`` spaces before it."""
     inner = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(inner, list) or not any(isinstance(part, dict | list) for part in inner):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     space = " " * depth
-    parts = [_json(part, depth + 1) for part in inner]
+    parts = [json_text(part, depth + 1) for part in inner]
     opening, closing = "[", "]"
     if isinstance(value, dict):
         opening, closing = "{", "}"

@@ -5,134 +5,53 @@ from typing import Any
 
 from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.formats import TextTable
-from fusetk.reporting.result_tables import (
-    LEVEL,
-    TEST,
-    ResultRow,
-    ResultTable,
-    mean_of,
+from fusetk.reporting.gain import SeedComparison
+from fusetk.reporting.result_columns import (
+    Cells,
+    TableColumn,
+    column_name,
+    result_columns,
 )
-from fusetk.reporting.runs import MeanScore, ScoreColumn
+from fusetk.reporting.result_tables import TEST, ResultRow, ResultTable
+from fusetk.reporting.runs import MeanScore
 from fusetk.reporting.saved_run import SavedRun
-
-Cells = list[str | None]
 
 
 def text_tables(table: ResultTable) -> list[TextTable]:
-    """Return the table of rows, and a table of the pilots if there are any."""
-    tables = [TextTable(table.title, *_cells(table), _notes(table))]
+    """Return the table of rows, and those of comparisons and of pilots if there are any."""
+    columns = result_columns(table)
+    cells = zip(*(column.cells for column in columns), strict=True)
+    rows = [[row.name, *others] for row, others in zip(table.rows, cells, strict=True)]
+    heads = ["", *(column.head for column in columns)]
+    tables = [TextTable(table.title, heads, rows, _notes(table, columns))]
+    compared = [row for row in table.rows if table.base_of(row) is not row]
+    if compared and table.columns:
+        tables.append(_comparison_table(table, compared))
     pilots = [(row, run) for row in table.rows for group in row.groups[1:] for run in group]
     if pilots:
         tables.append(_pilot_table(table, pilots))
     return tables
 
 
-def _cells(table: ResultTable) -> tuple[list[str], list[Cells]]:
-    """Return the heads and the cells of each row."""
-    heads = ["", "parameters", "seeds", "speed", "updates to best", "valid loss"]
-    columns: list[Cells] = [
-        [row.name for row in table.rows],
-        [f"{row.parameters / 1e6:.2f}M" if row.parameters else None for row in table.rows],
-        [" ".join(str(run.result.seed) for run in row.runs) for row in table.rows],
-        [_speed(table, row) for row in table.rows],
-        [f"{mean.value:,.0f}" if (mean := row.updates_to_best) else None for row in table.rows],
-        [_mean(row.loss, len(row.runs), 3) for row in table.rows],
-    ]
-    for column in table.columns:
-        scores, differences, tests = _score_cells(table, column)
-        heads += [column_name(table.columns, column), "Δ"]
-        columns += [scores, differences]
-        if table.tests(column):
-            heads.append(f"p < {LEVEL}")
-            columns.append(tests)
-    heads.append("time to baseline's loss")
-    columns.append([_time_to_loss(table, row) for row in table.rows])
-    return heads, [list(cells) for cells in zip(*columns, strict=True)]
-
-
-def column_name(columns: Sequence[ScoreColumn], column: ScoreColumn) -> str:
-    """Return the metric and the checkpoint; also the test set if there are several."""
-    names = [column.metric, column.checkpoint]
-    if len({other.set_name for other in columns}) > 1:
-        names.insert(0, column.set_name)
-    return " ".join(names)
-
-
-def _mean(mean: MeanScore | None, runs: int, digits: int) -> str | None:
-    """Return mean and deviation; also the number of values if it is not the number of runs."""
-    if mean is None:
-        return None
-    spread = f" ±{mean.deviation:.{digits}f}" if mean.deviation is not None else ""
-    number = f" ({mean.runs})" if mean.runs != runs else ""
-    return f"{mean.value:.{digits}f}{spread}{number}"
-
-
-def _speed(table: ResultTable, row: ResultRow) -> str | None:
-    """Return the speed of training relative to the baseline."""
-    base = table.base_of(row)
-    own = row.tokens_per_second
-    other = base.tokens_per_second if base else None
-    return f"×{own.value / other.value:.2f}" if own and other else None
-
-
-def _score_cells(table: ResultTable, column: ScoreColumn) -> list[Cells]:
-    """Return the cells of mean scores, of differences to the baseline and of tests."""
-    scores: Cells = []
-    differences: Cells = []
-    tests: Cells = []
-    for row in table.rows:
-        base = table.base_of(row)
-        mean = row.mean(column)
-        base_mean = base.mean(column) if base else None
-        scores.append(_mean(mean, len(row.runs), 2))
-        if base is row:
-            differences.append("")
-            tests.append("")
-            continue
-        difference = f"{mean.value - base_mean.value:+.2f}" if mean and base_mean else None
-        differences.append(difference)
-        test = table.test(row, column)
-        tests.append(str(test) if test else None)
-    return [scores, differences, tests]
-
-
-def _time_to_loss(table: ResultTable, row: ResultRow) -> str | None:
-    base = table.base_of(row)
-    if base is None:
-        return None
-    seconds = row.seconds_to_loss_of(base)
-    reached = mean_of(seconds)
-    if reached is None:
-        return "never" if base.loss and row.loss else None
-    partial = f" ({reached.runs} of {len(seconds)})" if reached.runs < len(seconds) else ""
-    return f"{duration(reached.value)}{partial}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as seconds, minutes or hours."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 # Notes --------------------------------------------------------------------------------------------
 
 
-def _notes(table: ResultTable) -> list[str]:
+def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
+    """Return an explanation of each column, the baselines, the tuned values and the warnings."""
     first = table.rows[0].name
     bases = {row.first.compared_with for row in table.rows} - {None, first}
-    notes = [
-        f"±: sample standard deviation over seeds; Δ, p and speed: compared with {first}"
-        + (", or with the row named below" if bases else ""),
-        "speed: target tokens per second of training; valid loss: the lowest of each run",
-        f"p: {TEST}, of the runs with the same seed; +2 -1 of 4: two runs are better than the "
-        f"baseline with p < {LEVEL}, one is worse, of four pairs",
-        "time to baseline's loss: mean time of updates until the lowest validation loss of the "
-        "baseline with the same seed; in brackets, the runs that reach it",
-    ]
+    notes = list(dict.fromkeys(column.note for column in columns))
+    if table.costs:
+        costs = table.costs
+        notes.append(f"measured in one run: {costs.settings}; on {costs.processor}, {costs.device}")
+    if len(table.rows) > 1:
+        notes.append(f"baseline: {first}" + (", except for the rows named below" if bases else ""))
     for name in sorted(filter(None, bases)):
-        rows = [row.name for row in table.rows if row.first.compared_with == name]
-        notes.append(f"compared with {name}: {', '.join(rows)}")
+        rows = [
+            row.name for row in table.rows if row.first.compared_with == name and row.name != name
+        ]
+        if rows:
+            notes.append(f"compared with {name}: {', '.join(rows)}")
     notes += [
         f"{row.name}: {overrides_text(row.overrides)} (not the recipe's values)"
         for row in table.rows
@@ -195,7 +114,57 @@ def overrides_text(overrides: Mapping[str, Any]) -> str:
     return ", ".join(f"{names[key]} = {value}" for key, value in overrides.items())
 
 
-# Pilots -------------------------------------------------------------------------------------------
+# Comparisons and pilots ---------------------------------------------------------------------------
+
+
+def _comparison_table(table: ResultTable, rows: Sequence[ResultRow]) -> TextTable:
+    """Return the values that decide whether the differences to the baselines are gains."""
+    tested = table.tested_columns
+    names = [column_name(table.columns, column) for column in tested]
+    cells: list[Cells] = []
+    for row in rows:
+        comparisons = [table.compare(row, column) for column in tested]
+        first = comparisons[0]
+        cells.append(
+            [
+                row.name,
+                row.first.compared_with or table.rows[0].name,
+                f"{first.difference:+.2f}" if first else None,
+                _deviations(first) if first else None,
+                *(_by_seed(each) if each else None for each in comparisons),
+                table.gain(row),
+            ]
+        )
+    heads = ["", "compared with", f"Δ {names[0]}", "± of both"]
+    heads += [*(f"{name}, by seed" for name in names), "gain"]
+    notes = [
+        f"Δ {names[0]}: difference of the means over all seeds",
+        "± of both: sample standard deviations of the row and of its baseline",
+        "by seed: seed, difference of the two runs with this seed, and in brackets the p-value of "
+        f"{TEST}; - if their translations cannot be compared",
+        "gain: decided by the values before it, as explained below the first table",
+    ]
+    return TextTable(f"{table.title}: comparisons with the baseline", heads, cells, notes)
+
+
+def _deviations(comparison: SeedComparison) -> str | None:
+    deviations = (comparison.system.deviation, comparison.baseline.deviation)
+    known = [deviation for deviation in deviations if deviation is not None]
+    return " + ".join(f"{deviation:.2f}" for deviation in known) if len(known) == 2 else None
+
+
+def _by_seed(comparison: SeedComparison) -> str | None:
+    texts = [
+        f"{seed}: {difference:+.2f} ({_p_text(comparison.p_values.get(seed))})"
+        for seed, difference in comparison.differences.items()
+    ]
+    return ", ".join(texts) or None
+
+
+def _p_text(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
 def _pilot_table(table: ResultTable, pilots: Sequence[tuple[ResultRow, SavedRun]]) -> TextTable:
@@ -242,16 +211,17 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
     for column in table.columns:
         mean = row.mean(column)
         base_mean = base.mean(column) if base else None
-        test = table.test(row, column)
+        comparison = table.compare(row, column)
         if mean:
             scores.append(
                 {
                     **column._asdict(),
                     **(_mean_as_dict(mean) or {}),
                     "difference": mean.value - base_mean.value if base_mean else None,
-                    "test": test._asdict() if test else None,
+                    "test": _comparison_as_dict(comparison) if comparison else None,
                 }
             )
+    cost = table.cost_of(row)
     return {
         "row": row.name,
         "system": row.first.system,
@@ -260,13 +230,27 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
         "overrides": row.overrides,
         "parameters": row.parameters,
         "seeds": [run.result.seed for run in row.runs],
-        "tokens_per_second": _mean_as_dict(row.tokens_per_second),
-        "updates_to_best": _mean_as_dict(row.updates_to_best),
-        "valid_loss": _mean_as_dict(row.loss),
-        "seconds_to_loss_of_baseline": row.seconds_to_loss_of(base) if base else None,
         "scores": scores,
+        "gain": table.gain(row),
+        "valid_loss": _mean_as_dict(row.loss),
+        "updates_to_best": _mean_as_dict(row.updates_to_best),
+        "tokens_per_second": _mean_as_dict(row.tokens_per_second),
+        "relative_training_speed": table.relative_speed(row, "training"),
+        "relative_decoding_speed": table.relative_speed(row, "decoding"),
+        "bytes_per_token": cost.bytes_per_token if cost else None,
+        "peak_memory": _mean_as_dict(row.peak_memory),
+        "seconds_to_loss_of_baseline": table.seconds_to_loss(row),
         "results": [run.stem for run in row.runs],
         "pilots": [run.stem for group in row.groups[1:] for run in group],
+    }
+
+
+def _comparison_as_dict(comparison: SeedComparison) -> dict[str, Any]:
+    return {
+        "differences": comparison.differences,
+        "p_values": comparison.p_values,
+        "better": comparison.better,
+        "worse": comparison.worse,
     }
 
 

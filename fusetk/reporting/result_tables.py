@@ -5,32 +5,21 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metrics import METRICS
 from fusetk.evaluation.significance import SAMPLES, Sampling
+from fusetk.reporting.gain import SeedComparison
+from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
 from fusetk.reporting.result_files import read_results
 from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn
 from fusetk.reporting.saved_run import SavedRun
 from fusetk.reporting.significance import PValues
 
 TEST = Sampling("randomization", SAMPLES["randomization"])
-LEVEL = 0.05  # of significance
 # Metrics of the default columns: the first one of each line that the results have.
 DEFAULT_METRICS = (("sacrebleu", "multi-bleu", "multi-bleu-lc"), ("chrf", "chrf++"))
-
-
-class TestedDifference(NamedTuple):
-    """The significance tests of a row's runs against the runs of its baseline."""
-
-    p_values: dict[int, float]  # by seed
-    better: int  # runs that are better than the baseline with p < LEVEL
-    worse: int
-
-    def __str__(self) -> str:
-        parts = [f"+{self.better}"] * bool(self.better) + [f"-{self.worse}"] * bool(self.worse)
-        return f"{' '.join(parts) or '0'} of {len(self.p_values)}"
 
 
 class ResultRow:
@@ -90,36 +79,45 @@ class ResultRow:
         """The mean speed of training."""
         return mean_of(run.result.training.tokens_per_second for run in self.runs)
 
-    def seconds_to_loss_of(self, base: "ResultRow") -> list[float | None]:
-        """Return for each run the seconds of updates to the best loss of the baseline.
+    @property
+    def peak_memory(self) -> MeanScore | None:
+        """The mean of the highest memory of each training, in bytes."""
+        return mean_of(run.result.training.peak_memory for run in self.runs)
+
+    def updates_to_loss_of(self, base: "ResultRow") -> list[float | None]:
+        """Return for each run the updates to the best loss of the baseline.
 
         The loss is that of the baseline with the same seed, or its mean if there is none.
         """
-        seconds = []
+        updates = []
         for run in self.runs:
             twin = base.by_seed.get(run.result.seed)
             loss = twin.best_loss if twin else base.loss and base.loss.value
-            seconds.append(run.seconds_to_loss(loss) if loss is not None else None)
-        return seconds
+            updates.append(run.updates_to_loss(loss) if loss is not None else None)
+        return updates
 
-    def test(
+    def compare(
         self, base: "ResultRow", column: ScoreColumn, p_values: PValues
-    ) -> TestedDifference | None:
-        """Compare each run with that of the baseline with the same seed; None if none can be."""
-        values: dict[int, float] = {}
-        better = worse = 0
+    ) -> SeedComparison | None:
+        """Compare the scores with those of the baseline; None if one of them has no score."""
+        mean, base_mean = self.mean(column), base.mean(column)
+        if mean is None or base_mean is None:
+            return None
+        differences: dict[int, float] = {}
+        tested: dict[int, float] = {}
         for seed, run in self.by_seed.items():
             twin = base.by_seed.get(seed)
-            p = p_values.compare(twin, run, column) if twin else None
-            if twin is None or p is None:
+            score = run.score(column)
+            base_score = twin.score(column) if twin else None
+            if twin is None or score is None or base_score is None:
                 continue
-            values[seed] = p
-            gain = (run.score(column) or 0.0) - (twin.score(column) or 0.0)
-            if column.metric in METRICS and METRICS[column.metric].lower_is_better:
-                gain = -gain
-            better += p < LEVEL and gain > 0
-            worse += p < LEVEL and gain < 0
-        return TestedDifference(values, better, worse) if values else None
+            differences[seed] = score - base_score
+            p = p_values.compare(twin, run, column)
+            if p is not None:
+                tested[seed] = p
+        metric = METRICS.get(column.metric)
+        lower = metric is not None and metric.lower_is_better
+        return SeedComparison(mean, base_mean, differences, tested, lower)
 
 
 def mean_of(values: Iterable[float | None]) -> MeanScore | None:
@@ -139,20 +137,86 @@ class ResultTable(NamedTuple):
     columns: list[ScoreColumn]
     p_values: PValues
     only_bleu: bool  # test the differences of BLEU only
+    costs: MeasuredCosts | None  # of all systems in one run
 
-    def tests(self, column: ScoreColumn) -> bool:
-        """Whether the differences of a column are tested."""
-        return not self.only_bleu or column.metric in DEFAULT_METRICS[0]
+    @property
+    def tested_columns(self) -> list[ScoreColumn]:
+        """The columns whose differences are tested. The first one decides about gains."""
+        names = DEFAULT_METRICS[0]
+        return [
+            column
+            for i, column in enumerate(self.columns)
+            if i == 0 or not self.only_bleu or column.metric in names
+        ]
 
-    def test(self, row: ResultRow, column: ScoreColumn) -> TestedDifference | None:
-        """Compare each run of a row with that of its baseline with the same seed.
+    def compare(self, row: ResultRow, column: ScoreColumn) -> SeedComparison | None:
+        """Compare a row with its baseline.
 
-        Return None if there is no such pair with translations, or if the column is not tested.
+        Return None for the baseline itself, if the baseline or a score is missing, or if the column
+        is not tested.
         """
         base = self.base_of(row)
-        if base is None or base is row or not self.tests(column):
+        if base is None or base is row or column not in self.tested_columns:
             return None
-        return row.test(base, column, self.p_values)
+        return row.compare(base, column, self.p_values)
+
+    def gain(self, row: ResultRow) -> str | None:
+        """Return whether the first score of a row is a gain, by ``gain.RULE``.
+
+        It is ``yes``, ``no``, what is missing to decide it, or empty for a baseline. It is None if
+        there is no score.
+        """
+        base = self.base_of(row)
+        if base is row:
+            return ""
+        if base is None:
+            return "no baseline"
+        comparison = self.compare(row, self.columns[0]) if self.columns else None
+        return comparison.verdict if comparison else None
+
+    def cost_of(self, row: ResultRow) -> SystemCost | None:
+        """Return the measured cost of a row's system; None if it was not measured."""
+        return self.costs.systems.get(row.first.system) if self.costs else None
+
+    def relative_speed(
+        self, row: ResultRow, quantity: Literal["training", "decoding"]
+    ) -> float | None:
+        """Return a speed relative to the baseline; None if it is unknown.
+
+        If no costs were measured, the speed of training is that of the trainings.
+        """
+        base = self.base_of(row)
+        if base is None:
+            return None
+        if self.costs:
+            names = row.first.system, base.first.system
+            known = all(name in self.costs.systems for name in names)
+            return self.costs.ratio(quantity, *names) if known else None
+        own, other = row.tokens_per_second, base.tokens_per_second
+        return own.value / other.value if own and other and quantity == "training" else None
+
+    def seconds_to_loss(self, row: ResultRow) -> list[float | None] | None:
+        """Return for each run the seconds of training to the best loss of the baseline.
+
+        A run that does not reach this loss has None. The speed is the measured one; if no costs
+        were measured, that of the training. Return None if the baseline or the speed is unknown.
+        """
+        base = self.base_of(row)
+        if base is None or not base.loss or not row.loss:
+            return None
+        seconds = [self._seconds_per_update(row, run) for run in row.runs]
+        if all(each is None for each in seconds):
+            return None
+        return [
+            updates * each if updates is not None and each is not None else None
+            for updates, each in zip(row.updates_to_loss_of(base), seconds, strict=True)
+        ]
+
+    def _seconds_per_update(self, row: ResultRow, run: SavedRun) -> float | None:
+        if not self.costs:
+            return run.seconds_per_update
+        cost, tokens = self.cost_of(row), run.tokens_per_update
+        return tokens / cost.training_speed if cost and tokens is not None else None
 
     def base_of(self, row: ResultRow) -> ResultRow | None:
         """Return the row to which the differences of a row are computed; None if it is missing."""
@@ -187,6 +251,7 @@ def read_tables(
         rows = groups.setdefault(result.table, {})
         rows.setdefault(result.row, []).append(SavedRun(path.stem, result))
     p_values = PValues(folder, TEST)
+    costs = read_costs(folder)
     tables = []
     for title, members in sorted(groups.items()):
         rows_of_table = sorted(map(ResultRow, members.values()), key=_position)
@@ -194,7 +259,7 @@ def read_tables(
         columns = _columns(runs)
         by_default = not all_scores and not any(choices.values())
         columns = _default_columns(columns) if by_default else chosen_columns(columns, choices)
-        tables.append(ResultTable(title, rows_of_table, columns, p_values, by_default))
+        tables.append(ResultTable(title, rows_of_table, columns, p_values, by_default, costs))
     return tables
 
 

@@ -29,6 +29,9 @@ QUANTITIES = (
 _UNITS = {"M": 1e6, "s": 1, "min": 60, "h": 3600}
 _NUMBER = re.compile(r"[×+]?(-?[\d,]+(?:\.\d+)?)\s*(M|s|min|h)?\b")
 
+_PARTS = re.compile(r"(\d+) of (\d+) (?:seeds|tests)")
+_VERDICTS = {"yes": 2.0, "no": -1.0}
+
 
 def save_results_page(tables: list[ResultTable], folder: Path, path: Path) -> None:
     """Write the page of the tables of a folder. Raises DataError if it cannot be written."""
@@ -75,7 +78,15 @@ def _sortable(table: TextTable) -> dict[str, Any]:
 
 
 def sort_value(cell: str | None) -> float | None:
-    """Return the number by which a cell is sorted; None for a cell without a number."""
+    """Return the number by which a cell is sorted; None for a cell without a number.
+
+    Gains have the order: no, an undecided one with few seeds, one with more seeds, yes.
+    """
+    if cell in _VERDICTS:
+        return _VERDICTS[cell]
+    parts = _PARTS.fullmatch(cell or "")
+    if parts:
+        return int(parts[1]) / int(parts[2])
     match = _NUMBER.match(cell or "")
     if match is None:
         return None

@@ -27,13 +27,24 @@ class SavedRun(NamedTuple):
         """Return the score of a column with its signature; None if there is none."""
         return next((each for each in self.result.scores if each.key == tuple(column)), None)
 
-    def seconds_to_loss(self, loss: float) -> float | None:
-        """Return the seconds of updates to the first validation with at most this loss."""
+    @property
+    def seconds_per_update(self) -> float | None:
+        """The mean time of an update in training."""
         training = self.result.training
         if not training.updates or training.update_seconds is None:
             return None
+        return training.update_seconds / training.updates
+
+    @property
+    def tokens_per_update(self) -> float | None:
+        """The mean number of target tokens of an update."""
+        speed, seconds = self.result.training.tokens_per_second, self.seconds_per_update
+        return speed * seconds if speed is not None and seconds is not None else None
+
+    def updates_to_loss(self, loss: float) -> float | None:
+        """Return the updates to the first validation with at most this loss."""
         curve = self.result.valid_curve
         for update, value in zip(curve.get("update", []), curve.get("loss", []), strict=False):
             if update is not None and value is not None and value <= loss:
-                return training.update_seconds * update / training.updates
+                return update
         return None

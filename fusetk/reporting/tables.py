@@ -26,7 +26,7 @@ from fusetk.reporting.runs import (
     unique_runs,
 )
 from fusetk.reporting.score_log import ScoreRecord
-from fusetk.runs import TEXT
+from fusetk.runs import CONFIG, TEXT
 
 if TYPE_CHECKING:
     from fusetk.recipe import Recipe
@@ -51,7 +51,7 @@ class PaperRow:
     path: Path | None = None  # of the recipe
     runs: list[MeasuredRun] = field(default_factory=list)
     count: ParameterCount | None = None
-    trained: ParameterCount | None = None  # at the runs' vocabulary, if ``count`` is at another one
+    trained: ParameterCount | None = None  # of a run with another vocabulary or another model
 
     @property
     def name(self) -> str:
@@ -259,22 +259,25 @@ def _serves(run: MeasuredRun, row: PaperRow) -> bool:
 def count_row(row: PaperRow) -> None:
     """Count the parameters of a row at the vocabulary of the paper, of a run, or of the data.
 
-    If its runs have another vocabulary than the paper, they are counted at theirs too. Without a
-    known vocabulary size, there is no count.
+    If the first run has another vocabulary or another model, its parameters are counted too.
+    Without a known vocabulary size, there is no count.
     """
-    texts = [run.folder / TEXT for run in row.runs if (run.folder / TEXT).is_dir()]
+    from fusetk import recipe as recipes
+
+    run = next((run for run in row.runs if (run.folder / TEXT).is_dir()), None)
     if row.recipe is None:
         return
     try:
-        run_sizes = vocabulary_sizes_of(texts[0]) if texts else None
+        run_sizes = vocabulary_sizes_of(run.folder / TEXT) if run else None
         if row.paper.vocabulary:
             row.count = _count(row.recipe, row.paper.vocabulary, "paper")
         elif run_sizes:
             row.count = _count(row.recipe, run_sizes, "runs")
         else:
             row.count = _count(row.recipe, vocabulary_sizes(row.recipe), "data")
-        if run_sizes and run_sizes != tuple(row.count.sizes):
-            row.trained = _count(row.recipe, run_sizes, "runs")
+        same_model = run is None or run.setting("model") == row.config["model"]
+        if run and run_sizes and not (same_model and run_sizes == tuple(row.count.sizes)):
+            row.trained = _count(recipes.load(run.folder / CONFIG), run_sizes, "runs")
     except FusetkError:
         return
 

@@ -31,8 +31,10 @@ def compile_layers(model: Seq2Seq, backend: str = "inductor") -> None:
             "training.compile has nothing to compile in this model: it compiles layers, and the "
             f"model kind {model.kind} lists none; remove training.compile"
         )
-    limit = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = max(limit, MAX_VARIANTS)
+    settings = torch._dynamo.config
+    # The limit had another name before torch 2.7.
+    name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
+    setattr(settings, name, max(getattr(settings, name), MAX_VARIANTS))
     torch.compiler.assume_constant_result(trace.wanted)  # nothing is traced in training
     for layer in layers:
         for module in layer.modules():
@@ -49,13 +51,16 @@ def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> C
 def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
     if not dropout.training or not dropout.steps or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
-    random_bits: Tensor = _random_bits(x.detach())
+    random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
     return x * dropout.mask(random_bits, x.dtype)
 
 
-@torch.library.custom_op(
-    "fusetk::random_bits", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
-)
+# Not `torch.library.custom_op`: it takes no tags before torch 2.7.
+OPERATOR = "fusetk::random_bits"
+torch.library.define(OPERATOR, "(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+
+
+@torch.library.impl(OPERATOR, "default")
 def _random_bits(x: Tensor) -> Tensor:
     """Draw the random bits of ``Dropout.random_bits`` as an operator that is not inlined.
 
@@ -66,7 +71,7 @@ def _random_bits(x: Tensor) -> Tensor:
     return Dropout(0.0).random_bits(x.shape, x.device)
 
 
-@_random_bits.register_fake
+@torch.library.register_fake(OPERATOR)
 def _(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.int16, device=x.device)
 

@@ -9,13 +9,13 @@ sets=(MT02 MT03 MT04 MT05 MT08)  # the caption says four sets, the text names th
 
 usage() {
     cat << END
-Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--checkpoint LABEL] [--add NAME=RUN ...]
-       [-o PICTURE]
+Usage: $(basename "$0") [OUT] [--systems "NAME ..."] [--seed N] [--checkpoint LABEL]
+       [--add NAME=RUN ...] [-o PICTURE]
 
 Merges ${sets[*]} (sources, all references, each system's translations) from OUT
 ($ROOT/work/dtmt_nist_zhen), the output of
 \`fusetk run recipes/dtmt/nist_zhen/NAME.yaml --raw DIR\` for each NAME. Scores the sentences with
-more Chinese words than each bound (multi-bleu), prints the table and draws it.
+more Chinese words than each bound (multi-bleu-lc), prints the table and draws it.
 
   --systems "NAME ..."   rows (dtmt4 dtmt1 shallow transformer_big)
   --seed N               seed of their runs (1)
@@ -26,7 +26,7 @@ more Chinese words than each bound (multi-bleu), prints the table and draws it.
 END
 }
 
-out='' systems='dtmt4 dtmt1 shallow transformer_big' seed=1 label=best picture=''
+folder=dtmt/nist_zhen out='' systems='dtmt4 dtmt1 shallow transformer_big' seed=1 label=best picture=''
 added=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -47,11 +47,11 @@ while [ $# -gt 0 ]; do
             ;;
     esac
 done
-out=${out:-$ROOT/work/dtmt_nist_zhen}
+out=${out:-$ROOT/work/${folder//\//_}}
 picture=${picture:-$out/figure3.png}
 prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
 [ -d "$prepared" ] ||
-    die "$prepared does not exist: call \`fusetk run\` with rows of recipes/dtmt/nist_zhen first"
+    die "$prepared does not exist: call \`fusetk run\` with rows of recipes/$folder first"
 read -r -a systems <<< "$systems"
 [ "$((${#systems[@]} + ${#added[@]}))" -gt 0 ] || die "--systems names no system"
 need_fusetk
@@ -65,7 +65,8 @@ for system in ${systems[@]+"${systems[@]}"}; do
         transformer_big) name='Transformer (BIG)' ;;
         *) name=$system ;;
     esac
-    runs+=("$name=$out/run.nist_zhen.$system.seed$seed")
+    run=$(run_of "$system")
+    runs+=("$name=$run")
 done
 runs+=(${added[@]+"${added[@]}"})
 
@@ -119,4 +120,4 @@ for i in "${!runs[@]}"; do
     fi
 done
 fusetk score "${translations[@]}" "${references[@]}" --by-length --longer-than \
-    --source "$merged/source.zh" ${options[@]+"${options[@]}"} --metric multi-bleu -o "$picture"
+    --source "$merged/source.zh" ${options[@]+"${options[@]}"} --metric multi-bleu-lc -o "$picture"

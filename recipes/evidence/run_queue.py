@@ -30,28 +30,64 @@ POLL = 0.5  # seconds
 Values = dict[str, Any]  # values of tuned keys
 
 
+EPOCHS = "training.stages.0.end.epochs"
+
+
+class TrialConfig(Config):
+    """Keys whose values are compared in trials: trainings that end early."""
+
+    epochs: int = Field(ge=1)
+    """Epochs of a trial. A complete training takes part with its first epochs."""
+    keys: list[str]
+
+
 class PlanConfig(Config):
     """The content of a plan file; `recipes/evidence/plans` has those of the evidence."""
 
     tuning: dict[str, dict[str, list[Any]]]
     """Values of tuned keys, by the name of the tuning and the key. The first one is the recipe's.
     Each key is tuned with the best values of the keys before it."""
+    trial: TrialConfig | None = None
+    """The keys that are tuned with trials. The other ones are tuned with complete trainings."""
     seeds: list[int] = Field(min_length=1)
     """Seeds of each system. The first one is that of the tuning."""
+    claims: list[tuple[str, str]] = []
+    """Pairs of a baseline and a system whose difference is a claim of a paper."""
+    claim_seeds: list[int] = []
+    """Further seeds of the systems in `claims`. They are trained after all waves."""
     waves: list[dict[str, str]]
     """Systems with the names of their tuning. All systems of a wave have their first training
     before one of them is tuned, and all are tuned before one has its second seed."""
+
+    def epochs(self, key: str) -> int | None:
+        """Return the epochs of the trainings that tune a key; None if they are complete."""
+        return self.trial.epochs if self.trial and key in self.trial.keys else None
 
     def steps(self, system: str) -> dict[str, list[Any]]:
         """Return the tuned keys of a system, each with its values."""
         return self.tuning[next(wave[system] for wave in self.waves if system in wave)]
 
+    def seeds_of(self, system: str) -> list[int]:
+        """Return all seeds of a system."""
+        claimed = any(system in pair for pair in self.claims)
+        return [*self.seeds, *self.claim_seeds] if claimed else self.seeds
+
     @model_validator(mode="after")
-    def _tunings_exist(self) -> "PlanConfig":
+    def _names_exist(self) -> "PlanConfig":
         for wave in self.waves:
             for system, name in wave.items():
                 if name not in self.tuning:
                     raise ValueError(f"{system}: the plan has no tuning {name}")
+        for system in (system for pair in self.claims for system in pair):
+            if not any(system in wave for wave in self.waves):
+                raise ValueError(f"claims: {system} is not in a wave of the plan")
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "PlanConfig":
+        seeds = [*self.seeds, *self.claim_seeds]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds and claim_seeds have a seed twice: {seeds}")
         return self
 
 
@@ -60,12 +96,18 @@ class Job(NamedTuple):
 
     system: str
     seed: int
-    changes: tuple[tuple[str, Any], ...]  # keys and values that differ from the recipe
+    changes: tuple[tuple[str, Any], ...]  # tuned keys whose values differ from the recipe
+    epochs: int | None = None  # the end of a trial
+
+    @property
+    def options(self) -> list[tuple[str, Any]]:
+        """Return all keys and values that differ from the recipe."""
+        return [*self.changes, *([(EPOCHS, self.epochs)] if self.epochs else [])]
 
     @property
     def setting(self) -> str:
         """Name of the values, for folders."""
-        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.changes) or "own"
+        return ",".join(f"{key.rpartition('.')[2]}={v}" for key, v in self.options) or "own"
 
     @property
     def name(self) -> str:
@@ -73,11 +115,11 @@ class Job(NamedTuple):
 
 
 class Results:
-    """The best validation loss and the seconds of each training that is done."""
+    """The validation losses and the hours of each training that is done."""
 
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
-        self.losses: dict[tuple[Any, ...], float] = {}
+        self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
         self.hours: list[float] = []
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
@@ -85,38 +127,57 @@ class Results:
             config = _flat(result.config)
             values = {key: config.get(key) for key in plan.steps(result.system)}
             losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
-            self.losses[_key(result.system, result.seed, values)] = min(losses)
-            seconds = result.training.update_seconds
-            self.hours.append((seconds or 0) / 3600)
+            epochs = config.get(EPOCHS)
+            self.losses[_key(result.system, result.seed, values, epochs)] = losses
+            if epochs is None:
+                seconds = result.training.update_seconds
+                self.hours.append((seconds or 0) / 3600)
 
-    def loss(self, system: str, seed: int, values: Values) -> float | None:
-        """Return the best validation loss of a training; None if it is not done."""
-        return self.losses.get(_key(system, seed, values))
+    def loss(
+        self, system: str, seed: int, values: Values, epochs: int | None = None
+    ) -> float | None:
+        """Return the best validation loss of a training; None if it is not done.
+
+        With ``epochs``, the loss is the best one of the first epochs of a trial or of a complete
+        training.
+        """
+        complete = self.losses.get(_key(system, seed, values, None))
+        if complete is not None:
+            return min(complete[:epochs])
+        trial = self.losses.get(_key(system, seed, values, epochs))
+        return None if trial is None else min(trial)
+
+    def has(self, job: Job, own: Values) -> bool:
+        """Return whether a training is done; ``own`` has the values of its recipe."""
+        values = own | dict(job.changes)
+        return self.loss(job.system, job.seed, values, job.epochs) is not None
 
 
 def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iterator[list[Job]]:
-    """Yield the trainings of a system in rounds: the first one, one for each key, further seeds.
+    """Yield the trainings of a system in rounds: the first one, one for each key, all seeds.
 
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
     are not done is the last one: the rounds after it are not known yet.
     """
-    first, *others = plan.seeds
+    first, *_ = plan.seeds_of(system)
     best = dict(own)
 
-    def job(seed: int, values: Values) -> Job:
+    def job(seed: int, values: Values, epochs: int | None = None) -> Job:
         changes = tuple((key, value) for key, value in values.items() if value != own[key])
-        return Job(system, seed, changes)
+        return Job(system, seed, changes, epochs)
 
     yield [job(first, best)]
     for key, choices in plan.steps(system).items():
         candidates = [{**best, key: value} for value in choices]
-        yield [job(first, values) for values in candidates]
-        losses = [results.loss(system, first, values) for values in candidates]
+        epochs = plan.epochs(key)
+        # A trial of the best values is not needed: a training of an earlier round has them.
+        yield [job(first, values, epochs) for values in candidates if not epochs or values != best]
+        losses = [results.loss(system, first, values, epochs) for values in candidates]
         known = [loss for loss in losses if loss is not None]
         if len(known) < len(losses):
             return
         best = candidates[known.index(min(known))]
-    yield [job(seed, best) for seed in others]
+    yield [job(seed, best) for seed in plan.seeds_of(system)]
 
 
 def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> list[Job]:
@@ -130,11 +191,13 @@ def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> 
         for system in wave:
             for number, round_of_system in enumerate(rounds(plan, system, own[system], results)):
                 by_round += [[] for _ in range(number + 1 - len(by_round))]
-                for job in round_of_system:
-                    values = own[system] | dict(job.changes)
-                    if results.loss(system, job.seed, values) is None:
-                        by_round[number].append(job)
+                by_round[number] += [
+                    job for job in round_of_system if not results.has(job, own[system])
+                ]
         jobs += [job for jobs_of_round in by_round for job in jobs_of_round]
+    # The sort is stable: seeds of claims are the last, one after the other.
+    order = {seed: i for i, seed in enumerate(plan.claim_seeds, 1)}
+    jobs.sort(key=lambda job: order.get(job.seed, 0))
     return list({(job.system, job.seed, job.setting): job for job in jobs}.values())
 
 
@@ -143,15 +206,13 @@ def count_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) ->
     total = 0
     for wave in plan.waves:
         for system in wave:
-            choices = sum(len(values) - 1 for values in plan.steps(system).values())
-            planned = 1 + choices + len(plan.seeds) - 1
-            known = [job for jobs in rounds(plan, system, own[system], results) for job in jobs]
-            done = {
-                job.name
-                for job in known
-                if results.loss(system, job.seed, own[system] | dict(job.changes)) is not None
-            }
-            total += planned - len(done)
+            known = list(rounds(plan, system, own[system], results))
+            jobs = {job for jobs in known for job in jobs if not results.has(job, own[system])}
+            total += len(jobs)
+            tuned = list(plan.steps(system).values())
+            if len(known) <= len(tuned) + 1:  # the last rounds are not known
+                total += sum(len(choices) - 1 for choices in tuned[len(known) - 1 :])
+                total += len(plan.seeds_of(system)) - 1
     return total
 
 
@@ -175,8 +236,8 @@ def own_values(plan: PlanConfig, folder: Path) -> dict[str, Values]:
     return own
 
 
-def _key(system: str, seed: int, values: Values) -> tuple[Any, ...]:
-    return system, seed, json.dumps(values, sort_keys=True)
+def _key(system: str, seed: int, values: Values, epochs: int | None) -> tuple[Any, ...]:
+    return system, seed, epochs, json.dumps(values, sort_keys=True)
 
 
 def _flat(values: Any, prefix: str = "") -> Values:
@@ -257,7 +318,7 @@ class Queue:
         words += ["--out", self.log(job).parent, "--seed", job.seed, "--quiet"]
         words += ["--threads", options.threads]
         words += [f"--metric={metric}" for metric in METRICS]
-        words += [f"--set={key}={value}" for key, value in job.changes]
+        words += [f"--set={key}={value}" for key, value in job.options]
         return [str(word) for word in words]
 
     def collect(self) -> None:
@@ -278,8 +339,7 @@ class Queue:
         """Save the result of a job that ended. Without a result, the job counts as failed."""
         with open(self.log(job), "ab") as file:
             status = subprocess.run(self.save_command(job), stdout=file, stderr=file).returncode
-        values = self.own[job.system] | dict(job.changes)
-        if status or self.results().loss(job.system, job.seed, values) is None:
+        if status or not self.results().has(job, self.own[job.system]):
             self.fail(job, "was trained, but has no result")
         else:
             print(f"{time.strftime('%H:%M:%S')} {job.name}: done", flush=True)

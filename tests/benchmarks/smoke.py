@@ -26,7 +26,7 @@ from typing import Any
 
 from memory import saved  # isort: skip
 from training import add_processor_time, turns  # isort: skip
-from turns import median_ratio, options  # isort: skip
+from turns import median_ratio, options, take_turns  # isort: skip
 
 from fusetk import train
 from fusetk.files import replace_file
@@ -60,12 +60,7 @@ def measure_speeds(arguments: argparse.Namespace) -> None:
     systems = {
         config: turns(config, arguments.precision[0], arguments) for config in arguments.configs
     }
-    for iterator in systems.values():
-        next(iterator)
-    speeds: dict[str, list[float]] = {config: [] for config in systems}
-    for _ in range(arguments.turns):
-        for config, iterator in systems.items():
-            speeds[config].append(next(iterator))
+    speeds = take_turns(systems, arguments.turns)
     first = speeds[arguments.configs[0]]
     for config, values in speeds.items():
         ratio = round(median_ratio(values, first), 3)

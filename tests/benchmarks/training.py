@@ -27,6 +27,7 @@ from fusetk.data.batch import collate
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.sampler import batches
+from fusetk.errors import DataError
 from fusetk.machine import device_of
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.recipe import Recipe, load
@@ -62,6 +63,11 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
         order = batches(
             corpus.source.lengths, corpus.target.lengths, stage.batch, recipe.training.seed, epoch
         )
+        if len(order) < arguments.updates:
+            raise DataError(
+                f"{path}: an epoch has {len(order)} batches, fewer than the {arguments.updates} "
+                "updates of a turn: give less --updates"
+            )
         for first in range(0, len(order) - arguments.updates + 1, arguments.updates):
             start = clock()
             tokens = 0

@@ -6,9 +6,11 @@ Systems take turns, so that changes in the machine's speed affect all of them.
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Name = TypeVar("Name")
 
 
 def options(
@@ -48,36 +50,33 @@ def compare(
     names = [
         (config, precision) for precision in arguments.precision for config in arguments.configs
     ]
-    systems = {name: turns(*name, arguments) for name in names}
-    bounds = {name: limits(*name, arguments) for name in names} if limits else {}
-    for iterator in (*systems.values(), *bounds.values()):
-        next(iterator)
-    speeds: dict[tuple[str, str], list[float]] = {name: [] for name in names}
-    greatest: dict[tuple[str, str], list[float]] = {name: [] for name in bounds}
-    for _ in range(arguments.turns):
-        for name, system in systems.items():
-            speeds[name].append(next(system))
-            if name in bounds:
-                greatest[name].append(next(bounds[name]))
+    systems: dict[tuple[tuple[str, str], str], Iterator[float]] = {}
+    for name in names:
+        systems[name, "speed"] = turns(*name, arguments)
+        if limits:
+            systems[name, "limit"] = limits(*name, arguments)
+    values = take_turns(systems, arguments.turns)
+    speeds = {name: values[name, "speed"] for name in names}
+    greatest = {name: values[name, "limit"] for name in names if limits}
     results: list[dict[str, Any]] = []
-    for name, values in speeds.items():
+    for name, own in speeds.items():
         config, precision = name
         result: dict[str, Any] = {
             "config": config,
             "precision": precision,
-            "speed": statistics.median(values),
+            "speed": statistics.median(own),
         }
         results.append(result)
         first = speeds[arguments.configs[0], precision]
-        result["of first"] = median_ratio(values, first)
-        span = f"{min(values):,.0f} to {max(values):,.0f}"
+        result["of first"] = median_ratio(own, first)
+        span = f"{min(own):,.0f} to {max(own):,.0f}"
         print(
-            f"{config} {precision}: median {statistics.median(values):,.0f} {unit} ({span}), "
+            f"{config} {precision}: median {statistics.median(own):,.0f} {unit} ({span}), "
             f"{result['of first']:.3f} times the first"
         )
         if name in greatest:
             limit = greatest[name]
-            result["of limit"] = median_ratio(values, limit)
+            result["of limit"] = median_ratio(own, limit)
             print(
                 f"    {result['of limit']:.3f} of the limit of its products, "
                 f"{statistics.median(limit):,.0f} {unit}"
@@ -85,6 +84,20 @@ def compare(
 
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def take_turns(systems: Mapping[Name, Iterator[float]], number: int) -> dict[Name, list[float]]:
+    """Return ``number`` values of each system. The systems take turns.
+
+    The first value of each is warm-up and is left out.
+    """
+    for system in systems.values():
+        next(system)
+    values: dict[Name, list[float]] = {name: [] for name in systems}
+    for _ in range(number):
+        for name, system in systems.items():
+            values[name].append(next(system))
+    return values
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:

@@ -265,6 +265,23 @@ def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: 
     assert "the runs' vocabulary of" in output and line(output, "unprepared")[2].endswith("M")
 
 
+def test_parameters_of_a_run_are_those_of_its_own_model(
+    recipes: Path, toy: Path, tmp_path: Path
+) -> None:
+    path = recipes / "b_plain.yaml"
+    text = Path(recipe.load(toy).data.folder) / "text"
+    same = make_run(tmp_path / "same" / "run", path, 1, bleu(1.0)) / "text"
+    same.symlink_to(text)
+    [row] = tables(path, "--runs", tmp_path / "same")["tables"][0]["rows"]
+    assert row["parameters"]["trained"] is None
+    settings = ("model.ffn=96",)
+    larger = make_run(tmp_path / "larger" / "run", path, 1, bleu(1.0), settings=settings) / "text"
+    larger.symlink_to(text)
+    [row] = tables(path, "--runs", tmp_path / "larger")["tables"][0]["rows"]
+    # One layer a side: two matrices of the feed-forward network, and the bias of the first.
+    assert row["parameters"]["trained"] - row["parameters"]["ours"] == 2 * (96 - 64) * (2 * 32 + 1)
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_recipes_of_the_project_can_be_reported(folder: Path) -> None:
     reported = tables(folder)["tables"]

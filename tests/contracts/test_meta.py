@@ -104,6 +104,13 @@ def test_a_search_step_waits_for_the_device_once(name: str, settings: dict[str, 
     assert search_reads(model, 4, **settings) == search_reads(model, 3, **settings) + 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(SYSTEMS) - set(SEARCHED)))
+def test_a_search_step_of_every_system_waits_for_the_device_once(name: str) -> None:
+    model = SYSTEMS[name]().to("meta")
+    assert search_reads(model, 4, beam=2) == search_reads(model, 3, beam=2) + 1
+
+
 def test_reading_of_values_is_counted() -> None:
     tensor = torch.zeros(3, device="meta")
     with HostReads() as host:

@@ -12,6 +12,7 @@ from fusetk.errors import DataError
 from fusetk.models.residual import RESIDUALS, Residuals
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
+from fusetk.plotting.panel import Panel
 from tests.plotting.models import transformer
 
 PAIRS = [([4, 5, 6], [5, 4]), ([7], [6, 8, 9, 4]), ([5, 9], [4])]
@@ -134,3 +135,15 @@ def test_learned_weights_need_no_text() -> None:
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
     assert list(panels["decoder.attend"].y) == ["l1", "l2"]
     assert list(panels["encoder.connect"].y) == ["l2"]
+
+
+def test_a_side_with_several_panels_starts_a_row() -> None:
+    def panels(*names: str) -> list[Panel]:
+        return [Panel(name, name, np.eye(4), list("abcd"), list("abcd")) for name in names]
+
+    both = ("encoder.residual", "decoder.residual")
+    assert connect.row_lengths(panels(*both)) is None
+    kinds = ("mean", "deviation")
+    each = panels(*(f"{name}.{kind}" for name in both for kind in kinds))
+    assert connect.row_lengths(each) == [2, 2]
+    assert connect.row_lengths(each[:3]) == [2, 1]

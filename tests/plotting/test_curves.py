@@ -227,6 +227,38 @@ def test_a_run_can_have_any_name(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["3"] * 3  # the best values
 
 
+@pytest.mark.parametrize(
+    ("what", "values", "direction"),
+    [
+        ("bleu", (30.0, 30.1, 30.05), 1),
+        ("loss", (4.0, 4.01, 4.0), -1),
+        ("ppl", (9.0, 9.0, 9.1), -1),
+    ],
+)
+def test_the_best_values_of_similar_runs_do_not_overlap(
+    what: str, values: tuple[float, ...], direction: int
+) -> None:
+    runs = {
+        f"run {value} {i}": [
+            valid(1, **{"loss": 9.0, what: value - direction * 3}),
+            valid(2, **{"loss": 9.0, what: value}),
+        ]
+        for i, value in enumerate(values)
+    }
+    figure = draw(curves(runs, [what]), "updates", 1)
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 3
+    assert not any(box.overlaps(other) for i, box in enumerate(boxes) for other in boxes[:i])
+    panel = axes.get_window_extent()
+    assert all(panel.y0 < box.y0 and box.y1 < panel.y1 for box in boxes)
+    for text, value in zip(axes.texts, values, strict=True):
+        point = axes.transData.transform(text.xy)
+        assert not any(box.contains(*point) for box in boxes)
+        assert text.xy[1] == value and text.xyann[1] * direction > 0
+
+
 def test_a_curve_of_one_value_is_a_dot(tmp_path: Path) -> None:
     one = read_metrics(write(tmp_path / "a", train(1, 2.0)))
     two = read_metrics(write(tmp_path / "b", train(1, 2.0), train(2, 1.0)))

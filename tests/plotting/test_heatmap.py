@@ -92,6 +92,26 @@ def test_labels_have_room_and_panels_do_not_overlap(rows: int, columns: int, cou
         assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(words))
 
 
+def test_a_panel_of_one_column_has_numbers_instead_of_a_colour_bar() -> None:
+    column = Panel("b", "b", np.array([[0.25], [1.5]]), ["beta"], ["n1", "root"], "learned beta")
+    figure = draw([panel(2, 3), column])
+    [bar] = figure.axes[2:]
+    assert (bar.get_xlabel() + bar.get_ylabel()).startswith(panel(2, 3).measure)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["0.25", "1.5"]
+    assert len(draw([column]).axes) == 2
+
+
+def test_names_of_axes_do_not_touch_the_labels() -> None:
+    rows = [f"l{i}.{kind}" for i in range(1, 4) for kind in ("self", "cross", "ffn")]
+    weights = np.eye(len(rows))
+    figure = draw([Panel("a", "a", weights, rows, rows, axes=("output", "sub-layer that reads"))])
+    figure.set_dpi(150)
+    figure.canvas.draw()
+    [name] = [text for text in figure.texts if text.get_text() == "sub-layer that reads"]
+    labels = [text.get_window_extent() for text in figure.axes[0].get_yticklabels()]
+    assert name.get_window_extent().x1 + 2 < min(label.x0 for label in labels)
+
+
 def test_columns_set_the_number_of_panels_in_a_row() -> None:
     figure = draw([panel(3, 3, str(i)) for i in range(6)], title="a run", columns=2)
     assert len({round(axes.get_position().x0, 4) for axes in figure.axes[:6]}) == 2
@@ -135,9 +155,9 @@ def test_panels_of_one_measure_share_one_scale() -> None:
         [*panels, Panel("c", "c", np.full((2, 2), 7.0), ["x", "y"], ["x", "y"], "another")]
     )
     assert [axes.images[0].get_clim() for axes in figure.axes[:3]] == [
-        (0.0, 0.9),
-        (0.0, 0.9),
-        (0.0, 7.0),
+        (0.0, 1.0),
+        (0.0, 1.0),
+        (0.0, 8.0),
     ]
     assert len(figure.axes) == 3 + 2  # a colour bar for each measure
 
@@ -240,11 +260,30 @@ def test_a_scale_is_fixed_or_says_that_it_is_not() -> None:
     weights = panel(4, 5)
     fixed = with_top([Page([weights])], 1.0)[0].panels
     assert scales(fixed)[weights.measure] == ("Blues", 0.0, 1.0, True)
-    for panels, end in ((fixed, 1.0), ([weights], float(weights.matrix.max()))):
+    for panels, is_fixed in ((fixed, True), ([weights], False)):
         *_, bar = draw(panels).axes
-        assert ("scale ends at the maximum" in bar.get_ylabel().replace("\n", " ")) == (end < 1)
-        assert bar.get_yticks()[-1] == pytest.approx(end)
+        label = bar.get_ylabel().replace("\n", " ")
+        assert ("scale depends on the numbers" in label) != is_fixed
+        assert bar.get_yticks()[-1] == pytest.approx(scales(panels)[weights.measure].high)
     assert with_top([Page(fixed)], float("inf"))[0].panels[0].top is None
+
+
+@pytest.mark.parametrize(
+    "largest, end",
+    [(0.9967, 1), (1, 1), (1.18, 1.2), (0.0123, 0.0125), (13.7, 15), (0.31, 0.4), (0, 1)],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_scale_ends_at_a_round_number(largest: float, end: float, sign: int) -> None:
+    weights = Panel("a", "a", np.array([[sign * largest, 0.0]]), ["x", "y"], ["z"])
+    low = -end if sign < 0 < largest else 0
+    assert scales([weights])["weight"][1:] == (pytest.approx(low), pytest.approx(end), False)
+    figure = draw([weights])
+    ticks = figure.axes[-1].get_xticks()
+    assert ticks[[0, -1]].tolist() == pytest.approx([low, end])
+    digits = [
+        label.get_text().replace("\u2212", "-") for label in figure.axes[-1].get_xticklabels()
+    ]
+    assert [float(text) for text in digits] == pytest.approx(ticks.tolist())
 
 
 def test_captions_have_the_parts_that_differ() -> None:
@@ -258,6 +297,7 @@ def test_captions_have_the_parts_that_differ() -> None:
         ["decoder layer 1", "decoder layer 2"],
     )
     assert titled("decoder fusion, hop 1", "decoder fusion, hop 2")[1] == ["hop 1", "hop 2"]
+    assert titled("a, x, 1", "b, x, 1", "b, x, 2") == ("x", ["a, 1", "b, 1", "b, 2"])
     assert titled("a, b", "a, b, c") == ("a, b", ["", "c"])
     assert titled("a, b") == ("a, b", [""])
 

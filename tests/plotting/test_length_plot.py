@@ -33,6 +33,18 @@ def test_the_chart_has_a_line_for_each_system() -> None:
 
 
 @pytest.mark.parametrize(
+    ("scores", "below_zero"),
+    [((0.0, 0.0, 0.5), False), ((0.0, 0.0, 0.0), False), ((-1, 0, 3), True)],
+)
+def test_the_axis_of_scores_that_are_not_negative_is_not_either(
+    scores: tuple[float, ...], below_zero: bool
+) -> None:
+    [axes] = draw(Chart(["1", "2", "3"], [1, 1, 1], {"a": scores}, "x", "y")).axes
+    bottom, top = axes.get_ylim()
+    assert (bottom < 0) == below_zero and bottom <= min(scores) and max(scores) < top
+
+
+@pytest.mark.parametrize(
     "ending, start", [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
 def test_length_pictures(tmp_path: Path, ending: str, start: bytes) -> None:

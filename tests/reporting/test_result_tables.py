@@ -31,11 +31,11 @@ def output(*words: object) -> str:
 
 
 def cells(folder: Path, *words: object) -> dict[str, dict[str, str]]:
-    """The cells of the first table by row and column; Δ and p have the score's name before them."""
+    """The cells of the first table by row and column; Δ has the score's name before it."""
     heads, *rows = csv.reader(io.StringIO(output(folder, "--csv", *words)))
     names: list[str] = []
     for head in heads:
-        names.append(head if head not in ("Δ", "p < 0.05") else f"{names[-1].rstrip('Δ ')} {head}")
+        names.append(head if head != "Δ" else f"{names[-1]} {head}")
     table = [row for row in rows if row[0] == rows[0][0]]
     return {row[1]: dict(zip(names, row, strict=True)) for row in table}
 
@@ -61,18 +61,18 @@ def test_means_deviations_and_differences(saved: Path) -> None:
     assert table["plain"]["multi-bleu best Δ"] == ""
     other = [score_of(saved, f"other.seed{seed}", "best", "multi-bleu") for seed in (1, 2)]
     assert table["other"]["multi-bleu best Δ"] == f"{statistics.mean(other) - 100:+.2f}"
-    assert table["plain"]["seeds"] == "1 2" and table["plain"]["speed"] == "×1.00"
+    assert table["plain"]["seeds"] == "1 2" and table["plain"]["training speed"] == "×1.00"
     assert table["plain"]["valid loss"] == "2.000 ±0.000"
-    assert table["fused"]["updates to best"] == "20"
+    assert as_json(saved)["fused"]["updates_to_best"]["mean"] == 20
     assert {"multi-bleu average-2", "chrf best"} <= set(table["plain"])
-    assert "chrf average-2" not in table["plain"] and "chrf best p < 0.05" not in table["plain"]
-    assert {"chrf average-2", "chrf best p < 0.05"} <= set(cells(saved, "--all")["plain"])
+    assert "chrf average-2" not in table["plain"]
+    assert "chrf average-2" in cells(saved, "--all")["plain"]
     assert "compared with fused: other" in output(saved)
 
 
 def test_columns_can_be_chosen(saved: Path) -> None:
     table = cells(saved, "--metric", "chrf", "--checkpoint", "average-2")
-    assert [name for name in table["plain"] if "best" in name] == ["updates to best"]
+    assert not [name for name in table["plain"] if "best" in name]
     assert "chrf average-2" in table["plain"]
     result = call(saved, "--metric", "ter")
     assert result.exit_code == 2 and "choose from multi-bleu, chrf" in result.stderr
@@ -89,6 +89,65 @@ def test_p_values_are_those_of_compare(saved: Path) -> None:
     assert test["worse"] == 0
     assert test["better"] == sum(p < 0.05 for p in test["p_values"].values())
     assert rows["plain"]["scores"][0]["test"] is None
+
+
+def add_seed(results: Path, name: str, seed: int) -> None:
+    """Add a run with the result of seed 1."""
+    result = read_result(results / f"{name}.seed1.json")
+    path = results / f"{name}.seed{seed}.json"
+    path.write_text(result_text(result.model_copy(update={"seed": seed})))
+    translations = results / "translations"
+    shutil.copy(
+        translations / f"{name}.seed1.{SET}.tsv.gz",
+        translations / f"{name}.seed{seed}.{SET}.tsv.gz",
+    )
+
+
+def test_gains(results: Path) -> None:
+    gains = {name: row["gain"] for name, row in cells(results).items()}
+    assert gains == {"plain": "", "fused": "2 of 3 seeds", "other": "2 of 3 seeds"}
+    for name in ("plain", "fused", "other"):
+        add_seed(results, name, 3)
+    output(results)
+    path = results / "significance" / "p_values.json"
+    values = json.loads(path.read_text())
+    for p, gain in ((0.01, "yes"), (0.06, "no")):
+        path.write_text(json.dumps(dict.fromkeys(values, p)))
+        table = cells(results)
+        assert table["fused"]["gain"] == gain and table["other"]["gain"] == "no"
+        assert as_json(results)["fused"]["gain"] == gain
+    for path in results.glob("fused.*.json"):
+        path.unlink()
+    assert cells(results)["other"]["gain"] == "no baseline"
+    assert cells(results)["other"]["multi-bleu best Δ"] == ""
+
+
+def test_comparisons_have_differences_and_p_values_by_seed(saved: Path) -> None:
+    lines = list(csv.reader(io.StringIO(output(saved, "--csv"))))
+    title = "Systems: comparisons with the baseline"
+    start = next(i for i, line in enumerate(lines) if line[0] == title)
+    heads, fused, other = lines[start - 1 : start + 2]
+    row = dict(zip(heads, fused, strict=True))
+    assert (row["row"], row["compared with"], row["gain"]) == ("fused", "plain", "2 of 3 seeds")
+    assert other[1:3] == ["other", "fused"]
+    scores = [score_of(saved, f"plain.seed{seed}", "best", "multi-bleu") for seed in (1, 2)]
+    p_values = as_json(saved)["fused"]["scores"][0]["test"]["p_values"]
+    assert all(p < 0.001 for p in p_values.values())
+    expected = [f"{seed}: {100 - scores[seed - 1]:+.2f} (<0.001)" for seed in (1, 2)]
+    assert row["multi-bleu best, by seed"] == ", ".join(expected)
+    assert row["multi-bleu average-2, by seed"] == "1: +0.00 (1.000), 2: +0.00 (1.000)"
+    assert row["± of both"] == f"0.00 + {statistics.stdev(scores):.2f}"
+    assert row["Δ multi-bleu best"] == cells(saved)["fused"]["multi-bleu best Δ"]
+    assert "chrf best, by seed" not in heads
+    assert "chrf best, by seed" in output(saved, "--csv", "--all")
+
+
+def test_every_column_is_explained(saved: Path) -> None:
+    for table in output(saved, "--markdown").split("**Systems")[1:3]:
+        heads = next(line for line in table.splitlines() if line.startswith("|"))
+        for head in map(str.strip, heads.strip("| ").split("|")):
+            name = head.removeprefix("multi-bleu best, ").removeprefix("multi-bleu average-2, ")
+            assert f"\n- {name}: " in table or name in ("", "compared with")
 
 
 def test_p_values_are_kept(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +195,7 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
 def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     text = output(results)
     rows, pilots = text.split("Systems: pilots\n")
-    assert "peak" not in rows and pilots.count("fused") == 2
+    assert "peak =" not in rows and pilots.count("fused") == 2
     assert "peak = 0.02" in pilots and "peak = 0.03" in pilots
     for seed in (2, 3):  # the other config has more seeds now
         result = read_result(results / "fused.seed1.peak=0.03.json")

@@ -25,7 +25,7 @@ from fusetk.reporting.result_files import (
 )
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
-from tools.results import updated
+from tools.results import END, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 MARKERS = "<!-- results: begin {}, made by `python -m tools.results README.md` -->\n"
@@ -72,7 +72,10 @@ def test_a_page_has_everything_and_needs_no_network(results: Path) -> None:
     assert "default-src 'none'" in text
     [table] = parser.data["tables"]
     assert [row[0] for row in table["table"]["rows"]] == ["plain", "fused", "other"]
-    assert [other["title"] for other in table["others"]] == ["Systems: pilots"]
+    assert [other["title"] for other in table["others"]] == [
+        "Systems: comparisons with the baseline",
+        "Systems: pilots",
+    ]
     assert [quantity["label"] for quantity in table["quantities"]] == [
         "validation loss",
         "training loss",
@@ -164,7 +167,8 @@ def test_no_text_can_change_the_page(results: Path) -> None:
         ("12 s", 12),
         ("3 min (2 of 3)", 180),
         ("1.5 h", 5400),
-        ("+2 -1 of 3", 2),
+        ("29.3 KB", 29.3),
+        ("1,043 MB", 1043),
         ("never", None),
         ("", None),
         (None, None),
@@ -172,6 +176,13 @@ def test_no_text_can_change_the_page(results: Path) -> None:
 )
 def test_sort_values(cell: str | None, value: float | None) -> None:
     assert sort_value(cell) == value
+
+
+def test_gains_are_sorted_by_how_sure_they_are() -> None:
+    cells = ["no", "0 of 3 seeds", "2 of 3 seeds", "yes"]
+    values = [sort_value(cell) for cell in cells]
+    assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
+    assert sort_value("no baseline") is None
 
 
 def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
@@ -185,24 +196,29 @@ def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
 # Tables in a Markdown file ------------------------------------------------------------------------
 
 
-def test_the_readme_has_what_the_files_say() -> None:
-    root = Path(results_page.__file__).parents[2]
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    assert updated(readme, root) == readme, "run `python -m tools.results README.md`"
+@pytest.mark.parametrize("file", ["README.md", "results/README.md"])
+def test_the_readme_has_what_the_files_say(file: str) -> None:
+    path = Path(results_page.__file__).parents[2] / file
+    text = path.read_text(encoding="utf-8")
+    assert updated(text, path.parent) == text, f"run `python -m tools.results {file}`"
 
 
 def test_tables_are_inserted_between_markers(results: Path) -> None:
-    text = f"Before\n{MARKERS.format(results.name)}old\n<!-- results: end -->\nAfter\n"
-    new = updated(text, results.parent)
-    assert new.startswith("Before\n<!-- results") and new.endswith("<!-- results: end -->\nAfter\n")
-    assert call(results, "--markdown").stdout.strip() in new and "old" not in new
-    assert updated(new, results.parent) == new
+    parts = [f"{MARKERS.format(results.name + main)}old\n{END}\n" for main in ("", " main")]
+    new = updated(f"Before\n{parts[0]}Between\n{parts[1]}After\n", results.parent)
+    assert new.startswith("Before\n<!-- results") and new.endswith(f"{END}\nAfter\n")
+    assert "old" not in new and updated(new, results.parent) == new
+    everything, main = new.split("Between")
+    markdown = call(results, "--markdown").stdout.strip()
+    assert markdown in everything and "**Systems: pilots**" in everything
+    assert markdown.partition("\n\n**Systems: ")[0] + f"\n{END}" in main
     shutil.rmtree(results)
     assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
-    for text in ("nothing", MARKERS.format("x")):
+    second = MARKERS.format("x") + END
+    for text in ("nothing", MARKERS.format("x"), MARKERS.format("x") + second):
         (tmp_path / "a.md").write_text(text)
         with pytest.raises(ValueError, match="marker"):
             updated(text, tmp_path)

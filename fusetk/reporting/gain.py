@@ -1,0 +1,68 @@
+"""The rule by which the difference between a system and its baseline counts as a gain."""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+from fusetk.reporting.runs import MeanScore
+
+SEEDS = 3  # the least number
+LEVEL = 0.05  # of significance
+SHARE = Fraction(2, 3)  # of the seeds, with a significant difference
+# The protocol of the evidence, `results/README.md`, quotes this text.
+RULE = (
+    f"the mean over at least {SEEDS} seeds is better than that of the system's own baseline, by "
+    "more than the sum of both standard deviations, and paired approximate randomisation gives "
+    f"p < {LEVEL} in favour of the system with at least {SHARE} of the seeds"
+)
+
+
+class SeedComparison(NamedTuple):
+    """The comparison of a system with its baseline by one score.
+
+    The means and their deviations are over all seeds of a system. The differences by seed and the
+    p-values are those of the seeds that both systems have. A difference is the score of the system
+    minus that of the baseline.
+    """
+
+    system: MeanScore
+    baseline: MeanScore
+    differences: Mapping[int, float]  # by seed
+    p_values: Mapping[int, float]  # by seed; only seeds whose translations can be compared
+    lower_is_better: bool = False
+
+    @property
+    def difference(self) -> float:
+        """The difference of the means."""
+        return self.system.value - self.baseline.value
+
+    @property
+    def better(self) -> int:
+        """The number of seeds with which the system is significantly better."""
+        return sum(p < LEVEL and self._gain(seed) > 0 for seed, p in self.p_values.items())
+
+    @property
+    def worse(self) -> int:
+        """The number of seeds with which the system is significantly worse."""
+        return sum(p < LEVEL and self._gain(seed) < 0 for seed, p in self.p_values.items())
+
+    def _gain(self, seed: int) -> float:
+        return -self.differences[seed] if self.lower_is_better else self.differences[seed]
+
+    @property
+    def verdict(self) -> str:
+        """``yes`` or ``no`` by ``RULE``, or how many of the necessary seeds or tests there are.
+
+        Such a number is, for example, ``2 of 3 seeds`` or ``1 of 3 tests``.
+        """
+        seeds = len(self.differences)
+        if seeds < SEEDS:
+            return f"{seeds} of {SEEDS} seeds"
+        gain = -self.difference if self.lower_is_better else self.difference
+        spread = (self.system.deviation or 0.0) + (self.baseline.deviation or 0.0)
+        necessary = math.ceil(SHARE * seeds)
+        untested = seeds - len(self.p_values)
+        if gain <= spread or self.better + untested < necessary:
+            return "no"
+        return "yes" if self.better >= necessary else f"{len(self.p_values)} of {seeds} tests"
