@@ -3,8 +3,8 @@
 ``DropoutBPE`` implements their Algorithm 1: at each step, each merge that is possible in a word is
 left out with a probability, and the remaining merge with the highest priority is applied. The
 algorithm does not say what happens to a merge that is possible at several places of a word. As in
-subword-nmt, the implementation that the authors published, each place is left out separately, and
-the merge is applied at all remaining places. So a probability of 0 gives BPE.
+subword-nmt, each place is left out separately, and the merge is applied at all remaining places. So
+a probability of 0 gives BPE.
 
 ``possible_subwords`` gives the subwords that dropout can make.
 """
