@@ -47,13 +47,15 @@ def runs_of_results(recipes: Path, runs: Path, results: Path) -> dict[str, tuple
     """
     rows = {row.path.stem: row for row in read_rows([recipes]) if row.path is not None}
     assign_runs(list(rows.values()), [runs])
-    shown = {row.first.system: row.runs for table in read_tables(results, {}) for row in table.rows}
+    table_runs = {
+        row.first.system: row.runs for table in read_tables(results, {}) for row in table.rows
+    }
     folders: dict[str, tuple[str, Path]] = {}
-    for name in sorted(shown.keys() | rows.keys()):
-        if name not in shown:
+    for name in sorted(table_runs.keys() | rows.keys()):
+        if name not in table_runs:
             print(f"{name} is left out: it has no result yet")
             continue
-        pairs = [(run.stem, run_folder(run, rows.get(name))) for run in shown[name]]
+        pairs = [(run.stem, run_folder(run, rows.get(name))) for run in table_runs[name]]
         existing = [(stem, folder) for stem, folder in pairs if folder is not None]
         if existing:
             folders[name] = existing[0]
