@@ -70,8 +70,9 @@ def test_every_import_is_required_and_every_requirement_imported(setup):
         IMPORTED_AS.get(requirement.name, requirement.name)
         for requirement in requirements(setup["options"]["install_requires"])
     }
-    # pydantic requires one version of pydantic-core; torch with CUDA requires triton.
-    assert outside - OPTIONAL - {"pydantic_core", "triton"} == required
+    # pydantic requires one version of pydantic-core; torch with CUDA requires triton; matplotlib
+    # requires pillow.
+    assert outside - OPTIONAL - {"pydantic_core", "triton", "PIL"} == required
 
 
 def test_data_files_are_installed(setup):

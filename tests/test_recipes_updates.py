@@ -85,7 +85,7 @@ def test_a_row_trains_an_update_of_each_stage(name: str, corpus: Corpus) -> None
     progress = Progress()
     for number, stage in enumerate(config.stages):
         progress.stage = number
-        indices = stages.updates(progress)[0]
+        indices = stages.updates(progress, corpus)[0]
         assert len(indices) == stage.batch.accumulate
         tokens = update_size(indices, corpus.source.lengths, corpus.target.lengths).target_tokens
         losses = gradients.compute(indices, tokens, number, 1.0)

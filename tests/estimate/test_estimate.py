@@ -132,6 +132,9 @@ def test_numbers_that_are_not_given_are_those_of_the_prepared_text(
         def __len__(self) -> int:
             return 2
 
+        def of_epoch(self, epoch: int) -> "Pairs":
+            return self
+
     corpus = Pairs(source=sentences([3, 5]), target=sentences([6, 8]))
     recipe = recipes.load(RECIPE, [f"data.folder={tmp_path}"])
     assert text_of(recipe, None, 9, 50) == (None, LENGTH, 9, 50)
