@@ -196,6 +196,7 @@ def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
     assert len(set(names)) == 3
 
 
+@pytest.mark.slow
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     """Two launchers with one process each, connected by a rendezvous, train as one launcher."""
     with socket.socket() as probe:
@@ -210,6 +211,7 @@ def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_a_restart_by_torchrun_resumes(toy: Path, tmp_path: Path) -> None:
     fail = (
         "from fusetk.training import loop\nplain = loop.optimizer_step\n"

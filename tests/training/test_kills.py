@@ -130,7 +130,9 @@ def kill_and_compare(
     between = 2 * (time.monotonic() - saved) / total
     done: list[int] = []
     for _ in range(kills):
-        goal = min(last(killed) + choose.randrange(total * 8 // (kills * 5)), total - 4)
+        # A quarter of the updates is left, so that training does not end before a late kill.
+        latest = total * 3 // 4
+        goal = min(last(killed) + choose.randrange(total * 8 // (kills * 5)), latest)
         before = said(killed)
         process = start(config, killed, updates, fresh)
         if choose.random() < 0.1:
