@@ -1,8 +1,8 @@
 """The tables of results in Markdown files: ``python -m tools.results README.md [--check]``.
 
 The command replaces the text between two markers by the tables of the folder of results that the
-first marker names, relative to the file. If ``main`` follows the folder, it is the table of the
-systems only, without those of the comparisons and of the pilots.
+first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
+first system and those with the highest scores, without title and notes.
 """
 
 import argparse
@@ -19,6 +19,8 @@ BEGIN = re.compile(
     r"<!-- results: begin (\S+?)( main)?, made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
+MAIN_ROWS = 6  # of the short table
+SCORE = 3  # the column of the first score, after the names, the parameters and the seeds
 
 
 def updated(text: str, folder: Path) -> str:
@@ -49,9 +51,24 @@ def tables(results: Path, name: str, only_main: bool) -> str:
     for table in read_tables(results, {}):
         for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
-            texts.append(markdown_table(text.title, text.heads, rows, text.notes))
+            if only_main:
+                short = markdown_table("", text.heads, _best(rows), ())
+                texts.append(short.partition("\n\n")[2])
+            else:
+                texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
     return "\n\n".join(texts)
+
+
+def _best(rows: list[list[str]]) -> list[list[str]]:
+    """Return the first row and those with the highest scores, in their order."""
+
+    def score(row: list[str]) -> float:
+        number = re.match(r"[\d.]+", row[SCORE])
+        return float(number[0]) if number else 0.0
+
+    chosen = [rows[0], *sorted(rows[1:], key=score, reverse=True)[: MAIN_ROWS - 1]]
+    return [row for row in rows if row in chosen]
 
 
 def main() -> int:
