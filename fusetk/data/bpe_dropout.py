@@ -108,7 +108,10 @@ class DropoutBPE:
         return result
 
     def _split(self, word: str, left_out: tuple[int, ...], decided: int) -> str:
-        """Return the subwords of a word of which the first ``decided`` decisions are known."""
+        """Return the subwords of a word.
+
+        The first ``decided`` decisions are known: those in ``left_out`` leave out a merge.
+        """
         numbers = count()
 
         def leaves_out() -> bool:
@@ -136,7 +139,7 @@ def merge(
     pairs: dict[int, tuple[str, str]],
     leaves_out: LeavesOut,
 ) -> list[str]:
-    """Apply merges, of which ``leaves_out`` decides whether each is left out, until none remains.
+    """Apply merges until no possible merge remains. ``leaves_out`` decides which are left out.
 
     ``merges`` maps pairs of symbols to ranks, and ``pairs`` maps ranks to pairs. If merges are left
     out with probability p, the time is O(n log n / (1 - p)) for n symbols. The algorithm decides on
