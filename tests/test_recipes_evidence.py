@@ -117,6 +117,18 @@ def test_seeds_are_trained_after_the_trials_and_before_the_other_keys_are_tuned(
     assert of_a == ["a2 rate=4", "a2 rate=4,dropout=0.1"]
 
 
+def test_further_seeds_of_claims_wait_for_the_best_values_of_all_keys() -> None:
+    changes = {**TRIAL, "claims": [("a", "b")], "claim_seeds": [4]}
+    tried = [*FIRST, trial("a", 9.1, 1), trial("a", 9.2, 4)]
+    of_a = [name for name in names(*tried, **changes) if name[0] == "a"]
+    assert of_a == ["a2 own", "a1 dropout=0.1"]
+    assert left(*tried, **changes) == left(*tried, **TRIAL) + 2
+    tuned = [*tried, result("a", 1.0, dropout=0.1)]
+    tuned[-1].valid_curve["loss"][0] = 9.0
+    of_a = [name for name in names(*tuned, **changes) if name[0] == "a"]
+    assert of_a == ["a2 own", "a2 dropout=0.1", "a4 dropout=0.1"]
+
+
 CLAIMS = {"claims": [("a", "c"), ("a", "b")], "claim_seeds": [4, 5]}
 TUNED = [result(s, 2.0 + r, rate=r) for s in "abc" for r in (1, 4)]
 TUNED += [result(s, loss, dropout=d) for s in "abc" for loss, d in ((1.0, 0.2), (2.0, 0.1))]

@@ -27,10 +27,9 @@ METRICS = ("multi-bleu", "sacrebleu", "chrf")
 INTERRUPTED = 75  # exit status of a training that saved its state after a signal
 POLL = 0.5  # seconds
 
+EPOCHS = "training.stages.0.end.epochs"  # the key that ends a trial
+
 Values = dict[str, Any]  # values of tuned keys
-
-
-EPOCHS = "training.stages.0.end.epochs"
 
 
 class TrialConfig(Config):
@@ -56,8 +55,8 @@ class PlanConfig(Config):
     claim_seeds: list[int] = []
     """Further seeds of the systems in `claims`. They are trained after all waves."""
     waves: list[dict[str, str]]
-    """Systems with the names of their tuning. All systems of a wave have their first training
-    before one of them is tuned, and all are tuned before one has its second seed."""
+    """Systems with the names of their tuning. All systems of a wave complete a round of `rounds`
+    before one of them begins the next round."""
 
     def epochs(self, key: str) -> int | None:
         """Return the epochs of the trainings that tune a key; None if they are complete."""
@@ -161,13 +160,13 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
     """Yield the trainings of a system in rounds.
 
     These are the first training, one round for each key, and all seeds with the best values. Keys
-    with trials are the first ones, and the seeds are trained with their best values before the
-    other keys are tuned. So there are results with all seeds early.
+    with trials are tuned first. The seeds of ``plan.seeds`` are also trained before the other keys
+    are tuned, so that there are results with several seeds early.
 
     ``own`` has the values of the recipe for the tuned keys. A round that depends on trainings that
     are not done is the last one: the rounds after it are not known yet.
     """
-    first, *_ = plan.seeds_of(system)
+    first = plan.seeds[0]
     best = dict(own)
 
     def job(seed: int, values: Values, epochs: int | None = None) -> Job:
@@ -180,7 +179,7 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
         candidates = [{**best, key: value} for value in choices]
         epochs = plan.epochs(key)
         if tried and not epochs:
-            yield [job(seed, best) for seed in plan.seeds_of(system)]
+            yield [job(seed, best) for seed in plan.seeds]
         tried = bool(epochs)
         # A trial of the best values is not needed: a training of an earlier round has them.
         yield [job(first, values, epochs) for values in candidates if not epochs or values != best]
@@ -195,15 +194,15 @@ def rounds(plan: PlanConfig, system: str, own: Values, results: Results) -> Iter
 def round_sizes(plan: PlanConfig, system: str) -> list[int]:
     """Return the number of new trainings of each round if the values of the recipe are the best."""
     sizes = [1]
-    others = len(plan.seeds_of(system)) - 1
+    seeds_left = len(plan.seeds_of(system)) - 1
     tried = False
     for key, choices in plan.ordered_steps(system):
         if tried and not plan.epochs(key):
-            sizes.append(others)
-            others = 0
+            sizes.append(len(plan.seeds) - 1)
+            seeds_left -= len(plan.seeds) - 1
         tried = bool(plan.epochs(key))
         sizes.append(len(choices) - 1)
-    return [*sizes, others]
+    return [*sizes, seeds_left]
 
 
 def jobs_left(plan: PlanConfig, own: Mapping[str, Values], results: Results) -> list[Job]:
