@@ -7,11 +7,11 @@ dropout, in batches of the same pairs for all runs. For each layer of each stack
 - gradient: the root mean square of the gradient of the loss of a token for this output, times 1000;
 - parameters: the norm of the gradient of the mean loss of a token for the layer's parameters,
   divided by the norm of the parameters, times 1000;
-- cosine: the mean cosine between the layer's output and the output of the stack, if a fusion
-  makes the latter.
+- cosine: the mean cosine between the layer's output and the output of the stack at the same
+  position.
 
 The row "fusion" has the same values for the output of the stack and for the parameters of the
-fusion. The difference between the two losses shows how much a model overfits.
+fusion. Without a fusion, the output of the stack is that of the highest layer. The difference between the two losses shows how much a model overfits.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.data.batch import collate
+from fusetk.data.batch import Batch, collate
 from fusetk.data.corpus import Corpus
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.stack import Stack, StackOutput
@@ -66,7 +66,7 @@ def outputs_of(model: Seq2Seq) -> Iterator[dict[str, StackOutput]]:
             handle.remove()
 
 
-def batches(corpus: Corpus, pairs: int) -> Iterator[Any]:
+def batches(corpus: Corpus, pairs: int) -> Iterator[Batch]:
     """Yield ``pairs`` pairs, which are evenly spread over the corpus."""
     count = min(pairs, len(corpus))
     indices = np.linspace(0, len(corpus) - 1, count).round().astype(np.int64)

@@ -159,7 +159,7 @@ def main() -> None:
         path = write_costs(options.results, costs)
     except FusetkError as error:
         sys.exit(f"costs.py: {error}")
-    print(f"{path}: {len(costs.systems)} systems")
+    print(f"{path}: {', '.join(costs.systems)}")
 
 
 if __name__ == "__main__":
