@@ -164,7 +164,7 @@ def test_costs_of_trained_systems(
         return capsys.readouterr().out
 
     text = measure()
-    assert "later is left out: it has no result yet" in text and "2 systems" in text
+    assert "later is left out: it has no result yet" in text and "costs.json: deep, plain" in text
     measured = read_costs(results)
     assert measured is not None and "2 turns of 2 updates" in measured.settings
     systems = measured.systems

@@ -11,7 +11,8 @@ dropout, in batches of the same pairs for all runs. For each layer of each stack
   position.
 
 The row "fusion" has the same values for the output of the stack and for the parameters of the
-fusion. Without a fusion, the output of the stack is that of the highest layer. The difference between the two losses shows how much a model overfits.
+fusion. Without a fusion, the output of the stack is that of the highest layer. The difference
+between the two losses shows how much a model overfits.
 """
 
 import argparse
