@@ -25,7 +25,7 @@ import costs
 import smoke
 from bench import changes
 from growing_text import growing_lines, heaps
-from growth import exponent
+from growth import decoding_cost, exponent, training_cost
 from products import multiply_adds
 from sample_data import prepare_sample
 
@@ -93,6 +93,17 @@ def test_changes_of_ratios_are_reported() -> None:
 
 def test_an_exponent_is_fitted() -> None:
     assert exponent({n: 3 * n**1.5 for n in (1, 2, 4, 8)}) == pytest.approx(1.5)
+
+
+def test_costs_of_a_size(tmp_path: Path) -> None:
+    baseline = "recipes/multi30k/fusion/baseline.yaml"
+    data = prepare_sample(tmp_path / "sample", 60)
+    layers = ["model.encoder.layers=1", "model.decoder.layers=1"]
+    sizes = [f"data.folder={data}", "model.width=8", "model.heads=2", "model.ffn=8", *layers]
+    assert training_cost(baseline, sizes) > 0
+    assert decoding_cost(baseline, sizes, "length", 24) > decoding_cost(
+        baseline, sizes, "length", 2
+    )
 
 
 def test_smoke_trainings_are_not_repeated(

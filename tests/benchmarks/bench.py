@@ -9,7 +9,8 @@ same folder and by the limit of the matrix products, both measured in the same m
 divided by those of the peer's command, or by the time that Python needs to import torch.
 
 The results are written to FOLDER/PROCESSOR.json (default: results/bench), with the processor's
-name. If the file exists, the script prints each ratio that changed by more than a tenth since then.
+name, after each part. If the file exists, the script prints each ratio that changed by more than a
+tenth since then.
 """
 
 import argparse
@@ -198,6 +199,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "bench")
     options = parser.parse_args()
+    path = options.output / (re.sub(r"\W+", "-", processor()).strip("-") + ".json")
+    before = json.loads(path.read_text(encoding="utf-8"))["ratios"] if path.exists() else {}
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
@@ -208,13 +211,15 @@ def main() -> None:
                 results[part][name] = ratio
                 print(f"{part}: {name}: {ratio:.2f}", flush=True)
             print(f"{part} took {time.monotonic() - begun:.0f} s", file=sys.stderr)
-    path = options.output / (re.sub(r"\W+", "-", processor()).strip("-") + ".json")
-    before = json.loads(path.read_text(encoding="utf-8"))["ratios"] if path.exists() else {}
+            write(path, {**before, **results})
     for line in changes(before, results):
         print(f"changed: {line}")
+
+
+def write(path: Path, ratios: dict[str, dict[str, float]]) -> None:
+    """Write the ratios of all parts that were ever measured on this processor."""
+    values = {"processor": processor(), "threads": torch.get_num_threads(), "ratios": ratios}
     path.parent.mkdir(parents=True, exist_ok=True)
-    description = {"processor": processor(), "threads": torch.get_num_threads()}
-    values = {**description, "ratios": {**before, **results}}
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 

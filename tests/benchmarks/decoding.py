@@ -209,15 +209,19 @@ def norm(to: Any, source: Any) -> None:
     to.beta = source.bias.detach().numpy()
 
 
-def main() -> None:
+def decoding_parser() -> argparse.ArgumentParser:
     parser = options(__doc__, ("fp32", "bf16", "int8"))
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--length", type=int, default=14, help="tokens of every translation")
     parser.add_argument(
         "--sentences", type=int, default=200, help="sentences of the validation set in a turn"
     )
-    arguments = parser.parse_args()
-    arguments.notes = {}
+    parser.set_defaults(notes={})
+    return parser
+
+
+def main() -> None:
+    arguments = decoding_parser().parse_args()
     with torch.inference_mode():
         compare(arguments, turns, "sentences/s")
     for (config, precision, name), ratio in arguments.notes.items():

@@ -45,29 +45,23 @@ def _overrides(folder: Path, *settings: str) -> list[str]:
     return [f"data.folder={folder}", *sizes, *settings]
 
 
-def _training_cost(config: str, overrides: list[str], vocabulary: int | None = None) -> float:
-    arguments = argparse.Namespace(
-        overrides=overrides,
-        device="cpu",
-        vocabulary=[vocabulary, vocabulary] if vocabulary else None,
-        updates=1,
-    )
+def training_cost(config: str, overrides: list[str], *options: str) -> float:
+    """Return the seconds of a target token in training."""
+    words = [config, "--device", "cpu", "--updates", "1", *options]
+    arguments = training.training_parser().parse_args([*words, *_settings(overrides)])
     return _cost(training.turns(config, "fp32", arguments))
 
 
-def _decoding_cost(
-    config: str, overrides: list[str], beam: int = 5, sentences: int = 64, length: int = 14
-) -> float:
-    arguments = argparse.Namespace(
-        overrides=overrides,
-        device="cpu",
-        vocabulary=None,
-        beam=beam,
-        sentences=sentences,
-        length=length,
-    )
+def decoding_cost(config: str, overrides: list[str], option: str, value: int) -> float:
+    """Return the seconds of a sentence in decoding, with this value of an option."""
+    words = [config, "--device", "cpu", "--sentences", "64", f"--{option}", str(value)]
+    arguments = decoding.decoding_parser().parse_args([*words, *_settings(overrides)])
     with torch.inference_mode():
         return _cost(decoding.turns(config, "fp32", arguments))
+
+
+def _settings(overrides: list[str]) -> list[str]:
+    return [f"--set={override}" for override in overrides]
 
 
 def _cost(speeds: Iterator[float]) -> float:
@@ -94,7 +88,7 @@ def measure(config: str, folder: Path) -> dict[str, dict[int, float]]:
 
     def train(axis: str, sizes: list[int], *settings: str) -> None:
         tables[f"training, {axis}"] = {
-            n: _training_cost(config, _overrides(sample, *(s.format(n, 4 * n) for s in settings)))
+            n: training_cost(config, _overrides(sample, *(s.format(n, 4 * n) for s in settings)))
             for n in sizes
         }
 
@@ -102,20 +96,20 @@ def measure(config: str, folder: Path) -> dict[str, dict[int, float]]:
     train("layers", [1, 2, 4, 8], "model.encoder.layers={0}", "model.decoder.layers={0}")
     train("width", [64, 128, 256, 512], "model.width={0}", "model.ffn={1}")
     tables["training, vocabulary"] = {
-        n: _training_cost(config, _overrides(sample), n) for n in (5000, 10_000, 20_000, 40_000)
+        n: training_cost(config, _overrides(sample), "--vocabulary", str(n), str(n))
+        for n in (5000, 10_000, 20_000, 40_000)
     }
     tables["training, length"] = {
-        n: _training_cost(config, _overrides(prepare_sample(folder / f"{n}", 20_000 // n, n)))
+        n: training_cost(config, _overrides(prepare_sample(folder / f"{n}", 20_000 // n, n)))
         for n in (10, 20, 40, 80)
     }
     decode = _overrides(sample)
-    tables["decoding, beam"] = {n: _decoding_cost(config, decode, beam=n) for n in (1, 2, 4, 8)}
-    tables["decoding, sentences"] = {
-        n: _decoding_cost(config, decode, sentences=n) for n in (32, 64, 128, 256)
-    }
-    tables["decoding, length"] = {
-        n: _decoding_cost(config, decode, length=n) for n in (8, 16, 32, 64)
-    }
+    for option, sizes in (
+        ("beam", [1, 2, 4, 8]),
+        ("sentences", [32, 64, 128, 256]),
+        ("length", [8, 16, 32, 64]),
+    ):
+        tables[f"decoding, {option}"] = {n: decoding_cost(config, decode, option, n) for n in sizes}
     tables["prep, lines"] = {}
     for n in (8000, 32_000, 128_000):
         prepare_sample(folder / f"lines{n}", n)

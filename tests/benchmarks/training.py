@@ -105,12 +105,16 @@ def add_processor_time(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main() -> None:
+def training_parser() -> argparse.ArgumentParser:
     parser = options(__doc__)
     parser.add_argument("--updates", type=int, default=5, help="updates a turn")
     add_processor_time(parser)
     parser.add_argument("--limit", action="store_true", help="print the limit of the speed")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = training_parser().parse_args()
     compare(arguments, turns, "target tokens/s", limits if arguments.limit else None)
 
 
