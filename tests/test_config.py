@@ -130,7 +130,10 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("extends: ''\nrate: x", "2 errors"),
         ("encoder: {layers: 3}\nlenpen: 1", "decoding.normalize"),
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
+        ("encoder: {layers: 3}\n\trate: 3", "line 2: not valid YAML: a line begins with a tab"),
+        *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),
     ],
+    ids=lambda text: text[:40],
 )
 def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -18,6 +18,9 @@ from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 STANDARD_INPUT = Path("-")
+DEEPEST = 100  # levels of a config; Python can follow some more
+# Characters. In longer texts, brackets may be so deep that libyaml ends the process.
+LONGEST_FAST_TEXT = 10_000
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
@@ -137,9 +140,10 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 def _parse_yaml(path: Path, text: str) -> Document:
     """Return one file's keys and their lines, without the files that it extends."""
+    origins: dict[Place, Origin] = {}
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.load(text, Loader=_Loader)
+        node, values = _load(text)
+        _record_origins(node, (), path, origins)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -147,7 +151,9 @@ def _parse_yaml(path: Path, text: str) -> Document:
         if "'\\t'" in (reason or ""):
             reason = "a line begins with a tab; indent with spaces"
         raise ConfigError(f"{path}{line}: not valid YAML: {reason}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: a config has at most {DEEPEST} levels") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if values is None:
         values = {}
@@ -156,8 +162,6 @@ def _parse_yaml(path: Path, text: str) -> Document:
             f"{path}: a config must be a mapping of sections (model: ..., training: ...), "
             f"but the file holds a {type(values).__name__}"
         )
-    origins: dict[Place, Origin] = {}
-    _record_origins(node, (), path, origins)
     return Document(values, origins)
 
 
@@ -171,6 +175,8 @@ def _parent_path(path: Path, name: Any) -> Path:
 def _record_origins(
     node: yaml.Node | None, place: Place, path: Path, origins: dict[Place, Origin]
 ) -> None:
+    if len(place) > DEEPEST:
+        raise RecursionError
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -259,12 +265,8 @@ def _index_advice(length: int) -> str:
 # YAML --------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads ``1e-9`` as a number and refuses a repeated key.
-
-    PyYAML follows YAML 1.1: it reads ``1e-9`` as a string and keeps the last value of a repeated
-    key.
-    """
+class _Constructor(yaml.constructor.SafeConstructor):
+    """A constructor that refuses a repeated key. PyYAML keeps the last value of such a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -277,6 +279,18 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Loader(_Constructor, yaml.SafeLoader):
+    """A YAML loader that reads ``1e-9`` as a number. PyYAML follows YAML 1.1: it reads a string."""
+
+
+class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same with the parser of libyaml where PyYAML has it. It needs a tenth of the time."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that quotes the strings that ``_Loader`` would read as numbers."""
+
+
 def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
     try:
         return float(node.value)
@@ -284,12 +298,27 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
         return node.value
 
 
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that quotes the strings that ``_Loader`` would read as numbers."""
-
-
-for _class in (_Loader, _Dumper):
+for _class in (_Loader, _FastLoader, _Dumper):
     _class.add_implicit_resolver(
         "!number", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
     )
-_Loader.add_constructor("!number", _number)
+for _class in (_Loader, _FastLoader):
+    _class.add_constructor("!number", _number)
+
+
+def _load(text: str) -> tuple[yaml.Node | None, Any]:
+    """Return the root node of a YAML text, with the lines of its keys, and the text's values."""
+    if len(text) <= LONGEST_FAST_TEXT:
+        try:
+            return _nodes_and_values(_FastLoader(text))  # type: ignore[call-arg]
+        except yaml.YAMLError:
+            pass  # the messages of the other parser are clearer
+    return _nodes_and_values(_Loader(text))
+
+
+def _nodes_and_values(loader: Any) -> tuple[yaml.Node | None, Any]:
+    try:
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
