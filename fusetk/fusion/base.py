@@ -71,6 +71,9 @@ class LayerFusionConfig(FusionConfig):
     """Normalise each layer before the fusion (Wang et al. 2019). The layers of a post-norm model,
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
     values."""
+    add_top: bool = False
+    """Add the highest layer to the fusion, as a residual connection adds the input of a sub-layer.
+    No paper does this: MLRF's fusions replace the highest layer."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
 
@@ -122,13 +125,14 @@ class LayerFusion(Fusion):
         )
         if config.layer_embedding:
             self.layer_embedding = LayerEmbedding(self.first, self.depth, width)
+        self.add_top = config.add_top
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
-        return self.norm(self.fuse(self.layers(history)))
+        return self.norm(self.result(self.layers(history)))
 
     def layers(self, history: Sequence[Tensor]) -> list[Tensor]:
-        """Return the inputs of ``fuse``: the projected layers, normalised with ``norm_layers``.
+        """Return the layers that are fused: projected, and normalised with ``norm_layers``.
 
         The layer embedding, if there is one, is added to them (MLRF Equation 4).
         """
@@ -143,8 +147,13 @@ class LayerFusion(Fusion):
         return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
 
     def combination(self, history: Sequence[Tensor]) -> Combination:
-        """Return the inputs of ``fuse``, and ``fuse``. The closing norm is not included."""
-        return self.layers(history), self.fuse
+        """Return the layers, and ``result``. The closing norm is not included."""
+        return self.layers(history), self.result
+
+    def result(self, layers: list[Tensor]) -> Tensor:
+        """Return the fusion of the layers, and with ``add_top`` its sum with the highest layer."""
+        fused = self.fuse(layers)
+        return fused + layers[-1] if self.add_top else fused
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         """Fuse L layers, the lowest first: L tensors (..., D) -> (..., D)."""

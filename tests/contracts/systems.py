@@ -68,7 +68,10 @@ ATTENTION: dict[str, Any] = {"hops": 3, "attention_hidden": 12, "hidden": 12}
 FUSES: dict[str, list[dict[str, Any]]] = {
     "average": [{}],
     "ffn": [{"hidden": 12}],
-    "attention": [ATTENTION, {**ATTENTION, "feature_wise": True, "independent_w1": True}],
+    "attention": [
+        ATTENTION,
+        {**ATTENTION, "feature_wise": True, "independent_w1": True, "add_top": True},
+    ],
     "linear": [
         {},
         {"normalize": "softmax", "norm_layers": True},

@@ -7,7 +7,7 @@ import torch
 
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS
-from fusetk.fusion.base import share_layer_embedding
+from fusetk.fusion.base import LayerFusion, share_layer_embedding
 from fusetk.models.stack import StackConfig
 from tests.contracts.systems import ATTENTION, build
 
@@ -19,6 +19,18 @@ def fusion(kind: str, layers: int, **options: Any) -> Any:
 
 def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("norm_layers", [True, False])
+@pytest.mark.parametrize("kind", [k for k in FUSIONS if issubclass(FUSIONS[k], LayerFusion)])
+def test_the_highest_layer_can_be_added(kind: str, norm_layers: bool) -> None:
+    options = {"norm_layers": norm_layers and kind != "groups", "norm": False}
+    without = fusion(kind, 4, **options)
+    with_top = fusion(kind, 4, **options, add_top=True)
+    with_top.load_state_dict(without.state_dict())
+    history = list(torch.randn(5, 2, 3, 8).unbind())
+    top = without.layers(history)[-1]
+    torch.testing.assert_close(with_top(history), without(history) + top)
 
 
 def test_both_sides_share_one_layer_embedding() -> None:

@@ -43,7 +43,7 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "tree", "aggregation": "mean"},
     {"kind": "tree", "leaves": 2},
     {"kind": "attention"},
-    {"kind": "attention", "feature_wise": True},
+    {"kind": "attention", "feature_wise": True, "add_top": True},
 ]
 
 
@@ -108,7 +108,7 @@ def test_shares_are_gradient_times_input(options: dict[str, Any]) -> None:
     for i in range(len(layers)):
 
         def by_one(layer: Tensor, i: int = i) -> Tensor:
-            return exact.fuse([*layers[:i], layer, *layers[i + 1 :]])
+            return exact.result([*layers[:i], layer, *layers[i + 1 :]])
 
         _, change = torch.autograd.functional.jvp(
             by_one, layers[i], layers[i]
