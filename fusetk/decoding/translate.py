@@ -18,11 +18,13 @@ from fusetk.decoding.requests import Request as Request
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import TargetScores, score_targets
 from fusetk.decoding.token_mask import EncodedRequest, max_positions
-from fusetk.decoding.unknown import Replacement, read_dictionary
+from fusetk.decoding.unknown import MANY_UNKNOWN, Replacement, read_dictionary
 from fusetk.errors import DataError
 from fusetk.models.seq2seq import Seq2Seq
 
 log = logging.getLogger(__name__)
+
+SMALLEST_SAMPLE = 20  # tokens; the share of unknown ones says little about shorter texts
 
 Ids = Sequence[int] | np.ndarray
 
@@ -72,7 +74,7 @@ class Translator:
     """One model, or an ensemble of models with the same vocabularies, and their text pipeline.
 
     The models must be in evaluation mode; the translator uses them on their device and in their
-    precision. It keeps no state between calls, so several threads may use one translator.
+    precision. No call changes the result of another one, so several threads may use one translator.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Translator:
         self.extras = extras or Extras()
         # Called with the number of sentences after each batch.
         self.on_batch: Callable[[int], None] = lambda sentences: None
+        self._warned = False  # of unknown source tokens
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:
         """Return the best translation of each line; an empty string for a blank line.
@@ -118,6 +121,7 @@ class Translator:
             source = [*self.pipeline.source_vocab.encode(line), EOS]
             sources.append(self.truncate(source, number))
             encoded.append(self._encode_request(request, tokenized, number))
+        self._warn_of_unknown(sources, numbers)
         hypotheses = self._search(sources, encoded)
         for number, source, n_best in zip(numbers, sources, hypotheses, strict=True):
             if not n_best and len(source) > 1:
@@ -204,6 +208,21 @@ class Translator:
                 line,
             )
         return EncodedRequest(prefix, phrases, line, self._inside)
+
+    def _warn_of_unknown(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> None:
+        """Log a warning if many tokens of these sources are unknown, at most once."""
+        tokens = sum(len(source) - 1 for source in sources)
+        unknown = sum(source.count(UNK) for source in sources)
+        if self._warned or tokens < SMALLEST_SAMPLE or unknown <= MANY_UNKNOWN * tokens:
+            return
+        self._warned = True
+        log.warning(
+            "lines %d to %d: %.0f %% of the source tokens are unknown to the model: is the text in "
+            "the language of the model's source?",
+            min(numbers),
+            max(numbers),
+            100 * unknown / tokens,
+        )
 
     def _check_length(self, size: int, line: int) -> None:
         """Raise DataError if ``size`` tokens of a prefix and phrases exceed the positions."""

@@ -11,6 +11,8 @@ from fusetk.data.text import read_lines
 from fusetk.data.vocab import SPECIAL, UNK
 from fusetk.errors import DataError
 
+MANY_UNKNOWN = 0.2  # share of unknown tokens above which there is a warning
+
 
 class Replacement:
     """Replaces an unknown word by its source word, or by the dictionary entry of that word."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from fusetk import display
 from fusetk.decoding.output_file import OutputFile
 from fusetk.decoding.stream import chunks
+from fusetk.decoding.unknown import MANY_UNKNOWN
 from fusetk.evaluation.rescore import CorpusScore, Rescorer
 from fusetk.evaluation.rescore_rows import RescoreInputs, ScoreFormat, read_rows
 
-MANY_UNKNOWN = 0.2  # share of unknown target tokens above which there is a warning
 CHUNK = 4000  # lines that are sorted and scored together
 
 log = logging.getLogger(__name__)

@@ -93,6 +93,21 @@ def test_a_line_without_a_translation_is_named(caplog):
     assert "line 1 has no translation" in caplog.text and "line 2" not in caplog.text
 
 
+def test_a_text_of_unknown_words_is_named_once(caplog):
+    tiny = translator()
+    with caplog.at_level(logging.WARNING):
+        tiny.n_best(["Ein Hund läuft"] * 10 + ["кот"])
+        tiny.n_best(["кот"] * 4)  # too short to tell
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        tiny.n_best(["Ein Hund läuft", "кот спит дома сегодня"] * 5, first=11)
+        tiny.n_best(["кот спит дома сегодня"] * 10)
+    assert [record.getMessage() for record in caplog.records] == [
+        "lines 11 to 20: 57 % of the source tokens are unknown to the model: is the text in the "
+        "language of the model's source?"
+    ]
+
+
 def test_ids():
     tiny = translator()
     results = tiny.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
