@@ -95,12 +95,13 @@ def test_an_exponent_is_fitted() -> None:
     assert exponent({n: 3 * n**1.5 for n in (1, 2, 4, 8)}) == pytest.approx(1.5)
 
 
-def test_costs_of_a_size(tmp_path: Path) -> None:
+def test_the_cost_of_decoding_grows_with_the_length(tmp_path: Path) -> None:
     baseline = "recipes/multi30k/fusion/baseline.yaml"
     data = prepare_sample(tmp_path / "sample", 60)
     layers = ["model.encoder.layers=1", "model.decoder.layers=1"]
     sizes = [f"data.folder={data}", "model.width=8", "model.heads=2", "model.ffn=8", *layers]
-    assert training_cost(baseline, sizes) > 0
+    # All options of the training benchmark are given, too.
+    assert training_cost(baseline, sizes, "--vocabulary", "5000", "5000") > 0
     assert decoding_cost(baseline, sizes, "length", 24) > decoding_cost(
         baseline, sizes, "length", 2
     )

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fusetk import config
 from fusetk.cli.main import main
-from fusetk.config import ComponentConfig, Config, component, field_docs
+from fusetk.config import ComponentConfig, Config, component, field_docs, source
 from fusetk.errors import ConfigError
 from fusetk.recipe import load
 
@@ -122,6 +122,11 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("encoder: {layers: 3, fuse: os:PathLike}", "Config"),
         ("encoder: {layers: 3, fuse: 4}", "one of mean"),
         ("encoder: {layers: 3}\nencoder: {layers: 4}", "twice"),
+        (
+            "encoder:\n  layers: 3\n  layers: 4",
+            "line 3: not valid YAML: the key 'layers' occurs twice",
+        ),
+        ("? [encoder]\n: 3", "not valid YAML"),
         ("encoder: [", "not valid YAML"),
         ("- 1", "mapping of sections"),
         ("extends: nowhere.yaml", "cannot be read"),
@@ -138,6 +143,28 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
 def test_one_sentence_each(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (Path(__file__).parents[1] / "fusetk/demo/transformer.yaml").read_text(encoding="utf-8"),
+        "rate: 1e-9\nname: '1e-9'\nencoder: {on: no}\n",
+        "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\n",
+        f"encoder: {'[' * 99}{']' * 99}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_both_parsers_read_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    fast = config.load(path)
+    monkeypatch.setattr(source, "LONGEST_FAST_TEXT", -1)
+    slow = config.load(path)
+    assert fast.values == slow.values
+    assert fast.origins == slow.origins
 
 
 @pytest.mark.parametrize(

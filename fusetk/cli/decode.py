@@ -106,6 +106,7 @@ def command(
             translator = Translator(loaded.models, loaded.pipeline, config, extras)
             if mbr:
                 translator = mbr_translator(translator, mbr, candidates)
+            translator.warns_of_unknown = world.first
             output = stack.enter_context(open_output(target, lines.keep)) if world.first else None
             return LineTranslator(translator, output_format, tokenized), lines, output
 

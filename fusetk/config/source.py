@@ -18,8 +18,9 @@ from fusetk.files import similar_names
 
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 STANDARD_INPUT = Path("-")
-DEEPEST = 100  # levels of a config; Python can follow some more
-# Characters. In longer texts, brackets may be so deep that libyaml ends the process.
+DEEPEST = 100  # levels of a config; Python's recursion allows more
+# Characters. In a longer text, brackets may be nested so deeply that libyaml's parser overflows a
+# stack of 8 MB, which ends the process.
 LONGEST_FAST_TEXT = 10_000
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
@@ -219,7 +220,7 @@ def _override(document: Document, override: str) -> None:
     if not equals or not name:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
-        value = yaml.load(text, Loader=_Loader)
+        _, value = _nodes_and_values(_Loader(text))
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not valid YAML") from None
     *above, last = name.split(".")
@@ -265,26 +266,18 @@ def _index_advice(length: int) -> str:
 # YAML --------------------------------------------------------------------------------------------
 
 
-class _Constructor(yaml.constructor.SafeConstructor):
-    """A constructor that refuses a repeated key. PyYAML keeps the last value of such a key."""
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that reads ``1e-9`` as a number.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    PyYAML follows YAML 1.1 and reads it as a string.
+    """
 
 
-class _Loader(_Constructor, yaml.SafeLoader):
-    """A YAML loader that reads ``1e-9`` as a number. PyYAML follows YAML 1.1: it reads a string."""
+_FastParser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _FastLoader(_Constructor, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same with the parser of libyaml where PyYAML has it. It needs a tenth of the time."""
+class _FastLoader(_FastParser):
+    """A loader as ``_Loader`` with libyaml's parser, if PyYAML has it: ten times as fast."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -307,18 +300,40 @@ for _class in (_Loader, _FastLoader):
 
 
 def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the root node of a YAML text, with the lines of its keys, and the text's values."""
-    if len(text) <= LONGEST_FAST_TEXT:
+    """Return the root node of a YAML text and its values. The nodes have the lines of the keys."""
+    # libyaml accepts some tabs that PyYAML's parser refuses.
+    if len(text) <= LONGEST_FAST_TEXT and "\t" not in text:
         try:
-            return _nodes_and_values(_FastLoader(text))  # type: ignore[call-arg]
-        except yaml.YAMLError:
-            pass  # the messages of the other parser are clearer
+            return _nodes_and_values(_FastLoader(text))
+        except (yaml.YAMLError, UnicodeEncodeError):
+            pass  # PyYAML's own parser has clearer messages
     return _nodes_and_values(_Loader(text))
 
 
 def _nodes_and_values(loader: Any) -> tuple[yaml.Node | None, Any]:
     try:
         node = loader.get_single_node()
+        _refuse_repeated_keys(node, set())
         return node, None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, checked: set[int]) -> None:
+    """Raise ConstructorError if a mapping has a key twice. PyYAML keeps the last value of it."""
+    if node is None or id(node) in checked:
+        return
+    checked.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item, checked)
+    elif isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} occurs twice", key.start_mark
+                    )
+                seen.add(key.value)
+            _refuse_repeated_keys(value, checked)

@@ -24,7 +24,7 @@ from fusetk.models.seq2seq import Seq2Seq
 
 log = logging.getLogger(__name__)
 
-SMALLEST_SAMPLE = 20  # tokens; the share of unknown ones says little about shorter texts
+MIN_TOKENS_TO_WARN = 200  # in a shorter text, a few names make a large share
 
 Ids = Sequence[int] | np.ndarray
 
@@ -90,7 +90,7 @@ class Translator:
         self.extras = extras or Extras()
         # Called with the number of sentences after each batch.
         self.on_batch: Callable[[int], None] = lambda sentences: None
-        self._warned = False  # of unknown source tokens
+        self.warns_of_unknown = True  # whether a warning of unknown source tokens may still come
 
     def translate(self, lines: Sequence[str | Request], tokenized: bool = False) -> list[str]:
         """Return the best translation of each line; an empty string for a blank line.
@@ -211,14 +211,16 @@ class Translator:
 
     def _warn_of_unknown(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> None:
         """Log a warning if many tokens of these sources are unknown, at most once."""
+        if not self.warns_of_unknown:
+            return
         tokens = sum(len(source) - 1 for source in sources)
         unknown = sum(source.count(UNK) for source in sources)
-        if self._warned or tokens < SMALLEST_SAMPLE or unknown <= MANY_UNKNOWN * tokens:
+        if tokens < MIN_TOKENS_TO_WARN or unknown <= MANY_UNKNOWN * tokens:
             return
-        self._warned = True
+        self.warns_of_unknown = False
         log.warning(
-            "lines %d to %d: %.0f %% of the source tokens are unknown to the model: is the text in "
-            "the language of the model's source?",
+            "lines %d to %d: %.0f %% of the source tokens are not in the source vocabulary; check "
+            "the language of the text and its tokenisation",
             min(numbers),
             max(numbers),
             100 * unknown / tokens,

@@ -1,4 +1,5 @@
-"""Replacement of unknown words in a translation by the source words that they are aligned to.
+"""The share of unknown tokens that gives a warning, and the replacement of unknown words in a
+translation by the source words that they are aligned to.
 
 The sources are Jean et al. 2015, section 3.3, and Luong et al. 2015.
 """

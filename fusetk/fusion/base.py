@@ -72,8 +72,9 @@ class LayerFusionConfig(FusionConfig):
     such as MLRF's, are normalised. With `norm: pre` they are not: higher layers have larger
     values."""
     add_top: bool = False
-    """Add the highest layer to the fusion, as a residual connection adds the input of a sub-layer.
-    No paper does this: MLRF's fusions replace the highest layer."""
+    """Add the highest layer to the fusion, before `norm`. The layer is added as the fusion reads
+    it: with its layer embedding, and normalised if `norm_layers` is set. MLRF's fusions replace the
+    highest layer. No paper has this option."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
 
@@ -129,10 +130,10 @@ class LayerFusion(Fusion):
         self.norm = nn.LayerNorm(width) if config.norm else nn.Identity()
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
-        return self.norm(self.result(self.layers(history)))
+        return self.norm(self.fuse_and_add(self.layers(history)))
 
     def layers(self, history: Sequence[Tensor]) -> list[Tensor]:
-        """Return the layers that are fused: projected, and normalised with ``norm_layers``.
+        """Return the layers in the width of the result. With ``norm_layers``, they are normalised.
 
         The layer embedding, if there is one, is added to them (MLRF Equation 4).
         """
@@ -147,11 +148,11 @@ class LayerFusion(Fusion):
         return [layer + vector for layer, vector in zip(projected, vectors, strict=True)]
 
     def combination(self, history: Sequence[Tensor]) -> Combination:
-        """Return the layers, and ``result``. The closing norm is not included."""
-        return self.layers(history), self.result
+        """Return the layers, and ``fuse_and_add``. The closing norm is not included."""
+        return self.layers(history), self.fuse_and_add
 
-    def result(self, layers: list[Tensor]) -> Tensor:
-        """Return the fusion of the layers, and with ``add_top`` its sum with the highest layer."""
+    def fuse_and_add(self, layers: list[Tensor]) -> Tensor:
+        """Fuse L layers as ``fuse`` does. With ``add_top``, add the highest of them."""
         fused = self.fuse(layers)
         return fused + layers[-1] if self.add_top else fused
 

@@ -8,9 +8,9 @@ FUSETK_TEST_DATA. The script prints ratios: speeds are divided by those of the T
 same folder and by the limit of the matrix products, both measured in the same minute; seconds are
 divided by those of the peer's command, or by the time that Python needs to import torch.
 
-The results are written to FOLDER/PROCESSOR.json (default: results/bench), with the processor's
-name, after each part. If the file exists, the script prints each ratio that changed by more than a
-tenth since then.
+The script writes the results to FOLDER/PROCESSOR.json after each part. FOLDER is results/bench by
+default, and PROCESSOR is the name of the processor. If the file exists, the script prints each
+ratio that changed by more than a tenth since then.
 """
 
 import argparse
@@ -211,9 +211,12 @@ def main() -> None:
                 results[part][name] = ratio
                 print(f"{part}: {name}: {ratio:.2f}", flush=True)
             print(f"{part} took {time.monotonic() - begun:.0f} s", file=sys.stderr)
+            if not results[part]:
+                del results[part]  # a part that was skipped keeps its earlier ratios
+                continue
             write(path, {**before, **results})
-    for line in changes(before, results):
-        print(f"changed: {line}")
+            for line in changes(before, {part: results[part]}):
+                print(f"changed: {line}", flush=True)
 
 
 def write(path: Path, ratios: dict[str, dict[str, float]]) -> None:

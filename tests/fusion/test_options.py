@@ -1,4 +1,4 @@
-"""Options of fusions: shared layer embeddings, and refused options."""
+"""Options of fusions: the added highest layer, shared layer embeddings, and refused options."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 @pytest.mark.parametrize("norm_layers", [True, False])
 @pytest.mark.parametrize("kind", [k for k in FUSIONS if issubclass(FUSIONS[k], LayerFusion)])
 def test_the_highest_layer_can_be_added(kind: str, norm_layers: bool) -> None:
-    options = {"norm_layers": norm_layers and kind != "groups", "norm": False}
+    options = {"norm_layers": norm_layers, "norm": False}
     without = fusion(kind, 4, **options)
     with_top = fusion(kind, 4, **options, add_top=True)
     with_top.load_state_dict(without.state_dict())
