@@ -97,6 +97,7 @@ check_multi30k() {
 # figure_options FOLDER PICTURE ARGUMENT ...: read the arguments of the script of a figure, [OUT]
 # [--seed N] [--checkpoint LABEL] [-o PICTURE]. It sets `folder` to PAPER/TASK below recipes, and
 # `out`, `seed`, `label` and `picture`.
+# shellcheck disable=SC2034  # the scripts that source this file read `label`
 figure_options() {
     folder=$1 picture=$2 seed=1 label=best out=
     local drawn=''

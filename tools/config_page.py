@@ -122,7 +122,7 @@ def kinds(table: Mapping[str, type]) -> Iterator[str]:
     if shared:
         yield '.SS "Options of several kinds"'
     for by_kind in shared.values():
-        yield from common_entry(by_kind).lines()
+        yield from common_entry(by_kind, list(table)).lines()
     for kind, component in table.items():
         yield f".SS {escape(kind)}"
         yield prose(inspect.getdoc(component) or "")
@@ -131,7 +131,7 @@ def kinds(table: Mapping[str, type]) -> Iterator[str]:
                 yield from item.lines()
 
 
-def common_entry(by_kind: Mapping[str, Entry]) -> Entry:
+def common_entry(by_kind: Mapping[str, Entry], kinds: Sequence[str]) -> Entry:
     """Return one entry for an option of several kinds; its text names them and their defaults."""
     first = next(iter(by_kind.values()))
     paths = tuple(dict.fromkeys(path for entry in by_kind.values() for path in entry.paths))
@@ -140,7 +140,10 @@ def common_entry(by_kind: Mapping[str, Entry]) -> Entry:
     for kind, entry in by_kind.items():
         kinds_of.setdefault(entry.default, []).append(kind)
     if len(kinds_of) == 1:
-        return first._replace(text=f"{first.text}\n\nKinds: {', '.join(by_kind)}.")
+        others = [kind for kind in kinds if kind not in by_kind]
+        one_misses = len(others) == 1 and len(by_kind) > 3
+        listed = f"all but {others[0]}" if one_misses else ", ".join(by_kind)
+        return first._replace(text=f"{first.text}\n\nKinds: {listed}.")
     listed = "; ".join(
         f"{', '.join(names)} ({default.removeprefix('; ') or 'a mapping'})"
         for default, names in kinds_of.items()
