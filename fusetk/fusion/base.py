@@ -74,7 +74,7 @@ class LayerFusionConfig(FusionConfig):
     add_top: bool = False
     """Add the highest layer to the fusion, before `norm`. The layer is added as the fusion reads
     it: with its layer embedding, and normalised if `norm_layers` is set. MLRF's fusions replace the
-    highest layer. No paper has this option."""
+    highest layer. None of the five papers has this option."""
     norm: bool = True
     """Apply layer normalisation to the result (MLRF section 3.2)."""
 

@@ -164,7 +164,7 @@ def test_it_learns(name: str, precision: str) -> None:
     model = SYSTEMS[name]().train()
     batch = random_batch()
     optimizer = torch.optim.Adam(model.parameters())
-    losses: list[float] = []
-    while len(losses) < 4 or (len(losses) < 30 and max(losses[-3:]) >= 0.7 * losses[0]):
-        losses.append(float(update(model, optimizer, [batch], 1e-2, 0.0, 1.0, precision).nll))
-    assert max(losses[-3:]) < 0.7 * losses[0]
+    losses = [
+        float(update(model, optimizer, [batch], 1e-2, 0.0, 1.0, precision).nll) for _ in range(20)
+    ]
+    assert losses[-1] < 0.7 * losses[0]
