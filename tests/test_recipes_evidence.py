@@ -198,9 +198,11 @@ class FakeQueue(run_queue.Queue):
         self.own: Mapping[str, Any] = {system: {} for system in "abc"}
         self.options = argparse.Namespace(jobs=jobs, out=tmp_path)
         self.running = {}
+        self.saving = set()
         self.failed = set()
         self.stopped = False
         self.code = code
+        self.save_code = ""
         self.unsaved = ""
         self.done: list[Any] = []
 
@@ -210,7 +212,7 @@ class FakeQueue(run_queue.Queue):
     def save_command(self, job: run_queue.Job) -> list[str]:
         if job.system != self.unsaved:
             self.done.append(result(job.system, 1.0, job.seed))
-        return [sys.executable, "-c", ""]
+        return [sys.executable, "-c", self.save_code, f"{job.system}{job.seed}"]
 
     def results(self) -> run_queue.Results:
         return run_queue.Results(self.plan, self.done)
@@ -246,6 +248,19 @@ def test_a_training_without_a_result_is_not_repeated(tmp_path: Path, capsys: Any
     assert queue.run() == 1
     assert len(queue.done) == 4
     assert capsys.readouterr().out.count("was trained, but has no result: see ") == 2
+
+
+def test_a_training_runs_while_the_result_of_another_one_is_saved(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    queue = FakeQueue(tmp_path, f"import sys; open({str(started)!r} + sys.argv[1], 'w')")
+    queue.save_code = (
+        "import os, sys, time\n"
+        "end = time.monotonic() + 30\n"
+        f"while sys.argv[1] == 'a1' and not os.path.exists({str(started)!r} + 'c1'):\n"
+        "    assert time.monotonic() < end\n"
+        "    time.sleep(0.01)"
+    )
+    assert queue.run() == 0
 
 
 def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:

@@ -288,6 +288,7 @@ class Queue:
         self.folder = options.recipes
         self.own = own_values(plan, self.folder)
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
+        self.saving: set[Job] = set()  # those of ``running`` whose training ended
         self.failed: set[str] = set()
         self.stopped = False
 
@@ -324,12 +325,15 @@ class Queue:
                 self.launch(job)
 
     def launch(self, job: Job) -> None:
-        log = self.log(job)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{time.strftime('%H:%M:%S')} {job.name}: {log}", flush=True)
-        with open(log, "ab") as file:
+        self.log(job).parent.mkdir(parents=True, exist_ok=True)
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: {self.log(job)}", flush=True)
+        self.open(job, self.command(job))
+
+    def open(self, job: Job, command: list[str]) -> None:
+        """Start a process of a job."""
+        with open(self.log(job), "ab") as file:
             self.running[job] = subprocess.Popen(
-                self.command(job), stdout=file, stderr=file, start_new_session=True
+                command, stdout=file, stderr=file, start_new_session=True
             )
 
     def command(self, job: Job) -> list[str]:
@@ -344,23 +348,25 @@ class Queue:
         return [str(word) for word in words]
 
     def collect(self) -> None:
-        """Save the results of the jobs that ended."""
+        """Start to save the results of the trainings that ended, and report the saved ones."""
         for job, process in list(self.running.items()):
             status = process.poll()
             if status is None:
                 continue
             del self.running[job]
-            if status == 0:
-                self.save(job)
+            if job in self.saving:
+                self.saving.remove(job)
+                self.check_result(job, status)
+            elif status == 0:
+                self.saving.add(job)
+                self.open(job, self.save_command(job))
             elif status == INTERRUPTED:
                 self.stop()
             else:
                 self.fail(job, f"failed with status {status}")
 
-    def save(self, job: Job) -> None:
-        """Save the result of a job that ended. Without a result, the job counts as failed."""
-        with open(self.log(job), "ab") as file:
-            status = subprocess.run(self.save_command(job), stdout=file, stderr=file).returncode
+    def check_result(self, job: Job, status: int) -> None:
+        """Report a job that was saved with this exit status. Without a result, it failed."""
         if status or not self.results().has(job, self.own[job.system]):
             self.fail(job, "was trained, but has no result")
         else:
@@ -378,9 +384,11 @@ class Queue:
         print(f"{job.name} {reason}: see {self.log(job)}", flush=True)
 
     def stop(self) -> None:
+        """Stop the trainings. A result that is being saved is completed."""
         self.stopped = True
-        for process in self.running.values():
-            process.terminate()
+        for job, process in self.running.items():
+            if job not in self.saving:
+                process.terminate()
 
     def describe(self) -> None:
         """Print the trainings that are left, and the hours that they take."""
