@@ -75,16 +75,7 @@ class Case:
         torch.manual_seed(5)
         for leaf in self.leaves:
             leaf.grad = None
-        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            output = run_recurrence(
-                self.first,
-                self.x @ self.first.input_weight,
-                self.h,
-                self.packing.sizes,
-                Dropout(rate),
-                self.decoder(),
-                weights=True,
-            )
+        output = self.output(Dropout(rate), dtype, weights=True)
         count = sum(self.packing.sizes)  # slots that are computed
         tensors = [state[:, :count] for state in output.states]
         if output.contexts is not None:
@@ -92,6 +83,22 @@ class Case:
         sums = [(tensor.float().cpu() * torch.randn(tensor.shape)).sum() for tensor in tensors]
         torch.stack(sums).sum().backward()
         return output, [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+
+    def infer(self, dtype: torch.dtype) -> RecurrenceOutput:
+        """Return the output without dropout and attention weights, as in validation."""
+        return self.output(Dropout(0.0), dtype, weights=False)
+
+    def output(self, dropout: Dropout, dtype: torch.dtype, weights: bool) -> RecurrenceOutput:
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return run_recurrence(
+                self.first,
+                self.x @ self.first.input_weight,
+                self.h,
+                self.packing.sizes,
+                dropout,
+                self.decoder(),
+                weights,
+            )
 
     def decoder(self) -> DecoderAttention | None:
         if self.attention is None:

@@ -9,17 +9,50 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fusetk.nn import recurrence
 from fusetk.nn.cells import InputCell
+from fusetk.nn.fused.buffers import ForwardBuffers
+from tests.nn.test_recurrence import Case, close_all
+
+
+def weights_of_one_step(case: Case, dtype: torch.dtype) -> Tensor:
+    """Run a case without gradients, and return the memory behind its attention weights.
+
+    Without gradients, the buffer has the weights of one step only. Then follows memory that holds
+    NaN and that no kernel may change.
+    """
+    guards = []
+    allocate = recurrence.fused.allocate_forward
+
+    def allocate_with_guard(*arguments: Any) -> ForwardBuffers:
+        buffers = allocate(*arguments)
+        assert buffers.attention is not None
+        weights = buffers.attention.weights
+        rows = len(weights)
+        assert rows == buffers.spec.sizes[0] < buffers.starts[-1]
+        memory = weights.new_full((2 * buffers.starts[-1], *weights.shape[1:]), torch.nan)
+        buffers.attention.weights = memory[:rows]
+        guards.append(memory[rows:])
+        return buffers
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(recurrence.fused, "allocate_forward", allocate_with_guard)
+        case.infer(dtype)
+    return guards[0]
+
 
 CODE = """
 import torch
 from fusetk.nn import recurrence
 from fusetk.nn.fused import gpu
 from tests.nn.test_recurrence import Case, close, close_all
+from tests.nn.test_triton import weights_of_one_step
 
 VARIANTS = ((True, 0.3, torch.float32), (False, 0.0, torch.float32), (True, 0.0, torch.bfloat16))
 recurrence.fused.KERNELS["cpu"] = gpu.GpuKernels
@@ -37,6 +70,8 @@ for kind in ("gru", "lau", "l-gru"):
             close_all([*output.states, *grads], [*expected.states, *expected_grads], tolerance)
             if output.weights is not None:
                 close(output.weights, expected.weights, tolerance)
+                recurrence.fused.usable = lambda *_: True
+                assert weights_of_one_step(case, dtype).isnan().all()
 """
 
 
@@ -128,9 +163,6 @@ def test_compiled_for_compute_capability_9(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gru", "lau", "l-gru"])
 @pytest.mark.parametrize("attention", [False, True])
 def test_on_a_gpu(kind: InputCell, attention: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusetk.nn import recurrence
-    from tests.nn.test_recurrence import Case, close_all
-
     case = Case(kind, 1 if attention else 2, attention=attention, width=256)
     expected, expected_grads = case.run(0.0, torch.float32)
     case.to("cuda")
@@ -138,3 +170,5 @@ def test_on_a_gpu(kind: InputCell, attention: bool, monkeypatch: pytest.MonkeyPa
     assert recurrence.fused.usable(case.x, case.h, case.attention)
     tensors = [tensor.cpu() for tensor in (*output.states, *grads)]
     close_all(tensors, [*expected.states, *expected_grads], 1e-3)
+    if attention:
+        assert weights_of_one_step(case, torch.float32).isnan().all()

@@ -307,6 +307,7 @@ def attention(
     ``program_id`` 0 is the row of the step.
     """
     row = (start + tl.program_id(0)).to(tl.int64)
+    weights_row = (weights_start + tl.program_id(0)).to(tl.int64)
     sentence = (tl.program_id(0) // hypotheses).to(tl.int64)
     h, d, e = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, VALUE_BLOCK)
     by_key, by_value = h[:, None] * SIZE + d[None, :], h[:, None] * VALUE_SIZE + e[None, :]
@@ -341,7 +342,7 @@ def attention(
                 context += weight[:, None] * tl.load(values + at + by_value, valid, 0).to(
                     tl.float32
                 )
-            tl.store(weights + (row * SOURCES * length + first + s) * HEADS + h, weight)
+            tl.store(weights + (weights_row * SOURCES * length + first + s) * HEADS + h, weight)
     tl.store(
         contexts + row * HEADS * VALUE_SIZE + by_value, context.to(contexts.dtype.element_ty), valid
     )
