@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
-from click.testing import CliRunner
 
-from fusetk.cli.main import main
-from fusetk.evaluation.metrics import score
+from fusetk import system
+from fusetk.data.pipeline import Pipeline
+from fusetk.data.vocab import EOS
+from fusetk.decoding.translate import Translator
 from fusetk.recipe import load
-from fusetk.reporting import score_log
 from fusetk.reporting.measured_costs import read_costs
-from fusetk.train import train
+from fusetk.runs import TEXT
 from tests.contracts.systems import BACKBONES, TARGET_SIZE, build
 from tests.helpers.results import make_recipes
 
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 
 import costs
 import smoke
+import training
 from bench import changes
 from growing_text import growing_lines, heaps
 from growth import decoding_cost, exponent, training_cost
@@ -147,50 +149,42 @@ def test_smoke_trainings_are_not_repeated(
     assert run(3, "loss")[-1] != first[-1]
 
 
-@pytest.fixture
-def trained(toy: Path, tmp_path: Path) -> Path:
-    """A folder with recipes, and the runs and results of two of three systems."""
-    deep = {"model": {"decoder": {"layers": 3}}}
-    recipes = make_recipes(tmp_path / "recipes", toy, {"plain": {}, "deep": deep, "later": deep})
-    for name in ("plain", "deep"):
-        run = tmp_path / "runs" / name
-        train(load(recipes / f"{name}.yaml"), run, "cpu", quiet=True)
-        scores = score(["a"], [["a"]], ["chrf"])
-        score_log.record_scores(score_log.ScoreDestination(run, "a", "best"), scores, [["a"]])
-    words = ["report", recipes, "--runs", tmp_path / "runs", "--save", tmp_path / "results"]
-    result = CliRunner().invoke(main, list(map(str, words)))
-    assert "2 results written" in result.stderr, result.output
-    return tmp_path
-
-
-def test_costs_of_trained_systems(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_costs_of_systems(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = trained / "results"
+    deep = {"model": {"decoder": {"layers": 3}}}
+    recipes = make_recipes(tmp_path / "recipes", toy, {"plain": {}, "deep": deep})
+    out, results = tmp_path / "out", tmp_path / "results"
+    shutil.copytree(load(toy).data.folder, out / f"data.{recipes.name}")
 
     def measure(*options: str) -> str:
-        words = [str(trained / "recipes"), "--runs", str(trained / "runs"), "--results"]
+        words = [str(recipes), "--out", str(out), "--results", str(results)]
         sizes = ["--turns", "2", "--updates", "2", "--sentences", "3", "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", ["costs.py", *words, str(results), *sizes, *options])
+        monkeypatch.setattr(sys, "argv", ["costs.py", *words, *sizes, *options])
         costs.main()
         return capsys.readouterr().out
 
-    text = measure()
-    assert "later is left out: it has no result yet" in text and "costs.json: deep, plain" in text
+    assert "costs.json: plain, deep" in measure()
     measured = read_costs(results)
     assert measured is not None and "2 turns of 2 updates" in measured.settings
     systems = measured.systems
-    assert list(systems) == ["deep", "plain"] and systems["deep"].run == "deep.seed1"
     assert all(len(cost.training) == len(cost.decoding) == 2 for cost in systems.values())
     assert min(min(cost.training + cost.decoding) for cost in systems.values()) > 0
     assert systems["deep"].bytes_per_token > systems["plain"].bytes_per_token
 
     with pytest.raises(SystemExit, match=r"an epoch has . batches, .*: give less --updates"):
         measure("--updates", "1000")
-    shutil.rmtree(trained / "runs" / "deep" / "checkpoints")
-    assert "deep is left out: " in measure()
-    measured = read_costs(results)
-    assert measured is not None and list(measured.systems) == ["plain"]
-    shutil.rmtree(trained / "runs" / "plain")
-    with pytest.raises(SystemExit, match="has no run of the results in"):
-        measure()
+    with pytest.raises(SystemExit, match=r"no prepared text for .*: `fusetk run .* --until prep`"):
+        measure("--out", str(tmp_path))
+
+
+def test_translations_are_as_long_as_their_sources(toy: Path) -> None:
+    recipe = load(toy)
+    pipeline = Pipeline.load(Path(recipe.data.folder) / TEXT)
+    search = system.changed(recipe.decoding, costs.AS_LONG_AS_SOURCE)
+    translator = Translator([training.build(recipe, None).eval()], pipeline, search)
+    sources = [[5, 6, 7, EOS], [8, EOS], [9] * 12 + [EOS]]
+    with torch.inference_mode():
+        found = translator.translate_ids(sources)
+    lengths = [len(n_best[0].ids) for n_best in found]
+    assert lengths == [len(source) - 1 for source in sources]  # without EOS

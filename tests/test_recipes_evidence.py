@@ -196,7 +196,7 @@ class FakeQueue(run_queue.Queue):
     def __init__(self, tmp_path: Path, code: str, jobs: int = 2):
         self.plan = plan(tuning={"usual": {}})
         self.own: Mapping[str, Any] = {system: {} for system in "abc"}
-        self.options = argparse.Namespace(jobs=jobs, out=tmp_path)
+        self.options = argparse.Namespace(jobs=jobs, out=tmp_path, threads=1)
         self.running = {}
         self.saving = set()
         self.failed = set()
@@ -270,13 +270,10 @@ def test_a_training_that_was_stopped_stops_the_others(tmp_path: Path) -> None:
     assert time.monotonic() - start < 30
 
 
-def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)"
-    )
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path, begun: bool) -> None:
+    handle = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" if begun else ""
+    code = f"import signal, sys, time\n{handle}print('ready', flush=True)\ntime.sleep(60)"
     queue = FakeQueue(tmp_path, code)
     logs = [tmp_path / "own" / f"{system}.seed1.log" for system in "ab"]
 
@@ -289,4 +286,4 @@ def test_a_signal_stops_the_trainings_and_the_queue(tmp_path: Path) -> None:
     thread.start()
     assert queue.run() == run_queue.INTERRUPTED
     thread.join()
-    assert not queue.done and not queue.running
+    assert not queue.done and not queue.running and not queue.failed

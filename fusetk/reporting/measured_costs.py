@@ -21,7 +21,6 @@ NAME = Path("costs") / "costs.json"
 class SystemCost(SavedPart):
     """The costs of a system. A speed has a value for each turn."""
 
-    run: str  # name of the result of the measured run
     training: list[float] = Field(min_length=1)  # target tokens a second
     decoding: list[float] = Field(min_length=1)  # sentences a second
     bytes_per_token: float  # memory that a batch keeps for its gradients, for each target token

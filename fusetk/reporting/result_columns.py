@@ -164,7 +164,7 @@ def _cost_columns(table: ResultTable) -> list[TableColumn]:
             table,
             "peak memory",
             lambda row: f"{mean.value / 2**20:,.0f} MB" if (mean := row.peak_memory) else None,
-            "mean of the highest memory of the training process, or of the GPU",
+            "mean of the highest memory of the training process, or of PyTorch on the GPU",
         ),
         _column(
             table,

@@ -12,7 +12,7 @@ from fusetk.reporting.result_columns import (
     column_name,
     result_columns,
 )
-from fusetk.reporting.result_tables import TEST, ResultRow, ResultTable
+from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, ResultTable
 from fusetk.reporting.runs import MeanScore
 from fusetk.reporting.saved_run import SavedRun
 
@@ -27,9 +27,8 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     compared = [row for row in table.rows if table.base_of(row) is not row]
     if compared and table.columns:
         tables.append(_comparison_table(table, compared))
-    pilots = [(row, run) for row in table.rows for group in row.groups[1:] for run in group]
-    if pilots:
-        tables.append(_pilot_table(table, pilots))
+    if table.hidden_runs:
+        tables.append(_pilot_table(table))
     return tables
 
 
@@ -72,7 +71,9 @@ def table_warnings(table: ResultTable) -> list[str]:
     data = (run.result.training.data for run in runs)
     precisions = (str(run.result.config["training"].get("precision")) for run in runs)
     warnings = [
-        *_differing("the machine, so their speeds are not comparable", runs, machines),
+        *_differing(
+            "the machine, so their speeds and their memory are not comparable", runs, machines
+        ),
         *_differing("the training data", runs, (known and known[:8] for known in data)),
         *_differing("the precision", runs, precisions),
     ]
@@ -167,18 +168,18 @@ def _p_text(p: float | None) -> str:
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _pilot_table(table: ResultTable, pilots: Sequence[tuple[ResultRow, SavedRun]]) -> TextTable:
+def _pilot_table(table: ResultTable) -> TextTable:
     """Return the runs with other configs than those of the rows."""
     columns = table.columns[:1]
     heads = ["", "config", "seed", "updates to best", "valid loss"]
     heads += [column_name(columns, column) for column in columns]
     rows: list[Cells] = []
-    for row, run in pilots:
+    for name, run in table.hidden_runs:
         best, loss = run.result.training.best_update, run.best_loss
         scores = [run.score(column) for column in columns]
         rows.append(
             [
-                row.name,
+                name,
                 overrides_text(run.result.overrides) or "the recipe's",
                 str(run.result.seed),
                 f"{best:,}" if best is not None else None,
@@ -186,10 +187,7 @@ def _pilot_table(table: ResultTable, pilots: Sequence[tuple[ResultRow, SavedRun]
                 *(f"{score:.2f}" if score is not None else None for score in scores),
             ]
         )
-    note = (
-        "A row of the table has the config with the most seeds; at a tie, that with the lowest "
-        "validation loss. These are the runs with other configs"
-    )
+    note = f"{SHOWN_CONFIG}. These are the other runs"
     return TextTable(f"{table.title}: pilots", heads, rows, [note])
 
 
@@ -201,6 +199,9 @@ def result_table_as_dict(table: ResultTable) -> dict[str, Any]:
     return {
         "table": table.title,
         "rows": [_row_as_dict(table, row) for row in table.rows],
+        "results_without_row": [
+            run.stem for row in table.hidden_rows for run in row.runs + row.pilots
+        ],
         "remarks": table_warnings(table),
     }
 
@@ -241,7 +242,7 @@ def _row_as_dict(table: ResultTable, row: ResultRow) -> dict[str, Any]:
         "peak_memory": _mean_as_dict(row.peak_memory),
         "seconds_to_loss_of_baseline": table.seconds_to_loss(row),
         "results": [run.stem for run in row.runs],
-        "pilots": [run.stem for group in row.groups[1:] for run in group],
+        "pilots": [run.stem for run in row.pilots],
     }
 
 

@@ -22,14 +22,20 @@ TEST = Sampling("randomization", SAMPLES["randomization"])
 DEFAULT_METRICS = (("sacrebleu", "multi-bleu", "multi-bleu-lc"), ("chrf", "chrf++"))
 
 
+SHOWN_CONFIG = (
+    "A row has the config with the most seeds; at a tie, that with the lowest validation loss. A "
+    "training whose config changes training.stages.*.end is a trial. The rows do not show trials, "
+    "unless all trainings of the table are trials"
+)
+
+
 class ResultRow:
     """A row of a table: the runs of its config, and runs with other configs."""
 
     def __init__(self, runs: Sequence[SavedRun]):
         """``runs`` are all runs of a row.
 
-        The row shows the config with the most seeds; at a tie, that with the lowest validation
-        loss. The other runs are pilots.
+        The row shows the config that ``SHOWN_CONFIG`` names. The other runs are pilots.
         """
         groups: dict[str, list[SavedRun]] = {}
         for run in runs:
@@ -37,11 +43,13 @@ class ResultRow:
             groups.setdefault(key, []).append(run)
 
         def rank(group: list[SavedRun]) -> tuple[Any, ...]:
-            loss = min(group, key=lambda run: run.result.seed).best_loss
-            return -len(group), loss is None, loss or 0.0
+            first = min(group, key=lambda run: run.result.seed)
+            loss = first.best_loss
+            return first.changes_end, -len(group), loss is None, loss or 0.0
 
-        self.groups = sorted(groups.values(), key=rank)
-        self.runs = sorted(self.groups[0], key=lambda run: run.result.seed)
+        shown, *others = sorted(groups.values(), key=rank)
+        self.runs = sorted(shown, key=lambda run: run.result.seed)
+        self.pilots = [run for group in others for run in group]
         self.first = self.runs[0].result
         self.name = self.first.row
 
@@ -81,7 +89,12 @@ class ResultRow:
 
     @property
     def peak_memory(self) -> MeanScore | None:
-        """The mean of the highest memory of each training, in bytes."""
+        """The mean of the highest memory of each training, in bytes.
+
+        None if some trainings ran on a GPU and others did not, because it is measured differently.
+        """
+        if len({run.on_gpu for run in self.runs}) > 1:
+            return None
         return mean_of(run.result.training.peak_memory for run in self.runs)
 
     def updates_to_loss_of(self, base: "ResultRow") -> list[float | None]:
@@ -138,6 +151,15 @@ class ResultTable(NamedTuple):
     p_values: PValues
     only_bleu: bool  # test the differences of BLEU only
     costs: MeasuredCosts | None  # of all systems in one run
+    hidden_rows: list[ResultRow]  # rows that have trials only
+    baseline: ResultRow | None  # of rows that name none; None if it is hidden
+
+    @property
+    def hidden_runs(self) -> list[tuple[str, SavedRun]]:
+        """The runs that the table does not show, each with the name of its row."""
+        pilots = [(row.name, run) for row in self.rows for run in row.pilots]
+        of_rows = [(row.name, run) for row in self.hidden_rows for run in row.runs + row.pilots]
+        return pilots + of_rows
 
     @property
     def tested_columns(self) -> list[ScoreColumn]:
@@ -222,7 +244,7 @@ class ResultTable(NamedTuple):
         """Return the row to which the differences of a row are computed; None if it is missing."""
         name = row.first.compared_with
         if name is None:
-            return self.rows[0]
+            return self.baseline
         return next((other for other in self.rows if other.name == name), None)
 
     @property
@@ -254,12 +276,19 @@ def read_tables(
     costs = read_costs(folder)
     tables = []
     for title, members in sorted(groups.items()):
-        rows_of_table = sorted(map(ResultRow, members.values()), key=_position)
+        all_rows = sorted(map(ResultRow, members.values()), key=_position)
+        rows_of_table = [row for row in all_rows if not row.runs[0].changes_end] or all_rows
+        hidden_rows = [row for row in all_rows if row not in rows_of_table]
+        baseline = all_rows[0] if all_rows[0] in rows_of_table else None
         runs = [run for row in rows_of_table for run in row.runs]
         columns = _columns(runs)
         by_default = not all_scores and not any(choices.values())
         columns = _default_columns(columns) if by_default else chosen_columns(columns, choices)
-        tables.append(ResultTable(title, rows_of_table, columns, p_values, by_default, costs))
+        tables.append(
+            ResultTable(
+                title, rows_of_table, columns, p_values, by_default, costs, hidden_rows, baseline
+            )
+        )
     return tables
 
 

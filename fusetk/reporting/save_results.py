@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fusetk.data.text import read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError
-from fusetk.files import write_if_changed
+from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
 from fusetk.reporting.cost import read_cost
 from fusetk.reporting.deviations import (
@@ -91,9 +91,10 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
         saved[stem] = run, contents
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _rename_results(folder, systems, report)
-        for stem, (_, contents) in saved.items():
-            _write(folder, stem, contents, report)
+        with locked(folder):
+            _rename_results(folder, systems, report)
+            for stem, (_, contents) in saved.items():
+                _write(folder, stem, contents, report)
     except OSError as error:
         raise DataError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
     return report

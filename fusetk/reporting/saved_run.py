@@ -1,9 +1,13 @@
 """A run that is known by its result file only."""
 
+import re
 from typing import NamedTuple
 
 from fusetk.reporting.result_files import RunResult, SavedScore
 from fusetk.reporting.runs import ScoreColumn
+
+# The keys that change the end of a training; the first one changes the stages themselves.
+END = re.compile(r"training\.stages(\.\d+\.end(\..*)?)?")
 
 
 class SavedRun(NamedTuple):
@@ -11,6 +15,18 @@ class SavedRun(NamedTuple):
 
     stem: str
     result: RunResult
+
+    @property
+    def changes_end(self) -> bool:
+        """Whether the config changes the end of the training, as that of a trial does."""
+        return any(END.fullmatch(key) for key in self.result.overrides)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a part of the training ran on a GPU."""
+        return any(
+            not session.device.startswith("CPU") for session in self.result.training.sessions
+        )
 
     @property
     def best_loss(self) -> float | None:

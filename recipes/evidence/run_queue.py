@@ -6,6 +6,7 @@ trainings are done, so the queue continues after any interruption, also in a new
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -288,7 +289,7 @@ class Queue:
         self.folder = options.recipes
         self.own = own_values(plan, self.folder)
         self.running: dict[Job, subprocess.Popen[bytes]] = {}
-        self.saving: set[Job] = set()  # those of ``running`` whose training ended
+        self.saving: set[Job] = set()  # jobs in ``running`` whose result is being saved
         self.failed: set[str] = set()
         self.stopped = False
 
@@ -319,7 +320,7 @@ class Queue:
         if len(self.running) >= self.options.jobs:
             return
         for job in jobs_left(self.plan, self.own, self.results()):
-            if len(self.running) >= self.options.jobs:
+            if self.stopped or len(self.running) >= self.options.jobs:
                 return
             if job.name not in self.failed and job not in self.running:
                 self.launch(job)
@@ -327,13 +328,19 @@ class Queue:
     def launch(self, job: Job) -> None:
         self.log(job).parent.mkdir(parents=True, exist_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {job.name}: {self.log(job)}", flush=True)
-        self.open(job, self.command(job))
+        self.start_process(job, self.command(job))
+        if self.stopped:  # by a signal after the last check
+            self.running[job].terminate()
 
-    def open(self, job: Job, command: list[str]) -> None:
-        """Start a process of a job."""
+    def start_process(self, job: Job, command: list[str]) -> None:
+        """Start a process of a job. Its output goes to the log of the job."""
         with open(self.log(job), "ab") as file:
             self.running[job] = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True
+                command,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(self.options.threads)},
             )
 
     def command(self, job: Job) -> list[str]:
@@ -348,7 +355,7 @@ class Queue:
         return [str(word) for word in words]
 
     def collect(self) -> None:
-        """Start to save the results of the trainings that ended, and report the saved ones."""
+        """Save the result of each training that ended, and check each result that was saved."""
         for job, process in list(self.running.items()):
             status = process.poll()
             if status is None:
@@ -359,14 +366,18 @@ class Queue:
                 self.check_result(job, status)
             elif status == 0:
                 self.saving.add(job)
-                self.open(job, self.save_command(job))
-            elif status == INTERRUPTED:
+                self.start_process(job, self.save_command(job))
+            # SIGTERM between two steps of `fusetk run` ends it with the status -SIGTERM.
+            elif status == INTERRUPTED or (self.stopped and status == -signal.SIGTERM):
                 self.stop()
             else:
                 self.fail(job, f"failed with status {status}")
 
     def check_result(self, job: Job, status: int) -> None:
-        """Report a job that was saved with this exit status. Without a result, it failed."""
+        """Check the result of a job; ``status`` is that of the process that saved it.
+
+        A job without a result counts as failed.
+        """
         if status or not self.results().has(job, self.own[job.system]):
             self.fail(job, "was trained, but has no result")
         else:
@@ -374,8 +385,9 @@ class Queue:
 
     def save_command(self, job: Job) -> list[str]:
         """Return the command line that saves the result of a job."""
-        words = [sys.executable, "-m", "fusetk", "report", self.folder / f"{job.system}.yaml"]
-        words += ["--quiet", "--runs", self.options.out, "--save", self.options.results]
+        words = ["nice", "-n", self.options.nice, sys.executable, "-m", "fusetk", "report"]
+        words += [self.folder / f"{job.system}.yaml", "--quiet"]
+        words += ["--runs", self.options.out, "--save", self.options.results]
         return [str(word) for word in words]
 
     def fail(self, job: Job, reason: str) -> None:

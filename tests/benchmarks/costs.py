@@ -1,14 +1,17 @@
-"""Measure the costs of all systems of a folder of results in one run.
+"""Measure the costs of all systems of a folder of recipes in one run.
 
-    python tests/benchmarks/costs.py RECIPES --runs DIR --results DIR
+    python tests/benchmarks/costs.py RECIPES --out OUT --results RESULTS
 
-The script measures a trained run of each row of the table of the results. The systems take turns of
-a few updates, and then turns of the beam search for some sentences of the validation set, with the
-trained weights. It also counts the memory that a batch keeps for its gradients. It writes the
-values to `costs/costs.json` in the folder of results, and `fusetk report` prints them relative to
-the baseline. On CPU the times are processor times with one thread, so other processes have little
-influence. Systems without a result or without a run folder are left out: measure again when they
-are trained.
+The systems take turns of a few updates, and then turns of the beam search for some sentences of the
+validation set. The script also counts the memory that a batch keeps for its gradients. It writes
+the values to `costs/costs.json` in the folder of results, and `fusetk report` prints them relative
+to the baseline. On CPU the times are processor times with one thread, so other processes have
+little influence.
+
+The systems have initial weights, so no training is needed. Each translation is as long as its
+source, because the time of decoding depends on the length, and the length on the weights.
+
+OUT is the output folder of `fusetk run`. It must have the prepared text.
 """
 
 import argparse
@@ -21,71 +24,54 @@ import torch
 
 from fusetk import system
 from fusetk.data.corpus import Corpus
+from fusetk.data.pipeline import Pipeline
 from fusetk.decoding.translate import Translator
-from fusetk.errors import CheckpointError, DataError, FusetkError
+from fusetk.errors import DataError, FusetkError
+from fusetk.experiment.places import places
 from fusetk.machine import device_of, processor, revision
-from fusetk.reporting.deviations import config_overrides
+from fusetk.recipe import Recipe, load
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
-from fusetk.reporting.result_tables import read_tables
-from fusetk.reporting.saved_run import SavedRun
-from fusetk.reporting.tables import PaperRow, assign_runs, read_rows
-from fusetk.runs import CONFIG, find_checkpoint
+from fusetk.reporting.tables import read_rows
+from fusetk.runs import TEXT
 from fusetk.training.log import device_name
 
 from memory import saved  # isort: skip
+from training import build  # isort: skip
 from training import turns as training_turns  # isort: skip
 from turns import take_turns  # isort: skip
 
 PRECISION = "fp32"
+AS_LONG_AS_SOURCE = {"min_length_factor": 1.0, "max_length_factor": 1.0, "max_length_extra": 0}
 
 
-def runs_of_results(recipes: Path, runs: Path, results: Path) -> dict[str, tuple[str, Path]]:
-    """Return the name of a result and its run folder for each system of the results.
+def read_recipes(folder: Path, out: Path) -> dict[str, tuple[Path, list[str]]]:
+    """Return the path of each system's recipe, and the options that set the folder of its text.
 
-    It is the first seed that has a run folder with a checkpoint. The systems that have none are
-    printed.
+    Raises DataError if a text is not prepared.
     """
-    rows = {row.path.stem: row for row in read_rows([recipes]) if row.path is not None}
-    assign_runs(list(rows.values()), [runs])
-    table_runs = {
-        row.first.system: row.runs for table in read_tables(results, {}) for row in table.rows
-    }
-    folders: dict[str, tuple[str, Path]] = {}
-    for name in sorted(table_runs.keys() | rows.keys()):
-        if name not in table_runs:
-            print(f"{name} is left out: it has no result yet")
+    recipes = {}
+    for row in read_rows([folder]):
+        if row.path is None:
             continue
-        pairs = [(run.stem, run_folder(run, rows.get(name))) for run in table_runs[name]]
-        existing = [(stem, folder) for stem, folder in pairs if folder is not None]
-        if existing:
-            folders[name] = existing[0]
-        else:
-            print(f"{name} is left out: {runs} has no run of its results with a checkpoint")
-    if not folders:
-        raise DataError(f"{runs} has no run of the results in {results}: name another folder")
-    return folders
+        recipe = load(row.path)
+        prepared = places(row.path, recipe, out).prepared(recipe.data)
+        if not prepared.is_dir():
+            raise DataError(
+                f"{out} has no prepared text for {row.path}: "
+                f"`fusetk run {row.path} --raw RAW --out {out} --until prep` prepares it"
+            )
+        recipes[row.path.stem] = row.path, [f"data.folder={prepared}"]
+    return recipes
 
 
-def run_folder(result: SavedRun, row: PaperRow | None) -> Path | None:
-    """Return the folder of the run that a result describes; None without a checkpoint."""
-    for run in row.runs if row else []:
-        seed = int(run.setting("training", "seed") or 0)
-        overrides = config_overrides(run.config, row.config) if row else {}
-        if (seed, overrides) == (result.result.seed, result.result.overrides):
-            try:
-                find_checkpoint(run.folder)
-            except CheckpointError:
-                continue
-            return run.folder
-    return None
-
-
-def decoding_turns(run: Path, sentences: int, device: torch.device) -> Iterator[float]:
-    """Yield sentences a second of beam search with the trained weights; the first is warm-up."""
-    loaded = system.load_model(run, device)
-    corpus = Corpus.open(Path(loaded.recipe.data.folder), "valid")
+def decoding_turns(recipe: Recipe, sentences: int, device: torch.device) -> Iterator[float]:
+    """Yield sentences a second of beam search; the first value is warm-up."""
+    folder = Path(recipe.data.folder)
+    corpus = Corpus.open(folder, "valid")
     sources = [corpus.source[i].tolist() for i in range(min(sentences, len(corpus)))]
-    translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
+    model = build(recipe, None).to(device).eval()
+    search = system.changed(recipe.decoding, AS_LONG_AS_SOURCE)
+    translator = Translator([model], Pipeline.load(folder / TEXT), search)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     while True:
         start = clock()
@@ -94,49 +80,42 @@ def decoding_turns(run: Path, sentences: int, device: torch.device) -> Iterator[
         yield len(sources) / (clock() - start)
 
 
-def measure(folders: dict[str, tuple[str, Path]], options: argparse.Namespace) -> MeasuredCosts:
-    """Return the costs of the runs in these folders."""
+def measure(
+    recipes: dict[str, tuple[Path, list[str]]], options: argparse.Namespace
+) -> MeasuredCosts:
+    """Return the costs of the systems with these recipes and options."""
     device = device_of(options.device)
-    configs = {name: str(folder / CONFIG) for name, (_, folder) in folders.items()}
-    bytes_per_token = {}
-    for name, config in configs.items():
-        tokens, size = saved(config, PRECISION, [], None, device)
+    bytes_per_token, training, decoding = {}, {}, {}
+    for name, (path, overrides) in recipes.items():
+        tokens, size = saved(str(path), PRECISION, overrides, None, device)
         bytes_per_token[name] = round(size / tokens, 1)
-    arguments = argparse.Namespace(
-        overrides=[],
-        vocabulary=None,
-        device=options.device,
-        updates=options.updates,
-        processor_time=device.type == "cpu",
-    )
-    training = take_turns(
-        {name: training_turns(config, PRECISION, arguments) for name, config in configs.items()},
-        options.turns,
-    )
-    decoding = take_turns(
-        {
-            name: decoding_turns(folder, options.sentences, device)
-            for name, (_, folder) in folders.items()
-        },
-        options.turns,
-    )
+        arguments = argparse.Namespace(
+            overrides=overrides,
+            vocabulary=None,
+            device=options.device,
+            updates=options.updates,
+            processor_time=device.type == "cpu",
+        )
+        training[name] = training_turns(str(path), PRECISION, arguments)
+        decoding[name] = decoding_turns(load(path, overrides), options.sentences, device)
+    training_speeds = take_turns(training, options.turns)
+    decoding_speeds = take_turns(decoding, options.turns)
     return MeasuredCosts(
         processor=processor(),
         device=device_name(device, 1),
         settings=(
             f"{options.turns} turns of {options.updates} updates and of the beam search for "
-            f"{options.sentences} sentences, float32"
+            f"{options.sentences} sentences, each translation as long as its source, float32"
             + (", processor time" if device.type == "cpu" else "")
         ),
         revision=revision(),
         systems={
             name: SystemCost(
-                run=stem,
-                training=[float(f"{value:.4g}") for value in training[name]],
-                decoding=[float(f"{value:.4g}") for value in decoding[name]],
+                training=[float(f"{value:.4g}") for value in training_speeds[name]],
+                decoding=[float(f"{value:.4g}") for value in decoding_speeds[name]],
                 bytes_per_token=bytes_per_token[name],
             )
-            for name, (stem, _) in folders.items()
+            for name in recipes
         },
     )
 
@@ -146,7 +125,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipes", type=Path, help="the folder of the systems' recipes")
-    parser.add_argument("--runs", type=Path, required=True, help="the folder of runs")
+    parser.add_argument("--out", type=Path, required=True, help="an output folder of `fusetk run`")
     parser.add_argument("--results", type=Path, required=True, help="the folder of results")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--updates", type=int, default=5, help="updates of a turn")
@@ -155,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        costs = measure(runs_of_results(options.recipes, options.runs, options.results), options)
+        costs = measure(read_recipes(options.recipes, options.out), options)
         path = write_costs(options.results, costs)
     except FusetkError as error:
         sys.exit(f"costs.py: {error}")

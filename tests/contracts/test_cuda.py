@@ -1,4 +1,7 @@
-"""Contracts of every system on a GPU: the results of the CPU, and of interrupted trainings."""
+"""Contracts of every system on a GPU.
+
+Its results equal those on the CPU. A resumed training equals one without interruption.
+"""
 
 import copy
 from pathlib import Path
@@ -9,7 +12,6 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from fusetk.cli.main import main
-from fusetk.data.batch import Batch
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
 from fusetk.models import Seq2Seq
@@ -17,22 +19,16 @@ from fusetk.training.step import accumulate_gradients, autocast, batch_loss
 from tests.contracts.systems import SEARCHED, SYSTEMS
 from tests.contracts.test_decoding import LENGTH, SOURCES, assert_same, prefixes, read
 from tests.decoding.fakes import batch
-from tests.helpers.batches import random_batch
+from tests.helpers.batches import random_batch, with_lengths
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
 
 GPU = torch.device("cuda")
 
 
 def on_gpu(model: Seq2Seq) -> Seq2Seq:
     return copy.deepcopy(model).to(GPU)
-
-
-def with_lengths(pairs: Batch) -> Batch:
-    """Return a batch with the lengths that a corpus gives."""
-    rows = pairs.target_index // pairs.tgt_out.shape[1]
-    lengths = pairs.src_mask.sum(1), rows.bincount(minlength=len(pairs.src))
-    return pairs._replace(lengths=lengths)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -49,15 +45,20 @@ def test_losses_and_gradients_are_those_of_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_losses_in_16_bits_are_close(name: str, precision: str) -> None:
+def test_losses_and_gradients_in_16_bits_are_close(name: str, precision: str) -> None:
     model, pairs = on_gpu(SYSTEMS[name](scale=1.0)), with_lengths(random_batch()).to(GPU)
-    losses = []
+    losses, gradients = [], []
     for kind in ("fp32", precision):
+        model.zero_grad()
         with autocast(GPU, kind):
             sums = batch_loss(model, pairs, 0.1)
         sums.smoothed.backward()
         losses.append(float(sums.nll.detach()))
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        gradients.append(torch.cat(parts))
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    difference = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+    assert difference < 0.3
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -119,11 +120,19 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_commands(toy: Path, tmp_path: Path, precision: str) -> None:
-    folder, text = tmp_path / "run", tmp_path / "text"
+@pytest.fixture(scope="module")
+def trained(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a training on a GPU in bf16."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    values = ("--set", "training.precision=bf16", "--set", "training.stages.0.end.updates=150")
+    run("train", toy, "--run", folder, "--device", "cuda", "--quiet", *values)
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_translations_are_those_of_the_cpu(trained: Path, tmp_path: Path, precision: str) -> None:
+    text = tmp_path / "text"
     text.write_text("eins zwei drei\nvier\n")
-    training = precision if precision != "fp32" else "bf16"
-    run("train", toy, "--run", folder, "--quiet", "--set", f"training.precision={training}")
-    words = ("--device", "cuda", "--precision", precision)
-    assert len(run("decode", "-m", folder, "-i", text, *words).splitlines()) == 2
+    words = ("decode", "-m", trained, "-i", text, "--precision", precision)
+    translations = run(*words, "--device", "cuda").splitlines()
+    assert all(translations) and translations == run(*words, "--device", "cpu").splitlines()

@@ -19,7 +19,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.models import Seq2Seq
 from fusetk.training.step import accumulate_gradients, batch_loss, optimizer_step
 from tests.contracts.systems import SEARCHED, SYSTEMS
-from tests.helpers.batches import random_batch
+from tests.helpers.batches import random_batch, with_lengths
 
 Builder = Callable[[], Seq2Seq]
 READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.item, torch.ops.aten.is_nonzero)
@@ -58,10 +58,7 @@ class HostReads(TorchDispatchMode):
 
 
 def batch_on_meta() -> Batch:
-    batch = random_batch()
-    rows, steps = batch.tgt_in.shape
-    lengths = (batch.src_mask.sum(1), torch.full((rows,), steps))
-    return batch._replace(lengths=lengths).to(torch.device("meta"))
+    return with_lengths(random_batch()).to(torch.device("meta"))
 
 
 def check_update(model: Seq2Seq) -> None:

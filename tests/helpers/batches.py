@@ -32,6 +32,13 @@ def random_batch(sentences: int = 5, source: int = 7, target: int = 6) -> Batch:
     )
 
 
+def with_lengths(batch: Batch) -> Batch:
+    """Return a batch with the source and target lengths that ``collate`` adds."""
+    rows = batch.target_index // batch.tgt_out.shape[1]
+    lengths = batch.src_mask.sum(1), rows.bincount(minlength=len(batch.src))
+    return batch._replace(lengths=lengths)
+
+
 def select_sentences(batch: Batch, rows: slice) -> Batch:
     """Return some sentences of a batch."""
     mask = torch.zeros(batch.tgt_out.shape, dtype=torch.bool)

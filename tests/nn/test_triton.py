@@ -21,13 +21,13 @@ from fusetk.nn.fused.buffers import ForwardBuffers
 from tests.nn.test_recurrence import Case, close_all
 
 
-def weights_of_one_step(case: Case, dtype: torch.dtype) -> Tensor:
-    """Run a case without gradients, and return the memory behind its attention weights.
+def memory_after_weights(case: Case, dtype: torch.dtype) -> Tensor:
+    """Run a case without gradients, and return the memory that follows its attention weights.
 
-    Without gradients, the buffer has the weights of one step only. Then follows memory that holds
-    NaN and that no kernel may change.
+    Without gradients, the weights are those of one step only. The memory holds NaN unless a kernel
+    wrote outside the weights.
     """
-    guards = []
+    memories = []
     allocate = recurrence.fused.allocate_forward
 
     def allocate_with_guard(*arguments: Any) -> ForwardBuffers:
@@ -38,13 +38,13 @@ def weights_of_one_step(case: Case, dtype: torch.dtype) -> Tensor:
         assert rows == buffers.spec.sizes[0] < buffers.starts[-1]
         memory = weights.new_full((2 * buffers.starts[-1], *weights.shape[1:]), torch.nan)
         buffers.attention.weights = memory[:rows]
-        guards.append(memory[rows:])
+        memories.append(memory[rows:])
         return buffers
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(recurrence.fused, "allocate_forward", allocate_with_guard)
         case.infer(dtype)
-    return guards[0]
+    return memories[0]
 
 
 CODE = """
@@ -52,7 +52,7 @@ import torch
 from fusetk.nn import recurrence
 from fusetk.nn.fused import gpu
 from tests.nn.test_recurrence import Case, close, close_all
-from tests.nn.test_triton import weights_of_one_step
+from tests.nn.test_triton import memory_after_weights
 
 VARIANTS = ((True, 0.3, torch.float32), (False, 0.0, torch.float32), (True, 0.0, torch.bfloat16))
 recurrence.fused.KERNELS["cpu"] = gpu.GpuKernels
@@ -71,7 +71,7 @@ for kind in ("gru", "lau", "l-gru"):
             if output.weights is not None:
                 close(output.weights, expected.weights, tolerance)
                 recurrence.fused.usable = lambda *_: True
-                assert weights_of_one_step(case, dtype).isnan().all()
+                assert memory_after_weights(case, dtype).isnan().all()
 """
 
 
@@ -171,4 +171,4 @@ def test_on_a_gpu(kind: InputCell, attention: bool, monkeypatch: pytest.MonkeyPa
     tensors = [tensor.cpu() for tensor in (*output.states, *grads)]
     close_all(tensors, [*expected.states, *expected_grads], 1e-3)
     if attention:
-        assert weights_of_one_step(case, torch.float32).isnan().all()
+        assert memory_after_weights(case, torch.float32).isnan().all()

@@ -16,12 +16,8 @@ from fusetk.reporting.measured_costs import (
 from fusetk.reporting.result_files import read_result, result_text
 from tests.reporting.test_result_tables import as_json, cells, output
 
-PLAIN = SystemCost(
-    run="plain.seed1", training=[100.0, 200.0, 400.0], decoding=[10.0, 10.0], bytes_per_token=2048
-)
-FUSED = SystemCost(
-    run="fused.seed1", training=[50.0, 160.0, 100.0], decoding=[8.0, 9.0], bytes_per_token=4096
-)
+PLAIN = SystemCost(training=[100.0, 200.0, 400.0], decoding=[10.0, 10.0], bytes_per_token=2048)
+FUSED = SystemCost(training=[50.0, 160.0, 100.0], decoding=[8.0, 9.0], bytes_per_token=4096)
 
 
 def costs(**systems: SystemCost) -> MeasuredCosts:

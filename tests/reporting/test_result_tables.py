@@ -206,6 +206,26 @@ def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
 
 
+def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> None:
+    end = "training.stages.0.end.epochs"
+    for name in ("fused", "other"):
+        for path in results.glob(f"{name}.*.json"):
+            result = read_result(path)
+            path.write_text(result_text(result.model_copy(update={"overrides": {end: 1}})))
+            if (name, result.seed) == ("fused", 2):
+                result = result.model_copy(update={"translations": {}})
+                (results / "fused.seed3.json").write_text(result_text(result))
+    rows, pilots = output(results).split("Systems: pilots\n")
+    assert "epochs = 1" not in rows and pilots.count("epochs = 1") == 6
+    assert cells(results)["fused"]["seeds"] == "2" and "other" not in cells(results)
+    [table] = json.loads(output(results, "--json"))["tables"]
+    assert table["results_without_row"] == ["other.seed1", "other.seed2"]
+    for name in ("plain", "fused"):
+        for path in results.glob(f"{name}.*.json"):
+            path.unlink()
+    assert cells(results)["other"]["seeds"] == "1 2"  # no training is complete
+
+
 def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)

@@ -304,7 +304,9 @@ def attention(
 ):
     """Compute the scores, the softmax of each source, and the weighted sum of values, for one row.
 
-    ``program_id`` 0 is the row of the step.
+    ``program_id`` 0 is the row of the step. ``start`` is the first row of the step in ``queries``
+    and ``contexts``, and ``weights_start`` that in ``weights``, which may have the rows of one step
+    only.
     """
     row = (start + tl.program_id(0)).to(tl.int64)
     weights_row = (weights_start + tl.program_id(0)).to(tl.int64)
