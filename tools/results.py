@@ -2,7 +2,8 @@
 
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
-first system and those with the highest scores, without title and notes.
+first system and those with the highest scores, without title and notes. If ``costs`` follows, it is
+a table of the measured costs of all systems.
 """
 
 import argparse
@@ -11,12 +12,13 @@ import sys
 from pathlib import Path
 
 from fusetk.cli.tables import NONE, markdown_table
-from fusetk.errors import FusetkError
+from fusetk.errors import DataError, FusetkError
+from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import read_tables
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main)?, made by `python -m tools.results \S+` -->\n"
+    r"<!-- results: begin (\S+?)( main| costs)?, made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 6  # of the short table
@@ -38,7 +40,11 @@ def updated(text: str, folder: Path) -> str:
         end = text.find(END, begin.end(), next_begin)
         if end < 0:
             raise ValueError(f"{END} is missing after the marker of {begin[1]}")
-        parts.append(f"{tables(folder / begin[1], begin[1], bool(begin[2]))}\n")
+        results = folder / begin[1]
+        if begin[2] == " costs":
+            parts.append(f"{cost_table(results)}\n")
+        else:
+            parts.append(f"{tables(results, begin[1], bool(begin[2]))}\n")
         parts.append(text[end:next_end])
     return "".join(parts)
 
@@ -58,6 +64,28 @@ def tables(results: Path, name: str, only_main: bool) -> str:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
     return "\n\n".join(texts)
+
+
+def cost_table(results: Path) -> str:
+    """Return the measured costs of all systems as Markdown, relative to the first system.
+
+    Raises DataError if nothing was measured.
+    """
+    costs = read_costs(results)
+    if costs is None:
+        raise DataError(f"{results} has no measured costs: tests/benchmarks/costs.py makes them")
+    first = next(iter(costs.systems))
+    rows = [
+        [
+            name,
+            f"×{costs.ratio('training', name, first):.2f}",
+            f"×{costs.ratio('decoding', name, first):.2f}",
+            f"×{cost.bytes_per_token / costs.systems[first].bytes_per_token:.2f}",
+        ]
+        for name, cost in costs.systems.items()
+    ]
+    heads = ["recipe", "training speed", "decoding speed", "memory a token"]
+    return markdown_table("", heads, rows, ()).partition("\n\n")[2]
 
 
 def _best(rows: list[list[str]]) -> list[list[str]]:

@@ -13,7 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
+from fusetk.errors import DataError
 from fusetk.reporting import results_page
+from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
 from fusetk.reporting.result_files import (
     SavedPanel,
     SavedWeights,
@@ -216,6 +218,24 @@ def test_tables_are_inserted_between_markers(results: Path) -> None:
     assert short == rows[: len(short)] and len(short) > 2 and "**" not in main
     shutil.rmtree(results)
     assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
+
+
+def test_a_table_of_costs_is_inserted(results: Path) -> None:
+    text = f"{MARKERS.format(results.name + ' costs')}{END}\n"
+    with pytest.raises(DataError, match="no measured costs"):
+        updated(text, results.parent)
+    cost = SystemCost(training=[100.0], decoding=[10.0], bytes_per_token=1000)
+    slow = SystemCost(training=[50.0], decoding=[8.0], bytes_per_token=1500)
+    costs = MeasuredCosts(
+        processor="p", device="d", settings="s", revision=None, systems={"b": cost, "a": slow}
+    )
+    write_costs(results, costs)
+    lines = updated(text, results.parent).splitlines()
+    assert lines[-3:] == [
+        "| b | ×1.00 | ×1.00 | ×1.00 |",
+        "| a | ×0.50 | ×0.80 | ×1.50 |",
+        END,
+    ]
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
