@@ -3,7 +3,8 @@
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
 first system and those with the highest scores, without title and notes. If ``costs`` follows, it is
-a table of the measured costs of all systems.
+a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
+table of their validation losses after some epochs.
 """
 
 import argparse
@@ -14,14 +15,17 @@ from pathlib import Path
 from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
 from fusetk.reporting.measured_costs import read_costs
+from fusetk.reporting.result_files import Curve
 from fusetk.reporting.result_layout import text_tables
-from fusetk.reporting.result_tables import read_tables
+from fusetk.reporting.result_tables import mean_of, read_tables
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main| costs)?, made by `python -m tools.results \S+` -->\n"
+    r"<!-- results: begin (\S+?)( main| costs| losses(?: \w+)+)?, "
+    r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 6  # of the short table
+LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 SCORE = 3  # the column of the first score, after the names, the parameters and the seeds
 
 
@@ -41,10 +45,14 @@ def updated(text: str, folder: Path) -> str:
         if end < 0:
             raise ValueError(f"{END} is missing after the marker of {begin[1]}")
         results = folder / begin[1]
-        if begin[2] == " costs":
-            parts.append(f"{cost_table(results)}\n")
+        kind, *systems = (begin[2] or "all").split()
+        if kind == "costs":
+            content = cost_table(results)
+        elif kind == "losses":
+            content = loss_table(results, systems)
         else:
-            parts.append(f"{tables(results, begin[1], bool(begin[2]))}\n")
+            content = tables(results, begin[1], kind == "main")
+        parts.append(f"{content}\n")
         parts.append(text[end:next_end])
     return "".join(parts)
 
@@ -86,6 +94,35 @@ def cost_table(results: Path) -> str:
     ]
     heads = ["recipe", "training speed", "decoding speed", "memory a token"]
     return markdown_table("", heads, rows, ()).partition("\n\n")[2]
+
+
+def loss_table(results: Path, systems: list[str]) -> str:
+    """Return the mean validation losses of some systems after some epochs, and the lowest one.
+
+    The runs are those of the complete table. Raises DataError if a system has no row there.
+    """
+    rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
+    lines: list[list[str]] = []
+    for system in systems:
+        if system not in rows:
+            raise DataError(f"{results} has no row of {system}")
+        curves = [run.result.valid_curve for run in rows[system].runs]
+        cells = [rows[system].name]
+        for epoch in LOSS_EPOCHS:
+            mean = mean_of(_loss_after(epoch, curve) for curve in curves)
+            complete = mean is not None and mean.runs == len(curves)
+            cells.append(f"{mean.value:.3f}" if mean and complete else NONE)
+        lowest = rows[system].loss
+        cells.append(f"{lowest.value:.3f}" if lowest else NONE)
+        lines.append(cells)
+    heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
+    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+
+
+def _loss_after(epoch: int, curve: Curve) -> float | None:
+    """Return the validation loss after an epoch; None if there was no validation."""
+    losses = dict(zip(curve["epoch"], curve["loss"], strict=True))
+    return losses.get(epoch)
 
 
 def _best(rows: list[list[str]]) -> list[list[str]]:

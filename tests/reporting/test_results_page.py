@@ -25,6 +25,7 @@ from fusetk.reporting.result_files import (
     result_text,
     translations_path,
 )
+from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
 from tools.results import END, updated
@@ -205,6 +206,18 @@ def test_the_readme_has_what_the_files_say(file: str) -> None:
     assert updated(text, path.parent) == text, f"run `python -m tools.results {file}`"
 
 
+def test_the_readme_says_whether_a_fusion_has_a_gain() -> None:
+    root = Path(results_page.__file__).parents[2]
+    [table] = read_tables(root / "results" / "multi30k", {})
+    gains = [row.name for row in table.rows if table.gain(row) == "yes"]
+    sentences = {
+        "README.md": "so far, none is",
+        "results/README.md": "So far, no fusion has a gain",
+    }
+    for file, sentence in sentences.items():
+        assert (sentence in (root / file).read_text(encoding="utf-8")) == (not gains), gains
+
+
 def test_tables_are_inserted_between_markers(results: Path) -> None:
     parts = [f"{MARKERS.format(results.name + main)}old\n{END}\n" for main in ("", " main")]
     new = updated(f"Before\n{parts[0]}Between\n{parts[1]}After\n", results.parent)
@@ -236,6 +249,23 @@ def test_a_table_of_costs_is_inserted(results: Path) -> None:
         "| a | ×0.50 | ×0.80 | ×1.50 |",
         END,
     ]
+
+
+def test_a_table_of_losses_is_inserted(results: Path) -> None:
+    text = f"{MARKERS.format(results.name + ' losses fused plain')}{END}\n"
+    lines = updated(text, results.parent).splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert cells[0][:3] == ["mean validation loss after epoch", "1", "2"]
+    assert [row[0] for row in cells[2:]] == ["fused", "plain"]
+    for row in cells[2:]:
+        curves = [read_result(results / f"{row[0]}.seed{seed}.json").valid_curve for seed in (1, 2)]
+        losses = [dict(zip(c["epoch"], c["loss"], strict=True)) for c in curves]
+        for epoch, cell in zip(cells[0][1:-1], row[1:-1], strict=True):
+            values = [loss.get(int(epoch)) for loss in losses]
+            assert cell == ("-" if None in values else f"{sum(values) / 2:.3f}")
+        assert row[-1] == f"{sum(min(loss.values()) for loss in losses) / 2:.3f}"
+    with pytest.raises(DataError, match="has no row of nothing"):
+        updated(text.replace("plain", "nothing"), results.parent)
 
 
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
