@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from fusetk import config as configs
 from fusetk.config import Config
 from fusetk.errors import ConfigError, FusetkError
-from fusetk.files import lock
+from fusetk.files import lock, locked
 from fusetk.recipe import load
 from fusetk.reporting.result_files import RunResult, read_results
 
@@ -294,7 +294,8 @@ class Queue:
         self.stopped = False
 
     def results(self) -> Results:
-        return Results(self.plan, list(read_results(self.options.results).values()))
+        with locked(self.options.results):  # a process that saves a result may rename others
+            return Results(self.plan, list(read_results(self.options.results).values()))
 
     def log(self, job: Job) -> Path:
         return self.options.out / job.setting / f"{job.system}.seed{job.seed}.log"
