@@ -4,6 +4,7 @@ If the PyTorch build has no Triton: ``pip install --no-deps --target DIR triton`
 PYTHONPATH.
 """
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fusetk.nn import recurrence
 from fusetk.nn.cells import InputCell
+from fusetk.nn.fused import gpu
 from fusetk.nn.fused.buffers import ForwardBuffers
 from tests.nn.test_recurrence import Case, close_all
 
@@ -45,6 +47,16 @@ def memory_after_weights(case: Case, dtype: torch.dtype) -> Tensor:
         patch.setattr(recurrence.fused, "allocate_forward", allocate_with_guard)
         case.infer(dtype)
     return memories[0]
+
+
+def test_programs_read_all_parameters() -> None:
+    """A parameter without effect is a mistake of the program or of its caller."""
+    tree = ast.parse(Path(gpu.__file__).with_name("programs.py").read_text(encoding="utf-8"))
+    programs = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert len(programs) > 4
+    for program in programs:
+        read = {n.id for part in program.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+        assert not {argument.arg for argument in program.args.args} - read, program.name
 
 
 CODE = """

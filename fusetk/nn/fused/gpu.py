@@ -129,7 +129,6 @@ class GpuKernels:
             before.buffer.shape[1],
             copy.start if copy else 0,
             copy.rows if copy else 0,
-            before.rows,
             width,
             self.spec.threshold,
             self.spec.scale,

@@ -62,7 +62,6 @@ def cell(
     before_positions,
     place,
     after_rows,
-    rows,
     width,
     threshold,
     keep_scale,
