@@ -39,7 +39,7 @@ def result(system: str, loss: float, seed: int = 1, **values: Any) -> Any:
         seed=seed,
         config={"rate": 2, "dropout": 0.2, "other": [1, {"x": 2}]} | values,
         valid_curve={"loss": [9.0, loss, None, 10.0]},
-        training=SimpleNamespace(update_seconds=1800.0),
+        training=SimpleNamespace(update_seconds=1800.0, on_gpu=False),
     )
 
 
@@ -84,6 +84,14 @@ def test_trainings_left_are_counted_before_they_are_known() -> None:
     assert left(*FIRST, *RATES) == 15 - 6
     done = [result("c", 1.0), result("c", 2.0, rate=1), result("c", 2.0, rate=4)]
     assert left(*done, result("c", 2.0, dropout=0.1), result("c", 1.0, 2)) == 10
+
+
+def test_hours_are_those_of_trainings_on_such_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = result("b", 3.0)
+    on_gpu.training = SimpleNamespace(update_seconds=360.0, on_gpu=True)
+    for available, hours in ((False, [0.5]), (True, [0.1])):
+        monkeypatch.setattr(run_queue.torch.cuda, "is_available", lambda answer=available: answer)
+        assert run_queue.Results(plan(), [result("a", 3.0), on_gpu]).hours == hours
 
 
 TRIAL = {"trial": {"epochs": 1, "keys": ["rate"]}}

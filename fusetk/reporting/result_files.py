@@ -67,6 +67,11 @@ class SavedTraining(SavedPart):
     data: str | None  # fingerprint of the training data
     sessions: list[Session]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a part of the training ran on a GPU."""
+        return any("CPU, " not in session.device for session in self.sessions)
+
 
 class SavedPanel(SavedPart):
     """A matrix of layer weights: a mean over the sentences of a text, or learned numbers."""

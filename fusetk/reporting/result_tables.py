@@ -93,7 +93,7 @@ class ResultRow:
 
         None if some trainings ran on a GPU and others did not, because it is measured differently.
         """
-        if len({run.on_gpu for run in self.runs}) > 1:
+        if len({run.result.training.on_gpu for run in self.runs}) > 1:
             return None
         return mean_of(run.result.training.peak_memory for run in self.runs)
 

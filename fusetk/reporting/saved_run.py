@@ -22,13 +22,6 @@ class SavedRun(NamedTuple):
         return any(END.fullmatch(key) for key in self.result.overrides)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether a part of the training ran on a GPU."""
-        return any(
-            not session.device.startswith("CPU") for session in self.result.training.sessions
-        )
-
-    @property
     def best_loss(self) -> float | None:
         """The lowest validation loss."""
         losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]

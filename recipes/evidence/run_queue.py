@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import Field, model_validator
 
 from fusetk import config as configs
@@ -124,7 +125,7 @@ class Results:
     def __init__(self, plan: PlanConfig, results: Sequence[RunResult]):
         self.plan = plan
         self.losses: dict[tuple[Any, ...], list[float]] = {}  # after each epoch
-        self.hours: list[float] = []
+        self.hours: list[float] = []  # of trainings on a device of the same kind as here
         for result in results:
             if not any(result.system in wave for wave in plan.waves):
                 continue
@@ -133,7 +134,7 @@ class Results:
             losses = [loss for loss in result.valid_curve["loss"] if loss is not None]
             epochs = config.get(EPOCHS)
             self.losses[_key(result.system, result.seed, values, epochs)] = losses
-            if epochs is None:
+            if epochs is None and result.training.on_gpu == torch.cuda.is_available():
                 seconds = result.training.update_seconds
                 self.hours.append((seconds or 0) / 3600)
 
@@ -404,7 +405,7 @@ class Queue:
                 process.terminate()
 
     def describe(self) -> None:
-        """Print the trainings that are left, and the hours that they take."""
+        """Print the trainings that are left, and the hours that they would take without trials."""
         results = self.results()
         for job in jobs_left(self.plan, self.own, results):
             print(job.name)
@@ -412,7 +413,7 @@ class Queue:
         text = f"{left} trainings left"
         if results.hours:
             hours = left * sum(results.hours) / len(results.hours) / self.options.jobs
-            text += f", about {hours:.0f} hours with {self.options.jobs} at a time"
+            text += f", at most {hours:.0f} hours with {self.options.jobs} at a time"
         print(text)
 
 
