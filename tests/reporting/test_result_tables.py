@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,21 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
         for path in results.glob(f"{name}.*.json"):
             path.unlink()
     assert cells(results)["other"]["seeds"] == "1 2"  # no training is complete
+
+
+@pytest.mark.parametrize(
+    ("device", "on_gpu"),
+    [("CPU, 1 threads", False), ("2 x CPU, 1 threads", False), ("2 x NVIDIA H100", True)],
+)
+def test_peak_memory_of_a_gpu_is_not_averaged_with_that_of_a_process(
+    results: Path, device: str, on_gpu: bool
+) -> None:
+    path = results / "fused.seed2.json"
+    result = read_result(path)
+    sessions = [replace(each, device=device) for each in result.training.sessions]
+    training = result.training.model_copy(update={"sessions": sessions, "peak_memory": 2**20})
+    path.write_text(result_text(result.model_copy(update={"training": training})))
+    assert (cells(results)["fused"]["peak memory"] == "") == on_gpu
 
 
 def test_runs_that_are_not_comparable_are_named(results: Path) -> None:
