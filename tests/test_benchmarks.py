@@ -185,6 +185,6 @@ def test_translations_are_as_long_as_their_sources(toy: Path) -> None:
     translator = Translator([training.build(recipe, None).eval()], pipeline, search)
     sources = [[5, 6, 7, EOS], [8, EOS], [9] * 12 + [EOS]]
     with torch.inference_mode():
-        found = translator.translate_ids(sources)
-    lengths = [len(n_best[0].ids) for n_best in found]
+        n_best_lists = translator.translate_ids(sources)
+    lengths = [len(n_best[0].ids) for n_best in n_best_lists]
     assert lengths == [len(source) - 1 for source in sources]  # without EOS

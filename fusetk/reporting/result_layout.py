@@ -69,11 +69,11 @@ def table_warnings(table: ResultTable) -> list[str]:
         for training in (run.result.training for run in runs)
     )
     data = (run.result.training.data for run in runs)
+    # Measured costs are comparable: they are from one run on one machine.
+    measures = "peak memory is" if table.costs else "speeds and peak memory are"
     precisions = (str(run.result.config["training"].get("precision")) for run in runs)
     warnings = [
-        *_differing(
-            "the machine, so their speeds and their memory are not comparable", runs, machines
-        ),
+        *_differing(f"the machine, so their {measures} not comparable", runs, machines),
         *_differing("the training data", runs, (known and known[:8] for known in data)),
         *_differing("the precision", runs, precisions),
     ]

@@ -405,7 +405,10 @@ class Queue:
                 process.terminate()
 
     def describe(self) -> None:
-        """Print the trainings that are left, and the hours that they would take without trials."""
+        """Print the trainings that are left, and an upper limit of their hours.
+
+        For this limit, a trial takes as long as a complete training.
+        """
         results = self.results()
         for job in jobs_left(self.plan, self.own, results):
             print(job.name)

@@ -93,9 +93,10 @@ def test_searches_find_the_same(name: str, beam: int, stop: str) -> None:
     config = SearchConfig(beam=beam, n_best=min(2, beam), stop=stop, max_length_extra=6)
     with torch.inference_mode():
         expected = search([model], *batch(SOURCES), config)
-        found = search([on_gpu(model)], *(t.to(GPU) for t in batch(SOURCES)), config)
-    for hypotheses, others in zip(found, expected, strict=True):
-        assert_same(hypotheses, others)
+        source = (tensor.to(GPU) for tensor in batch(SOURCES))
+        n_best_lists = search([on_gpu(model)], *source, config)
+    for n_best, others in zip(n_best_lists, expected, strict=True):
+        assert_same(n_best, others)
 
 
 def run(*words: object) -> str:

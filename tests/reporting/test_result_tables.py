@@ -221,6 +221,10 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
     assert cells(results)["fused"]["seeds"] == "2" and "other" not in cells(results)
     [table] = json.loads(output(results, "--json"))["tables"]
     assert table["results_without_row"] == ["other.seed1", "other.seed2"]
+    for path in results.glob("plain.*.json"):  # the baseline
+        result = read_result(path)
+        path.write_text(result_text(result.model_copy(update={"overrides": {end: 1}})))
+    assert cells(results)["fused"]["gain"] == "no baseline" and "plain" not in cells(results)
     for name in ("plain", "fused"):
         for path in results.glob(f"{name}.*.json"):
             path.unlink()
