@@ -22,13 +22,6 @@ struct Scratch {
     ~Scratch() { free(at); }
 };
 
-// Random words of one thread.
-struct Words {
-    uint64_t *at;
-    explicit Words(Int elements) : at((uint64_t *)malloc((elements / 4 + 2) * sizeof(uint64_t))) {}
-    ~Words() { free(at); }
-};
-
 // Memory of one thread for several arrays. `start` frees all of them, and `take` returns the next
 // one. Memory that is too small is replaced.
 struct Buffer {

@@ -3,57 +3,17 @@
 // activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
 // bits. Products come without their bias: the next kernel adds it.
 
-#include "common.h"
+#include "vectors.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
-
-// A vector of 16 numbers. The compiler splits it if the processor's vectors are shorter.
-// fusetk/nn/fused/decoding.py has the same constant.
-enum { LANES = 16 };
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-static inline Vector load(const float *p) { return *(const Vector *)p; }
-static inline void store(float *p, Vector v) { *(Vector *)p = v; }
-static inline Vector fill(float x) { return x - (Vector){}; }
-static inline Vector larger(Vector a, Vector b) { return b > a ? b : a; }  // a if a is NaN
 
 // The first n < 16 numbers; the others are `rest`.
 static inline Vector load_part(const float *p, Int n, float rest) {
     Vector v = fill(rest);
     memcpy(&v, p, n * sizeof(float));
     return v;
-}
-
-typedef float V8 __attribute__((vector_size(32)));
-typedef float V4 __attribute__((vector_size(16)));
-
-static inline float sum(Vector v) {
-    union { Vector v; V8 h[2]; } a = {v};
-    union { V8 v; V4 h[2]; } b = {a.h[0] + a.h[1]};
-    V4 c = b.h[0] + b.h[1];
-    return (c[0] + c[2]) + (c[1] + c[3]);
-}
-
-static inline float max(Vector v) {
-    union { Vector v; V8 h[2]; } a = {v};
-    union { V8 v; V4 h[2]; } b = {a.h[0] > a.h[1] ? a.h[0] : a.h[1]};
-    V4 c = b.h[0] > b.h[1] ? b.h[0] : b.h[1];
-    float x = c[0] > c[2] ? c[0] : c[2], y = c[1] > c[3] ? c[1] : c[3];
-    return x > y ? x : y;
-}
-
-// 1.5 * 2^23: x + ROUND - ROUND is x, rounded to an integer, for |x| < 2^22.
-static const float ROUND = 12582912.0f;
-
-// e^x for x <= 0
-static inline Vector exp_(Vector x) {
-    x = larger(x, fill(-87.0f));
-    Vector k = (x * 1.44269504f + ROUND) - ROUND;
-    IntVector exponent = (__builtin_convertvector(k, IntVector) + 127) << 23;
-    return exp_of_rest(x, k) * *(Vector *)&exponent;
 }
 
 // Replace the numbers x, which -inf pads to full vectors, by e^(x - max x). Return their sum.
@@ -68,13 +28,6 @@ static inline float softmax(float *x, Int vectors) {
         total += e;
     }
     return sum(total);
-}
-
-static inline bool contains_true(IntVector v) {
-    union { IntVector v; Int parts[LANES / 2]; } a = {v};
-    Int any = 0;
-    for (Int i = 0; i < LANES / 2; i++) any |= a.parts[i];
-    return any;
 }
 
 static inline Int vectors_of(Int n) { return (n + LANES - 1) / LANES; }
@@ -101,34 +54,6 @@ static inline void mix(float *out, Int n, const float *weights, Int count, float
     }
 }
 
-// Add the two halves of each group of 2 N numbers (mergeN): the groups of a, then those of b.
-static inline Vector merge8(Vector a, Vector b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-        __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-static inline Vector merge4(Vector a, Vector b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-}
-static inline Vector merge2(Vector a, Vector b) {
-    return __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-        __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-}
-static inline Vector merge1(Vector a, Vector b) {
-    const Vector even =
-        __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    return even +
-        __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
-
-// The sum of the numbers of each of 16 vectors
-static inline Vector sums(const Vector *v) {
-    Vector a[8], b[4];
-    for (Int i = 0; i < 8; i++) a[i] = merge8(v[2 * i], v[2 * i + 1]);
-    for (Int i = 0; i < 4; i++) b[i] = merge4(a[2 * i], a[2 * i + 1]);
-    return merge1(merge2(b[0], b[1]), merge2(b[2], b[3]));
-}
-
 // scores[t] = the scalar product of q (size) and the features of keys[t] from `first` on, for
 // t < count. The other numbers of the last vector are -inf.
 static inline void dots(
@@ -142,7 +67,7 @@ static inline void dots(
             Vector v = {};
             Int j = 0;
             for (; j + LANES <= size; j += LANES) v += load(q + j) * load(k + j);
-            for (; j < size; j++) v[j % LANES] += q[j] * k[j];
+            if (j < size) v += load_part(q + j, size - j, 0) * load_part(k + j, size - j, 0);
             products[t] = v;
         }
         for (Int t = part; t < LANES; t++) products[t] = fill(0);
@@ -346,8 +271,7 @@ void rescale(
         const float scale = row_scale[r];
         Int j = 0;
         for (; j + LANES <= width; j += LANES) {
-            Vector v = __builtin_convertvector(*(IntVector *)(from + j), Vector);
-            v = v * scale * load(column_scale + j);
+            Vector v = to_float(from + j) * scale * load(column_scale + j);
             if (bias) v += load(bias + j);
             store(to + j, larger(v, lowest));
         }
@@ -397,10 +321,10 @@ void best_tokens(
                 store(x + j, v);
                 maxima = larger(maxima, v);
             }
-            for (Int j = full; j < size; j++) {
-                if (bias) x[j] += bias[j];
-                maxima[j - full] = x[j] > maxima[j - full] ? x[j] : maxima[j - full];
-            }
+            if (bias)
+                for (Int j = full; j < size; j++) x[j] += bias[j];
+            if (full < size)
+                maxima = larger(maxima, load_part(x + full, size - full, -INFINITY));
             highest = max(maxima) > highest ? max(maxima) : highest;
             for (Int i = 0; i < num_forbidden; i++) excluded += expf(values.at[i] - highest);
         }
@@ -414,12 +338,13 @@ void best_tokens(
         // n-th highest maximum.
         float least = -INFINITY;
         if (n <= LANES) {
-            float sorted[LANES];
+            float unsorted[LANES], sorted[LANES];
+            store(unsorted, maxima);
             for (Int i = 0; i < LANES; i++) {
                 Int place = i;
-                for (; place > 0 && maxima[i] > sorted[place - 1]; place--)
+                for (; place > 0 && unsorted[i] > sorted[place - 1]; place--)
                     sorted[place] = sorted[place - 1];
-                sorted[place] = maxima[i];
+                sorted[place] = unsorted[i];
             }
             least = sorted[n - 1];
         }
@@ -466,12 +391,8 @@ void quantize(
         for (Int j = full; j < width; j++)
             if (fabsf(from[j]) > highest || from[j] != from[j]) highest = fabsf(from[j]);
         const float factor = 127.0f / highest;
-        for (Int j = 0; j < full; j += LANES) {
-            typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-            Vector v = (load(from + j) * factor + ROUND) - ROUND;
-            IntVector integers = __builtin_convertvector(v, IntVector);
-            *(Bytes *)(to + j) = __builtin_convertvector(integers, Bytes);
-        }
+        for (Int j = 0; j < full; j += LANES)
+            store_integers(to + j, (load(from + j) * factor + ROUND) - ROUND);
         for (Int j = full; j < width; j++) to[j] = (int8_t)((from[j] * factor + ROUND) - ROUND);
         scale[r] = highest / 127.0f;
     }

@@ -3,7 +3,9 @@
 // normalisation, the activation of the feed-forward network, and the loss. T is the type of the
 // products, float or bfloat16. Sums are in float.
 
-#include "common.h"
+#include "vectors.h"
+
+#include <float.h>
 
 // Dropout -----------------------------------------------------------------------------------------
 
@@ -18,19 +20,32 @@ struct Dropout {
 
 typedef int16_t __attribute__((may_alias)) Bits;
 
-static inline uint64_t random_word(uint64_t seed, uint64_t number) {
-    uint64_t z = seed + (number + 1) * 0x9E3779B97F4A7C15u;
+// Words `number`. T is uint64_t or a vector.
+template <class T>
+static inline T random_word(uint64_t seed, T number) {
+    T z = seed + (number + 1) * 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
 
-// Return the bits of `count` elements from element `first` on. `words` has room for count / 4 + 2.
-static inline const Bits *random_bits(const Dropout &drop, Int first, Int count, uint64_t *words) {
+// Random words of one thread, for at most `elements` elements.
+struct Words {
+    uint64_t *at;
+    explicit Words(Int elements) : at((uint64_t *)malloc((elements / 4 + 10) * sizeof(uint64_t))) {}
+    ~Words() { free(at); }
+};
+
+typedef uint64_t WordVector __attribute__((vector_size(64), aligned(8), may_alias));
+
+// Return the bits of `count` elements from element `first` on.
+static inline const Bits *random_bits(const Dropout &drop, Int first, Int count, Words &words) {
     const Int begin = first / 4, end = (first + count + 3) / 4;
-#pragma omp simd
-    for (Int w = begin; w < end; w++) words[w - begin] = random_word(drop.seed, w);
-    return (const Bits *)words + first % 4;
+    for (Int w = begin; w < end; w += 8) {
+        const WordVector numbers = (uint64_t)w + (WordVector){0, 1, 2, 3, 4, 5, 6, 7};
+        *(WordVector *)(words.at + w - begin) = random_word(drop.seed, numbers);
+    }
+    return (const Bits *)words.at + first % 4;
 }
 
 // The factor of an element. The members of Dropout are copied, because the compiler must assume
@@ -50,7 +65,7 @@ struct RandomWords {
 
 extern "C" void random_words(const RandomWords *a) {
 #pragma omp parallel for simd num_threads(a->threads) if (a->count > 8192)
-    for (Int w = 0; w < a->count; w++) a->words[w] = random_word(a->seed, w);
+    for (Int w = 0; w < a->count; w++) a->words[w] = random_word(a->seed, (uint64_t)w);
 }
 
 // Residual sum ------------------------------------------------------------------------------------
@@ -73,7 +88,7 @@ struct Residual {
 };
 
 template <class T>
-static void residual_forward(const Residual &a, Int row, uint64_t *words) {
+static void residual_forward(const Residual &a, Int row, Words &words) {
     const Int width = a.width;
     const float *x = a.x + row * width;
     const T *y = (const T *)a.y + row * width;
@@ -104,7 +119,7 @@ static void residual_forward(const Residual &a, Int row, uint64_t *words) {
 }
 
 template <class T>
-static void residual_backward(const Residual &a, Int row, uint64_t *words, float *by_gain,
+static void residual_backward(const Residual &a, Int row, Words &words, float *by_gain,
                               float *by_shift) {
     const Int width = a.width;
     const float *grad = a.grad + row * width;
@@ -151,9 +166,9 @@ static void run_residual(const Residual &a, bool backward) {
 #pragma omp for schedule(static)
         for (Int row = 0; row < a.rows; row++) {
             if (backward)
-                residual_backward<T>(a, row, words.at, partial, partial + a.width);
+                residual_backward<T>(a, row, words, partial, partial + a.width);
             else
-                residual_forward<T>(a, row, words.at);
+                residual_forward<T>(a, row, words);
         }
     }
 }
@@ -176,7 +191,7 @@ struct Activation {
 };
 
 template <class T>
-static void activation_forward(const Activation &a, Int row, uint64_t *words) {
+static void activation_forward(const Activation &a, Int row, Words &words) {
     const Int width = a.width;
     T *h = (T *)a.h + row * width;
     const float *bias = a.bias;
@@ -221,7 +236,7 @@ static void run_activation(const Activation &a, bool backward) {
             if (backward)
                 activation_backward<T>(a, row, a.partial + omp_get_thread_num() * a.width);
             else
-                activation_forward<T>(a, row, words.at);
+                activation_forward<T>(a, row, words);
         }
     }
 }
@@ -259,105 +274,125 @@ extern "C" void column_sum(const ColumnSum *a) {
 
 // Small products ----------------------------------------------------------------------------------
 
+// Registers for the sums of a product
 #ifdef __AVX512F__
-enum { LANES = 16 };
+enum { SUMS = 16 };
 #else
-enum { LANES = 8 };
+enum { SUMS = 8 };
 #endif
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int Lanes __attribute__((vector_size(4 * LANES)));
 
-enum { PAD = 16 };  // row lengths of buffers are multiples of this number
+enum { PAD = LANES };  // row lengths of buffers are multiples of this number
 
 // n, rounded up to a multiple of PAD. The form of the expression shows this to the compiler.
 static inline Int multiple(Int n) { return (n + PAD - 1) / PAD * PAD; }
 
-// c (R, C * LANES) = or += a (R, count) b (count, C * LANES). Element (i, k) of a is at
-// a[i * row_step + k * step].
-template <int R, int C>
-static inline void tile(Int count, const float *a, Int row_step, Int step, const float *b, Int ldb,
-                        float *c, Int ldc, bool add) {
-    Vector sums[R][C];
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < C; j++)
-            sums[i][j] = add ? *(const Vector *)(c + i * ldc + j * LANES) : Vector{};
-    for (Int k = 0; k < count; k++) {
-        Vector row[C];
-        for (int j = 0; j < C; j++) row[j] = *(const Vector *)(b + k * ldb + j * LANES);
-        for (int i = 0; i < R; i++) {
-            const float value = a[i * row_step + k * step];
-            for (int j = 0; j < C; j++) sums[i][j] += value * row[j];
-        }
-    }
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < C; j++) *(Vector *)(c + i * ldc + j * LANES) = sums[i][j];
-}
-
-// Exchange the blocks of S lanes beside the diagonal of a 2 S x 2 S matrix, in all lanes at once.
+// Exchange the blocks of S numbers beside the diagonal of a 2 S x 2 S matrix, in all registers.
 template <int S>
-static inline void exchange(Vector &a, Vector &b) {
-    Lanes low, high;
-    for (int l = 0; l < LANES; l++) {
-        low[l] = l & S ? LANES + l - S : l;
-        high[l] = l & S ? LANES + l : l + S;
+static inline void exchange(Register &a, Register &b) {
+    IntRegister low, high;
+    for (int i = 0; i < WIDTH; i++) {
+        low[i] = i & S ? WIDTH + i - S : i;
+        high[i] = i & S ? WIDTH + i : i + S;
     }
-#ifdef __clang__
-    const Vector x = a, y = b;
-    for (int l = 0; l < LANES; l++) {
-        a[l] = low[l] < LANES ? x[low[l]] : y[low[l] - LANES];
-        b[l] = high[l] < LANES ? x[high[l]] : y[high[l] - LANES];
-    }
-#else
-    const Vector first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
+    const Register first = shuffle(a, b, low);
+    b = shuffle(a, b, high);
     a = first;
-#endif
 }
 
 template <int S>
-static inline void exchange_rows(Vector *rows) {
-    for (int i = 0; i < LANES; i++)
+static inline void exchange_rows(Register *rows) {
+    for (int i = 0; i < WIDTH; i++)
         if (!(i & S)) exchange<S>(rows[i], rows[i + S]);
 }
 
-// to (columns, rows) = from (rows, columns) transposed; both numbers are multiples of PAD.
-static void transpose(const float *from, Int rows, Int columns, float *to) {
-    for (Int i = 0; i < rows; i += LANES)
-        for (Int j = 0; j < columns; j += LANES) {
-            Vector block[LANES];
-            for (int k = 0; k < LANES; k++)
-                block[k] = *(const Vector *)(from + (i + k) * columns + j);
+struct Matrix {
+    float *at;
+    Int ld;  // elements from row to row
+};
+
+// to (columns, multiple(rows)) = from (rows, columns) transposed, with zeros beside it. `columns` is
+// a multiple of PAD.
+static void transpose(Matrix from, Int rows, Int columns, float *to) {
+    const Int ld = multiple(rows);
+    for (Int i = 0; i < ld; i += WIDTH)
+        for (Int j = 0; j < columns; j += WIDTH) {
+            Register block[WIDTH];
+            for (int k = 0; k < WIDTH; k++) {
+                const float *row = from.at + (i + k) * from.ld + j;
+                block[k] = i + k < rows ? *(const Register *)row : Register{};
+            }
             exchange_rows<1>(block);
             exchange_rows<2>(block);
-            exchange_rows<4>(block);
-            if (LANES > 8) exchange_rows<LANES / 2>(block);
-            for (int k = 0; k < LANES; k++) *(Vector *)(to + (j + k) * rows + i) = block[k];
+            if constexpr (WIDTH > 4) exchange_rows<4>(block);
+            if constexpr (WIDTH > 8) exchange_rows<8>(block);
+            for (int k = 0; k < WIDTH; k++) *(Register *)(to + (j + k) * ld + i) = block[k];
         }
 }
 
-template <int R, int C>
-static inline void column_of_tiles(Int rows, Int count, const float *a, Int row_step, Int step,
-                                   const float *b, Int ldb, float *c, Int ldc, bool add) {
-    for (; rows >= R; rows -= R, a += R * row_step, c += R * ldc)
-        tile<R, C>(count, a, row_step, step, b, ldb, c, ldc, add);
-    if constexpr (R > 1) {
-        if (rows) column_of_tiles<R / 2, C>(rows, count, a, row_step, step, b, ldb, c, ldc, add);
+// A product c (rows, C * WIDTH) = or += a (rows, count) b (count, C * WIDTH). Element (i, k) of a is
+// at a[i * row_step + k * step].
+struct Product {
+    Int count, row_step, step, ldb, ldc;
+    bool add;
+
+    template <int R, int C>
+    void tile(const float *a, const float *b, float *c) const {
+        Register sums[R][C];
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < C; j++)
+                sums[i][j] = add ? *(const Register *)(c + i * ldc + j * WIDTH) : Register{};
+        for (Int k = 0; k < count; k++) {
+            Register row[C];
+            for (int j = 0; j < C; j++) row[j] = *(const Register *)(b + k * ldb + j * WIDTH);
+            for (int i = 0; i < R; i++) {
+                const float value = a[i * row_step + k * step];
+                for (int j = 0; j < C; j++) sums[i][j] += value * row[j];
+            }
+        }
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < C; j++) *(Register *)(c + i * ldc + j * WIDTH) = sums[i][j];
     }
+
+    template <int R, int C>
+    void tile_of(Int rows, const float *a, const float *b, float *c) const {
+        if (rows == R)
+            tile<R, C>(a, b, c);
+        else if constexpr (R > 1)
+            tile_of<R - 1, C>(rows, a, b, c);
+    }
+
+    // Tiles of nearly the same number of rows, because those of few rows are slow.
+    template <int C>
+    void column(Int rows, const float *a, const float *b, float *c) const {
+        for (Int tiles = (rows + SUMS / C - 1) / (SUMS / C); tiles; tiles--) {
+            const Int part = (rows + tiles - 1) / tiles;
+            tile_of<SUMS / C, C>(part, a, b, c);
+            rows -= part;
+            a += part * row_step;
+            c += part * ldc;
+        }
+    }
+};
+
+static void run_product(Int rows, Int columns, const Product &product, Matrix a, Matrix b, Matrix c) {
+    Int j = 0;
+    for (; j + 2 * WIDTH <= columns; j += 2 * WIDTH)
+        product.column<2>(rows, a.at, b.at + j, c.at + j);
+    for (; j < columns; j += WIDTH) product.column<1>(rows, a.at, b.at + j, c.at + j);
 }
 
-// c (rows, columns) = or += a (rows, count) b (count, columns), with `columns` a multiple of PAD.
-static void product(Int rows, Int columns, Int count, const float *a, Int row_step, Int step,
-                    const float *b, Int ldb, float *c, Int ldc, bool add) {
-    Int j = 0;
-    for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        column_of_tiles<4, 2>(rows, count, a, row_step, step, b + j, ldb, c + j, ldc, add);
-    for (; j < columns; j += LANES)
-        column_of_tiles<8, 1>(rows, count, a, row_step, step, b + j, ldb, c + j, ldc, add);
+// c (rows, columns) = a (rows, count) b (count, columns), with `columns` a multiple of PAD
+static void product(Int rows, Int columns, Int count, Matrix a, Matrix b, Matrix c) {
+    run_product(rows, columns, {count, a.ld, 1, b.ld, c.ld, false}, a, b, c);
+}
+
+// c (rows, columns) = or += a^T (rows, count) b (count, columns), likewise
+static void transposed_product(Int rows, Int columns, Int count, Matrix a, Matrix b, Matrix c,
+                               bool add) {
+    run_product(rows, columns, {count, 1, a.ld, b.ld, c.ld, add}, a, b, c);
 }
 
 // Attention ---------------------------------------------------------------------------------------
-
-static const float MASKED = -1e30f;  // score of a key that a query does not attend to
 
 enum { SEGMENTS = 2, BLOCK = 64 };  // queries of a sentence are processed in blocks
 
@@ -383,188 +418,223 @@ struct Attention {
     Dropout drop;              // element (query, head, key) has the number
     Int random_stride;         //     (query * heads + head) * random_stride + key
     void *contexts;            // T: (queries, heads * size)
-    float *log_sums;           // (queries, heads)
+    float *normalizers;        // (queries, heads, 2): largest score, and 1 / sum of the exponentials
     const void *grad;          // T: gradient of the contexts
     void *by_queries;          // T: with the stride of the queries
 };
 
+static const float NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// x for the first n < 16 numbers, and `rest` for the others. If n >= 16, return x.
+static inline Vector first_of(Vector x, Int n, float rest) {
+    return n < LANES ? select(load(NUMBERS) < (float)n, x, fill(rest)) : x;
+}
+
+// The factors of dropout of 16 elements; null bits: 1
+static inline Vector factors(const Dropout &drop, const Bits *bits) {
+    if (!bits) return fill(1);
+    return select(to_float(bits) >= (float)drop.threshold, fill(drop.scale), fill(0));
+}
+
+// Replace the n scores x by their softmax times dropout. The numbers up to the next full vector
+// become 0.
+static inline void softmax(float *x, Int n, float scale, const Dropout &drop, const Bits *bits,
+                           float *normalizer) {
+    const Int end = multiple(n);
+    Vector top = fill(-FLT_MAX), total = {};
+    for (Int j = 0; j < end; j += LANES)
+        top = larger(top, first_of(load(x + j), n - j, -FLT_MAX));
+    const float highest = max(top) * scale;
+    for (Int j = 0; j < end; j += LANES) {
+        const Vector e = first_of(exp_(load(x + j) * scale - highest), n - j, 0);
+        store(x + j, e);
+        total += e;
+    }
+    normalizer[0] = highest;
+    normalizer[1] = 1 / sum(total);
+    for (Int j = 0; j < end; j += LANES)
+        store(x + j, load(x + j) * normalizer[1] * factors(drop, bits ? bits + j : 0));
+}
+
+// Replace the n scores x by their softmax times dropout, and the gradients `grad` of the results by
+// those of the scores. The numbers up to the next full vector become 0.
+static inline void softmax_backward(float *x, float *grad, Int n, float scale, const Dropout &drop,
+                                    const Bits *bits, const float *normalizer) {
+    const Int end = multiple(n);
+    Vector along = {};
+    for (Int j = 0; j < end; j += LANES) {
+        const Vector e = exp_(load(x + j) * scale - normalizer[0]) * normalizer[1];
+        const Vector p = first_of(e, n - j, 0);
+        const Vector g = first_of(load(grad + j) * factors(drop, bits ? bits + j : 0), n - j, 0);
+        store(x + j, p);
+        store(grad + j, g);
+        along += p * g;
+    }
+    const float mean = sum(along);
+    for (Int j = 0; j < end; j += LANES) {
+        const Vector p = load(x + j);
+        store(grad + j, p * (load(grad + j) - mean) * scale);
+        store(x + j, p * factors(drop, bits ? bits + j : 0));
+    }
+}
+
+// The attention of one head to the keys of one sentence. Its rows of features are read and written
+// in float32 tensors themselves, if they fill vectors (`direct`). Otherwise they are copied to float
+// rows of ldd features, padded with 0: products read the padding, and subnormal numbers would slow
+// them down. A copy also joins the keys of several segments.
 template <class T>
 struct Head {
     const Attention &a;
-    const Int sentence, head, size, queries;
+    const Int sentence, head, size, ldd, first, queries;
+    const bool direct;
     Int keys, before;  // number of keys, and of keys before the last segment
 
     Head(const Attention &a, Int sentence, Int head)
-        : a(a), sentence(sentence), head(head), size(a.size),
-          queries(a.offsets[sentence + 1] - a.offsets[sentence]), keys(0), before(0) {
+        : a(a), sentence(sentence), head(head), size(a.size), ldd(multiple(a.size)),
+          first(a.offsets[sentence]), queries(a.offsets[sentence + 1] - first),
+          direct(sizeof(T) == sizeof(float) && size == ldd), keys(0), before(0) {
         for (Int g = 0; g < a.segments; g++) {
-            const Int *offsets = a.segment[g].offsets;
             before = keys;
-            keys += offsets[sentence + 1] - offsets[sentence];
+            keys += length(a.segment[g]);
         }
+    }
+
+    Int length(const Segment &segment) const {
+        return segment.offsets[sentence + 1] - segment.offsets[sentence];
     }
 
     Int visible(Int query) const { return a.causal ? before + query + 1 : keys; }
 
-    // Copy the keys (`part` 0) or the values (1) into `rows` rows of `ld` features, padded with 0.
-    // Products read the padding, and subnormal numbers would slow them down.
-    void read(int part, float *to, Int rows, Int ld) const {
-        const Int column = (part * a.heads + head) * size;
-        for (Int g = 0; g < a.segments; g++) {
-            const Segment &segment = a.segment[g];
-            const Int first = segment.offsets[sentence];
-            const Int count = segment.offsets[sentence + 1] - first;
-            read_rows(segment.keys_values, segment.stride, first, count, column, size, 1, to, ld);
-            to += count * ld;
-        }
-        for (Int i = 0; i < (rows - keys) * ld; i++) to[i] = 0;
+    // The features of this head in row `row` of x; `part` is 1 for values, and 0 otherwise.
+    T *features(const void *x, Int stride, Int row, int part = 0) const {
+        return (T *)x + row * stride + (part * a.heads + head) * size;
     }
 
-    void write(int part, const float *from, Int ld) const {
-        Int j = 0;
-        for (Int g = 0; g < a.segments; g++) {
-            const Segment &segment = a.segment[g];
-            const Int column = (part * a.heads + head) * size;
-            const Int end = segment.offsets[sentence + 1];
-            for (Int row = segment.offsets[sentence]; row < end; row++, j++) {
-                T *to = (T *)segment.grad + row * segment.stride + column;
+    T *features(const Segment &s, const void *x, int part) const {
+        return features(x, s.stride, s.offsets[sentence], part);
+    }
+
+    void copy(const T *x, Int stride, Int count, float *to) const {
+        for (Int i = 0; i < count; i++, x += stride, to += ldd) {
 #pragma omp simd
-                for (Int d = 0; d < size; d++) put(to, d, from[j * ld + d]);
-            }
+            for (Int d = 0; d < size; d++) to[d] = get(x, d);
+            for (Int d = size; d < ldd; d++) to[d] = 0;
         }
     }
 
-    // Copy `count` rows, times `scale`, into rows of `ld` features, padded with 0.
-    static void read_rows(const void *x, Int stride, Int row, Int count, Int column, Int size,
-                          float scale, float *to, Int ld) {
-        for (Int i = 0; i < count; i++, to += ld) {
-            const T *from = (const T *)x + (row + i) * stride + column;
+    Matrix read(const T *x, Int stride, Int count, float *buffer) const {
+        if (direct) return {(float *)x, stride};
+        copy(x, stride, count, buffer);
+        return {buffer, ldd};
+    }
+
+    Matrix read_keys(int part, float *buffer) const {
+        const Segment *s = a.segment;
+        if (a.segments == 1) return read(features(*s, s->keys_values, part), s->stride, keys, buffer);
+        float *to = buffer;
+        for (; s < a.segment + a.segments; to += length(*s) * ldd, s++)
+            copy(features(*s, s->keys_values, part), s->stride, length(*s), to);
+        return {buffer, ldd};
+    }
+
+    // The place of results. `write` copies them to x, if they are not there.
+    Matrix place(T *x, Int stride, float *buffer) const {
+        return direct ? Matrix{(float *)x, stride} : Matrix{buffer, ldd};
+    }
+
+    void write(Matrix from, Int count, T *x, Int stride) const {
+        if ((void *)from.at == x) return;
+        for (Int i = 0; i < count; i++, from.at += from.ld, x += stride) {
 #pragma omp simd
-            for (Int d = 0; d < size; d++) to[d] = get(from, d) * scale;
-            for (Int d = size; d < ld; d++) to[d] = 0;
+            for (Int d = 0; d < size; d++) put(x, d, from.at[d]);
         }
     }
 
-    static void write_rows(const float *from, Int ld, void *x, Int stride, Int row, Int count,
-                           Int column, Int size, float scale) {
-        for (Int i = 0; i < count; i++) {
-            T *to = (T *)x + (row + i) * stride + column;
-#pragma omp simd
-            for (Int d = 0; d < size; d++) put(to, d, from[i * ld + d] * scale);
+    Matrix place_keys(int part, float *buffer) const {
+        const Segment &s = a.segment[0];
+        if (a.segments == 1) return place(features(s, s.grad, part), s.stride, buffer);
+        return {buffer, ldd};
+    }
+
+    void write_keys(int part, Matrix from) const {
+        for (const Segment *s = a.segment; s < a.segment + a.segments; s++) {
+            write(from, length(*s), features(*s, s->grad, part), s->stride);
+            from.at += length(*s) * from.ld;
         }
     }
 
-    const Bits *bits(Int row, Int count, uint64_t *words) const {
+    const Bits *bits(Int row, Int count, Words &words) const {
+        if (!a.drop.scale) return 0;
         return random_bits(a.drop, (row * a.heads + head) * a.random_stride, count, words);
     }
 
+    float *normalizer(Int row) const { return a.normalizers + (row * a.heads + head) * 2; }
+
     void forward(Buffer &buffer, Words &words) const {
-        const Int ldk = multiple(keys), ldd = multiple(size), first = a.offsets[sentence];
+        const Int ldk = multiple(keys);
         buffer.start();
-        float *key_rows = buffer.take(ldk * ldd);
-        float *transposed_keys = buffer.take(ldd * ldk);
-        float *values = buffer.take(keys * ldd);
-        float *q = buffer.take(BLOCK * ldd);
-        float *weights = buffer.take(BLOCK * ldk);
-        float *contexts = buffer.take(BLOCK * ldd);
-        read(0, key_rows, ldk, ldd);
-        transpose(key_rows, ldk, ldd, transposed_keys);
-        read(1, values, keys, ldd);
+        float *keys_transposed = buffer.take(ldd * ldk), *weights = buffer.take(BLOCK * ldk);
+        transpose(read_keys(0, buffer.take(keys * ldd)), keys, ldd, keys_transposed);
+        const Matrix values = read_keys(1, buffer.take(keys * ldd));
+        float *query_buffer = buffer.take(BLOCK * ldd), *context_buffer = buffer.take(BLOCK * ldd);
         for (Int start = 0; start < queries; start += BLOCK) {
-            const Int rows = queries - start < BLOCK ? queries - start : BLOCK;
-            read_rows(a.queries, a.stride, first + start, rows, head * size, size, a.scale, q, ldd);
-            product(rows, ldk, size, q, ldd, 1, transposed_keys, ldk, weights, ldk, false);
-            for (Int i = 0; i < rows; i++) {
+            const Int count = queries - start < BLOCK ? queries - start : BLOCK;
+            T *to = features(a.contexts, a.heads * size, first + start);
+            const Matrix contexts = place(to, a.heads * size, context_buffer);
+            const Matrix q = read(
+                features(a.queries, a.stride, first + start), a.stride, count, query_buffer);
+            product(count, ldk, size, q, {keys_transposed, ldk}, {weights, ldk});
+            for (Int i = 0; i < count; i++) {
                 const Int row = first + start + i, n = visible(start + i);
-                float *w = weights + i * ldk, largest = MASKED, sum = 0;
-                for (Int j = n; j < ldk; j++) w[j] = MASKED;
-#pragma omp simd reduction(max : largest)
-                for (Int j = 0; j < ldk; j++) largest = w[j] > largest ? w[j] : largest;
-#pragma omp simd reduction(+ : sum)
-                for (Int j = 0; j < ldk; j++) {
-                    w[j] = exp_(w[j] - largest);
-                    sum += w[j];
-                }
-                for (Int j = n; j < ldk; j++) w[j] = 0;
-                const float inverse = 1 / sum;
-                if (a.drop.scale) {
-                    const Factor factor(a.drop);
-                    const Bits *kept = bits(row, n, words.at);
-#pragma omp simd
-                    for (Int j = 0; j < ldk; j++) w[j] *= inverse * factor(kept[j]);
-                } else {
-#pragma omp simd
-                    for (Int j = 0; j < ldk; j++) w[j] *= inverse;
-                }
-                a.log_sums[row * a.heads + head] = largest + __builtin_logf(sum);
+                float *w = weights + i * ldk;
+                softmax(w, n, a.scale, a.drop, bits(row, n, words), normalizer(row));
+                for (Int j = multiple(n); j < ldk; j++) w[j] = 0;
             }
-            product(rows, ldd, keys, weights, ldk, 1, values, ldd, contexts, ldd, false);
-            write_rows(contexts, ldd, a.contexts, a.heads * size, first + start, rows, head * size,
-                       size, 1);
+            product(count, ldd, keys, {weights, ldk}, values, contexts);
+            write(contexts, count, to, a.heads * size);
         }
     }
 
     void backward(Buffer &buffer, Words &words) const {
-        const Int ldk = multiple(keys), ldd = multiple(size), first = a.offsets[sentence];
+        const Int ldk = multiple(keys);
         buffer.start();
-        float *key_rows = buffer.take(ldk * ldd);
-        float *transposed_keys = buffer.take(ldd * ldk);
-        float *value_rows = buffer.take(ldk * ldd);
-        float *transposed_values = buffer.take(ldd * ldk);
-        float *by_keys = buffer.take(keys * ldd);
-        float *by_values = buffer.take(keys * ldd);
-        float *q = buffer.take(BLOCK * ldd);
-        float *by_q = buffer.take(BLOCK * ldd);
-        float *grad = buffer.take(BLOCK * ldd);
-        float *weights = buffer.take(BLOCK * ldk);
-        float *by_weights = buffer.take(BLOCK * ldk);
-        read(0, key_rows, ldk, ldd);
-        transpose(key_rows, ldk, ldd, transposed_keys);
-        read(1, value_rows, ldk, ldd);
-        transpose(value_rows, ldk, ldd, transposed_values);
+        const Matrix key_rows = read_keys(0, buffer.take(keys * ldd));
+        const Matrix value_rows = read_keys(1, buffer.take(keys * ldd));
+        const Matrix by_keys = place_keys(0, buffer.take(keys * ldd));
+        const Matrix by_values = place_keys(1, buffer.take(keys * ldd));
+        float *keys_transposed = buffer.take(ldd * ldk), *values_transposed = buffer.take(ldd * ldk);
+        float *weights = buffer.take(BLOCK * ldk), *by_weights = buffer.take(BLOCK * ldk);
+        float *query_buffer = buffer.take(BLOCK * ldd), *grad_buffer = buffer.take(BLOCK * ldd);
+        float *by_query_buffer = buffer.take(BLOCK * ldd);
+        transpose(key_rows, keys, ldd, keys_transposed);
+        transpose(value_rows, keys, ldd, values_transposed);
         if (!queries)
-            for (Int i = 0; i < keys * ldd; i++) by_keys[i] = by_values[i] = 0;
+            for (Int j = 0; j < keys; j++)
+                for (Int d = 0; d < ldd; d++)
+                    by_keys.at[j * by_keys.ld + d] = by_values.at[j * by_values.ld + d] = 0;
         for (Int start = 0; start < queries; start += BLOCK) {
-            const Int rows = queries - start < BLOCK ? queries - start : BLOCK;
-            read_rows(a.queries, a.stride, first + start, rows, head * size, size, a.scale, q, ldd);
-            read_rows(a.grad, a.heads * size, first + start, rows, head * size, size, 1, grad, ldd);
-            product(rows, ldk, size, q, ldd, 1, transposed_keys, ldk, weights, ldk, false);
-            product(rows, ldk, size, grad, ldd, 1, transposed_values, ldk, by_weights, ldk, false);
-            for (Int i = 0; i < rows; i++) {
+            const Int count = queries - start < BLOCK ? queries - start : BLOCK;
+            T *to = features(a.by_queries, a.stride, first + start);
+            const Matrix by_q = place(to, a.stride, by_query_buffer);
+            const Matrix q = read(
+                features(a.queries, a.stride, first + start), a.stride, count, query_buffer);
+            const Matrix grad = read(
+                features(a.grad, a.heads * size, first + start), a.heads * size, count, grad_buffer);
+            product(count, ldk, size, q, {keys_transposed, ldk}, {weights, ldk});
+            product(count, ldk, size, grad, {values_transposed, ldk}, {by_weights, ldk});
+            for (Int i = 0; i < count; i++) {
                 const Int row = first + start + i, n = visible(start + i);
-                const float log_sum = a.log_sums[row * a.heads + head];
-                float *w = weights + i * ldk, *by_w = by_weights + i * ldk, along = 0;
-#pragma omp simd
-                for (Int j = 0; j < ldk; j++) w[j] = exp_(w[j] - log_sum);
-                for (Int j = n; j < ldk; j++) w[j] = by_w[j] = 0;
-                if (a.drop.scale) {
-                    const Factor factor(a.drop);
-                    const Bits *kept = bits(row, n, words.at);
-#pragma omp simd reduction(+ : along)
-                    for (Int j = 0; j < ldk; j++) {
-                        by_w[j] *= factor(kept[j]);
-                        along += w[j] * by_w[j];
-                    }
-#pragma omp simd
-                    for (Int j = 0; j < ldk; j++) {
-                        by_w[j] = w[j] * (by_w[j] - along);
-                        w[j] *= factor(kept[j]);
-                    }
-                } else {
-#pragma omp simd reduction(+ : along)
-                    for (Int j = 0; j < ldk; j++) along += w[j] * by_w[j];
-#pragma omp simd
-                    for (Int j = 0; j < ldk; j++) by_w[j] = w[j] * (by_w[j] - along);
-                }
+                float *w = weights + i * ldk, *by_w = by_weights + i * ldk;
+                softmax_backward(w, by_w, n, a.scale, a.drop, bits(row, n, words), normalizer(row));
+                for (Int j = multiple(n); j < ldk; j++) w[j] = by_w[j] = 0;
             }
-            product(rows, ldd, keys, by_weights, ldk, 1, key_rows, ldd, by_q, ldd, false);
-            product(keys, ldd, rows, by_weights, 1, ldk, q, ldd, by_keys, ldd, start > 0);
-            product(keys, ldd, rows, weights, 1, ldk, grad, ldd, by_values, ldd, start > 0);
-            write_rows(by_q, ldd, a.by_queries, a.stride, first + start, rows, head * size, size,
-                       a.scale);
+            product(count, ldd, keys, {by_weights, ldk}, key_rows, by_q);
+            transposed_product(keys, ldd, count, {by_weights, ldk}, q, by_keys, start > 0);
+            transposed_product(keys, ldd, count, {weights, ldk}, grad, by_values, start > 0);
+            write(by_q, count, to, a.stride);
         }
-        write(0, by_keys, ldd);
-        write(1, by_values, ldd);
+        write_keys(0, by_keys);
+        write_keys(1, by_values);
     }
 };
 
@@ -573,7 +643,7 @@ static void run_attention(const Attention &a, bool backward) {
 #pragma omp parallel num_threads(a.threads) if (a.offsets[a.sentences] * a.size > 1024)
     {
         Buffer buffer;
-        Words words(a.random_stride + PAD);
+        Words words(a.random_stride);
 #pragma omp for schedule(dynamic, 4)
         for (Int pair = 0; pair < a.sentences * a.heads; pair++) {
             Head<T> head(a, pair / a.heads, pair % a.heads);
@@ -607,12 +677,17 @@ static void loss_row(const Loss &a, Int row, float *logits, float *by_bias) {
     const float *bias = a.bias, other = a.other;
     T *at = (T *)a.logits + row * vocabulary;
     float largest = -1e30f, total = 0, sum = 0;
+    if (bias) {
+#pragma omp simd
+        for (Int v = 0; v < vocabulary; v++) logits[v] = get(at, v) + bias[v];
+    } else {
+#pragma omp simd
+        for (Int v = 0; v < vocabulary; v++) logits[v] = get(at, v);
+    }
 #pragma omp simd reduction(max : largest) reduction(+ : total)
     for (Int v = 0; v < vocabulary; v++) {
-        float value = get(at, v) + (bias ? bias[v] : 0.0f);
-        logits[v] = value;
-        largest = value > largest ? value : largest;
-        total += value;
+        largest = logits[v] > largest ? logits[v] : largest;
+        total += logits[v];
     }
     const float target_logit = logits[target];
     if (!a.training) {

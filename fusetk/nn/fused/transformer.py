@@ -49,7 +49,7 @@ _Attention = struct(
     ("scale", FLOAT),
     ("drop", _Dropout),
     ("random_stride", INT),
-    ("contexts log_sums grad by_queries", POINTER),
+    ("contexts normalizers grad by_queries", POINTER),
 )
 _Loss = struct(
     "_Loss",
@@ -291,13 +291,13 @@ class _Attend(torch.autograd.Function):
         if keys_values is not None:
             keys_values = keys_values.to(projected.dtype).contiguous()
         contexts = projected.new_empty(*projected.shape[:-1], plan.width)
-        log_sums = torch.empty(projected.shape[1], plan.heads)
+        normalizers = torch.empty(projected.shape[1], plan.heads, 2)
         arguments = _attention_arguments(plan, projected, keys_values, mask)
         arguments.contexts = address(contexts)
-        arguments.log_sums = address(log_sums)
+        arguments.normalizers = address(normalizers)
         _call("packed_attention", arguments, 0)
         contexts[:, plan.rows.tokens :] = 0
-        ctx.save_for_backward(projected, keys_values, log_sums)
+        ctx.save_for_backward(projected, keys_values, normalizers)
         ctx.plan = plan
         ctx.mask = mask
         return contexts
@@ -305,12 +305,12 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        projected, keys_values, log_sums = ctx.saved_tensors
+        projected, keys_values, normalizers = ctx.saved_tensors
         grad = grads[0].to(projected.dtype).contiguous()
         by_projected = torch.empty_like(projected)
         by_keys_values = None if keys_values is None else torch.empty_like(keys_values)
         arguments = _attention_arguments(ctx.plan, projected, keys_values, ctx.mask)
-        arguments.log_sums = address(log_sums)
+        arguments.normalizers = address(normalizers)
         arguments.grad = address(grad)
         arguments.by_queries = address(by_projected)
         segments = _segments(ctx.plan, by_projected, by_keys_values)

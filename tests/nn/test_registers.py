@@ -1,0 +1,32 @@
+"""The kernels compute the same with the registers of other processors."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusetk.nn.fused import build
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mno-avx"])
+def test_shorter_registers(option, tmp_path):
+    compiler = build._compiler("transformer")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    names = ("packed_attention", "fused_transformer", "decoding_kernels")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *(FOLDER / f"test_{name}.py" for name in names)],
+        env={**os.environ, "CXX": f"{compiler[0]} {option}", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "skipped" not in result.stdout
+    assert list((tmp_path / "fusetk").glob("*.so"))
