@@ -4,12 +4,15 @@ The command replaces the text between two markers by the tables of the folder of
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
 first system and those with the highest scores, without title and notes. If ``costs`` follows, it is
 a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
-table of their validation losses after some epochs.
+table of their validation losses after some epochs. ``training-losses`` makes a table of their
+training losses in these epochs.
 """
 
 import argparse
 import re
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from fusetk.cli.tables import NONE, markdown_table
@@ -17,10 +20,10 @@ from fusetk.errors import DataError, FusetkError
 from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_files import Curve
 from fusetk.reporting.result_layout import text_tables
-from fusetk.reporting.result_tables import mean_of, read_tables
+from fusetk.reporting.result_tables import ResultRow, mean_of, read_tables
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main| costs| losses(?: \w+)+)?, "
+    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: \w+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
@@ -50,6 +53,8 @@ def updated(text: str, folder: Path) -> str:
             content = cost_table(results)
         elif kind == "losses":
             content = loss_table(results, systems)
+        elif kind == "training-losses":
+            content = training_loss_table(results, systems)
         else:
             content = tables(results, begin[1], kind == "main")
         parts.append(f"{content}\n")
@@ -101,28 +106,64 @@ def loss_table(results: Path, systems: list[str]) -> str:
 
     The runs are those of the complete table. Raises DataError if a system has no row there.
     """
+    lines = []
+    for row in _rows_of(results, systems):
+        lowest = f"{row.loss.value:.3f}" if row.loss else NONE
+        lines.append([row.name, *_means(row, "valid_curve", _loss_after), lowest])
+    heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
+    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+
+
+def training_loss_table(results: Path, systems: list[str]) -> str:
+    """Return the mean training losses of some systems in some epochs.
+
+    The runs are those of the complete table. Raises DataError if a system has no row there.
+    """
+    lines = [
+        [row.name, *_means(row, "train_curve", _loss_in)] for row in _rows_of(results, systems)
+    ]
+    heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
+    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+
+
+def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:
     rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
-    lines: list[list[str]] = []
     for system in systems:
         if system not in rows:
             raise DataError(f"{results} has no row of {system}")
-        curves = [run.result.valid_curve for run in rows[system].runs]
-        cells = [rows[system].name]
-        for epoch in LOSS_EPOCHS:
-            mean = mean_of(_loss_after(epoch, curve) for curve in curves)
-            complete = mean is not None and mean.runs == len(curves)
-            cells.append(f"{mean.value:.3f}" if mean and complete else NONE)
-        lowest = rows[system].loss
-        cells.append(f"{lowest.value:.3f}" if lowest else NONE)
-        lines.append(cells)
-    heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
-    return markdown_table("", heads, lines, ()).partition("\n\n")[2]
+    return [rows[system] for system in systems]
+
+
+def _means(row: ResultRow, curve: str, loss_of: Callable[[int, Curve], float | None]) -> list[str]:
+    """Return the mean loss of a row's runs for each of ``LOSS_EPOCHS``, if all runs have it."""
+    curves = [getattr(run.result, curve) for run in row.runs]
+    means = [mean_of(loss_of(epoch, curve) for curve in curves) for epoch in LOSS_EPOCHS]
+    return [
+        f"{mean.value:.3f}" if mean is not None and mean.runs == len(curves) else NONE
+        for mean in means
+    ]
 
 
 def _loss_after(epoch: int, curve: Curve) -> float | None:
     """Return the validation loss after an epoch; None if there was no validation."""
     losses = dict(zip(curve["epoch"], curve["loss"], strict=True))
     return losses.get(epoch)
+
+
+def _loss_in(epoch: int, curve: Curve) -> float | None:
+    """Return the mean training loss of the updates of an epoch; None if it has not ended.
+
+    Each loss of the curve is the mean of the updates since the one before it.
+    """
+    points = list(zip(curve["update"], curve["epoch"], curve["loss"], strict=True))
+    if epoch not in curve["epoch"]:
+        return None
+    total = updates = 0.0
+    for (before, _, _), (update, end, loss) in pairwise([(0, 0, 0), *points]):
+        if epoch - 1 < end <= epoch:
+            total += loss * (update - before)
+            updates += update - before
+    return total / updates
 
 
 def _best(rows: list[list[str]]) -> list[list[str]]:

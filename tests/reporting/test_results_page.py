@@ -268,6 +268,22 @@ def test_a_table_of_losses_is_inserted(results: Path) -> None:
         updated(text.replace("plain", "nothing"), results.parent)
 
 
+def test_a_table_of_training_losses_is_inserted(results: Path) -> None:
+    """A loss of the curve belongs to all updates since the one before it."""
+    for seed, factor in ((1, 1.0), (2, 2.0)):
+        file = results / f"fused.seed{seed}.json"
+        content = json.loads(file.read_text(encoding="utf-8"))
+        losses = [4 * factor, 2 * factor, 3 * factor, factor]
+        curve = {"update": [2, 5, 6, 8], "epoch": [0.4, 1.0, 1.2, 1.6], "loss": losses}
+        file.write_text(json.dumps({**content, "train_curve": curve}), encoding="utf-8")
+    text = f"{MARKERS.format(results.name + ' training-losses fused')}{END}\n"
+    lines = updated(text, results.parent).splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines[1:-1]]
+    assert cells[0][:2] == ["mean training loss in epoch", "1"]
+    first = (4 * 2 + 2 * 3) / 5
+    assert cells[2] == ["fused", f"{(first + 2 * first) / 2:.3f}", *["-"] * (len(cells[0]) - 2)]
+
+
 def test_a_missing_marker_is_an_error(tmp_path: Path) -> None:
     second = MARKERS.format("x") + END
     for text in ("nothing", MARKERS.format("x"), MARKERS.format("x") + second):
