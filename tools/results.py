@@ -12,8 +12,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
@@ -151,19 +152,19 @@ def _loss_after(epoch: int, curve: Curve) -> float | None:
 
 
 def _loss_in(epoch: int, curve: Curve) -> float | None:
-    """Return the mean training loss of the updates of an epoch; None if it has not ended.
+    """Return the mean training loss of the updates of an epoch.
 
-    Each loss of the curve is the mean of the updates since the one before it.
+    Returns None if the epoch has not ended, or if a loss is not finite. Each loss of the curve is
+    the mean of the updates since the one before it.
     """
-    points = list(zip(curve["update"], curve["epoch"], curve["loss"], strict=True))
-    if epoch not in curve["epoch"]:
+    updates, ends, losses = (
+        np.array(curve[name], dtype=float) for name in ("update", "epoch", "loss")
+    )
+    if epoch not in ends:
         return None
-    total = updates = 0.0
-    for (before, _, _), (update, end, loss) in pairwise([(0, 0, 0), *points]):
-        if epoch - 1 < end <= epoch:
-            total += loss * (update - before)
-            updates += update - before
-    return total / updates
+    chosen = (epoch - 1 < ends) & (ends <= epoch)
+    mean = np.average(losses[chosen], weights=np.diff(updates, prepend=0)[chosen])
+    return float(mean) if np.isfinite(mean) else None
 
 
 def _best(rows: list[list[str]]) -> list[list[str]]:
