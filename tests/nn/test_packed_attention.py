@@ -36,13 +36,14 @@ CASES = [
     (True, False, True, 12),
     (True, False, False, 64),
     (False, True, False, 32),
+    (True, True, True, 16),
     (True, True, True, 20),
 ]
 
 
 @fused
 @pytest.mark.parametrize("dropout", [None, DropoutMask(-(2**62) - 5, 20_000)])
-@pytest.mark.parametrize("lengths", [[3, 1, 9], [70, 1, 131]])
+@pytest.mark.parametrize("lengths", [[3, 1, 9], [70, 0, 131]])
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_equal_padded_tensors(case, lengths, dropout) -> None:
     plan, projected, keys_values = inputs(*case, lengths)
@@ -54,6 +55,36 @@ def test_kernels_equal_padded_tensors(case, lengths, dropout) -> None:
     expected = torch.autograd.grad(plain, tensors, grad)
     gradients = torch.autograd.grad(result, tensors, grad)
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=2e-5)
+
+
+@fused
+@pytest.mark.parametrize("size", [16, 32])
+def test_very_large_scores_select_one_key(size) -> None:
+    """The exponent of the largest score is exactly 0, although the scores have large roundings."""
+    plan, projected, _ = inputs(True, False, True, size, [9, 2])
+    projected = (projected.detach() * 1e6).requires_grad_()
+    result = kernels.attend(plan, projected, None, None)
+    expected = plain_packed_attention(plan, projected, None, None)
+    torch.testing.assert_close(result, expected)
+    values = projected[0, :, 2 * plan.width :].unflatten(-1, (HEADS, -1))
+    grad = torch.randn_like(result)
+    [gradient] = torch.autograd.grad(result, [projected], grad)
+    assert gradient[..., : 2 * plan.width].abs().max() < 1e-9  # a weight of 0 or 1 does not change
+    for position, context in enumerate(result[0].unflatten(-1, (HEADS, -1))):
+        distances = (values - context).norm(dim=-1)
+        assert (distances.amin(0) <= 1e-6 * context.norm(dim=-1)).all(), position
+
+
+@fused
+def test_nan_is_in_the_same_results() -> None:
+    plan, projected, _ = inputs(True, False, True, 16, [9, 2])
+    projected = projected.detach().clone()
+    projected[0, 4, 3] = torch.nan  # a query
+    projected[0, 6, plan.width + 20] = torch.nan  # a key
+    result = kernels.attend(plan, projected, None, None)
+    expected = plain_packed_attention(plan, projected, None, None)
+    assert result.isnan().any() and not result.isnan().all()
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @fused

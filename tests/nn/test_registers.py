@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def test_shorter_registers(option, tmp_path):
     names = ("packed_attention", "fused_transformer", "decoding_kernels")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *(FOLDER / f"test_{name}.py" for name in names)],
-        env={**os.environ, "CXX": f"{compiler[0]} {option}", "XDG_CACHE_HOME": str(tmp_path)},
+        env={**os.environ, "CXX": shlex.join([*compiler, option]), "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
     )

@@ -352,7 +352,7 @@ void best_tokens(
         for (Int start = 0; start < size; start += block) {
             const Int end = start + block < size ? start + block : size;
             if (end - start == block) {
-                IntVector any = {};
+                Condition any = {};
                 for (Int j = start; j < end; j += LANES) any |= load(x + j) >= least;
                 if (!contains_true(any)) continue;
             }
@@ -381,7 +381,7 @@ void quantize(
         int8_t *to = rounded + r * width;
         const Int full = width / LANES * LANES;
         Vector maxima = fill(FLT_MIN);
-        IntVector is_nan = {};
+        Condition is_nan = {};
         for (Int j = 0; j < full; j += LANES) {
             const Vector v = load(from + j);
             maxima = larger(larger(maxima, v), -v);

@@ -20,7 +20,7 @@ struct Dropout {
 
 typedef int16_t __attribute__((may_alias)) Bits;
 
-// Words `number`. T is uint64_t or a vector.
+// Word `number` of the generator, or a vector of words. T is uint64_t or a vector.
 template <class T>
 static inline T random_word(uint64_t seed, T number) {
     T z = seed + (number + 1) * 0x9E3779B97F4A7C15u;
@@ -29,7 +29,8 @@ static inline T random_word(uint64_t seed, T number) {
     return z ^ (z >> 31);
 }
 
-// Random words of one thread, for at most `elements` elements.
+// Random words of one thread, for at most `elements` elements. A part of a word at each end needs 2
+// words more, and the last vector of 8 words may have 7 that are not needed.
 struct Words {
     uint64_t *at;
     explicit Words(Int elements) : at((uint64_t *)malloc((elements / 4 + 10) * sizeof(uint64_t))) {}
@@ -274,17 +275,11 @@ extern "C" void column_sum(const ColumnSum *a) {
 
 // Small products ----------------------------------------------------------------------------------
 
-// Registers for the sums of a product
 #ifdef __AVX512F__
-enum { SUMS = 16 };
+enum { TILE_REGISTERS = 16 };
 #else
-enum { SUMS = 8 };
+enum { TILE_REGISTERS = 8 };
 #endif
-
-enum { PAD = LANES };  // row lengths of buffers are multiples of this number
-
-// n, rounded up to a multiple of PAD. The form of the expression shows this to the compiler.
-static inline Int multiple(Int n) { return (n + PAD - 1) / PAD * PAD; }
 
 // Exchange the blocks of S numbers beside the diagonal of a 2 S x 2 S matrix, in all registers.
 template <int S>
@@ -307,89 +302,86 @@ static inline void exchange_rows(Register *rows) {
 
 struct Matrix {
     float *at;
-    Int ld;  // elements from row to row
+    Int row_step, step = 1;  // numbers from row to row, and from column to column
 };
 
-// to (columns, multiple(rows)) = from (rows, columns) transposed, with zeros beside it. `columns` is
-// a multiple of PAD.
+static inline Matrix transposed(Matrix m) { return {m.at, m.step, m.row_step}; }
+
+// to (columns, padded(rows)) = from (rows, columns) transposed, with zeros beside it. `columns` is
+// a multiple of LANES.
 static void transpose(Matrix from, Int rows, Int columns, float *to) {
-    const Int ld = multiple(rows);
-    for (Int i = 0; i < ld; i += WIDTH)
+    const Int row_step = padded(rows);
+    for (Int i = 0; i < row_step; i += WIDTH)
         for (Int j = 0; j < columns; j += WIDTH) {
             Register block[WIDTH];
             for (int k = 0; k < WIDTH; k++) {
-                const float *row = from.at + (i + k) * from.ld + j;
+                const float *row = from.at + (i + k) * from.row_step + j;
                 block[k] = i + k < rows ? *(const Register *)row : Register{};
             }
             exchange_rows<1>(block);
             exchange_rows<2>(block);
             if constexpr (WIDTH > 4) exchange_rows<4>(block);
             if constexpr (WIDTH > 8) exchange_rows<8>(block);
-            for (int k = 0; k < WIDTH; k++) *(Register *)(to + (j + k) * ld + i) = block[k];
+            for (int k = 0; k < WIDTH; k++) *(Register *)(to + (j + k) * row_step + i) = block[k];
         }
 }
 
-// A product c (rows, C * WIDTH) = or += a (rows, count) b (count, C * WIDTH). Element (i, k) of a is
-// at a[i * row_step + k * step].
+// The product c (rows, columns) = or += a (rows, count) b (count, columns). `columns` is a multiple
+// of LANES.
 struct Product {
-    Int count, row_step, step, ldb, ldc;
-    bool add;
+    const Int count;
+    const Matrix a, b, c;
+    const bool add;
 
+    // R rows and C * WIDTH columns
     template <int R, int C>
-    void tile(const float *a, const float *b, float *c) const {
+    void tile(Int row, Int column) const {
+        const float *from = a.at + row * a.row_step, *factors = b.at + column;
+        float *to = c.at + row * c.row_step + column;
         Register sums[R][C];
         for (int i = 0; i < R; i++)
             for (int j = 0; j < C; j++)
-                sums[i][j] = add ? *(const Register *)(c + i * ldc + j * WIDTH) : Register{};
+                sums[i][j] = add ? *(Register *)(to + i * c.row_step + j * WIDTH) : Register{};
         for (Int k = 0; k < count; k++) {
-            Register row[C];
-            for (int j = 0; j < C; j++) row[j] = *(const Register *)(b + k * ldb + j * WIDTH);
+            Register numbers[C];
+            for (int j = 0; j < C; j++)
+                numbers[j] = *(const Register *)(factors + k * b.row_step + j * WIDTH);
             for (int i = 0; i < R; i++) {
-                const float value = a[i * row_step + k * step];
-                for (int j = 0; j < C; j++) sums[i][j] += value * row[j];
+                const float value = from[i * a.row_step + k * a.step];
+                for (int j = 0; j < C; j++) sums[i][j] += value * numbers[j];
             }
         }
         for (int i = 0; i < R; i++)
-            for (int j = 0; j < C; j++) *(Register *)(c + i * ldc + j * WIDTH) = sums[i][j];
+            for (int j = 0; j < C; j++) *(Register *)(to + i * c.row_step + j * WIDTH) = sums[i][j];
     }
 
     template <int R, int C>
-    void tile_of(Int rows, const float *a, const float *b, float *c) const {
+    void tile_of(Int rows, Int row, Int column) const {
         if (rows == R)
-            tile<R, C>(a, b, c);
+            tile<R, C>(row, column);
         else if constexpr (R > 1)
-            tile_of<R - 1, C>(rows, a, b, c);
+            tile_of<R - 1, C>(rows, row, column);
     }
 
-    // Tiles of nearly the same number of rows, because those of few rows are slow.
+    // Divide the rows into tiles of nearly equal height, because low tiles are slow.
     template <int C>
-    void column(Int rows, const float *a, const float *b, float *c) const {
-        for (Int tiles = (rows + SUMS / C - 1) / (SUMS / C); tiles; tiles--) {
-            const Int part = (rows + tiles - 1) / tiles;
-            tile_of<SUMS / C, C>(part, a, b, c);
-            rows -= part;
-            a += part * row_step;
-            c += part * ldc;
+    void tiles(Int rows, Int column) const {
+        const Int highest = TILE_REGISTERS / C;
+        Int row = 0;
+        for (Int left = (rows + highest - 1) / highest; left; left--) {
+            const Int height = (rows - row + left - 1) / left;
+            tile_of<TILE_REGISTERS / C, C>(height, row, column);
+            row += height;
         }
     }
 };
 
-static void run_product(Int rows, Int columns, const Product &product, Matrix a, Matrix b, Matrix c) {
-    Int j = 0;
-    for (; j + 2 * WIDTH <= columns; j += 2 * WIDTH)
-        product.column<2>(rows, a.at, b.at + j, c.at + j);
-    for (; j < columns; j += WIDTH) product.column<1>(rows, a.at, b.at + j, c.at + j);
-}
-
-// c (rows, columns) = a (rows, count) b (count, columns), with `columns` a multiple of PAD
-static void product(Int rows, Int columns, Int count, Matrix a, Matrix b, Matrix c) {
-    run_product(rows, columns, {count, a.ld, 1, b.ld, c.ld, false}, a, b, c);
-}
-
-// c (rows, columns) = or += a^T (rows, count) b (count, columns), likewise
-static void transposed_product(Int rows, Int columns, Int count, Matrix a, Matrix b, Matrix c,
-                               bool add) {
-    run_product(rows, columns, {count, 1, a.ld, b.ld, c.ld, add}, a, b, c);
+static void product(Int rows, Int columns, Int count, Matrix a, Matrix b, Matrix c,
+                    bool add = false) {
+    const Product product = {count, a, b, c, add};
+    Int column = 0;
+    for (; column + 2 * WIDTH <= columns; column += 2 * WIDTH) product.tiles<2>(rows, column);
+    for (; column < columns; column += WIDTH) product.tiles<1>(rows, column);
 }
 
 // Attention ---------------------------------------------------------------------------------------
@@ -418,59 +410,61 @@ struct Attention {
     Dropout drop;              // element (query, head, key) has the number
     Int random_stride;         //     (query * heads + head) * random_stride + key
     void *contexts;            // T: (queries, heads * size)
-    float *normalizers;        // (queries, heads, 2): largest score, and 1 / sum of the exponentials
+    float *normalizers;        // (queries, heads, 2): largest score; 1 / sum of the exponentials
     const void *grad;          // T: gradient of the contexts
     void *by_queries;          // T: with the stride of the queries
 };
 
 static const float NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// x for the first n < 16 numbers, and `rest` for the others. If n >= 16, return x.
-static inline Vector first_of(Vector x, Int n, float rest) {
+// Replace all but the first n numbers of x by `rest`.
+static inline Vector keep_first(Vector x, Int n, float rest) {
     return n < LANES ? select(load(NUMBERS) < (float)n, x, fill(rest)) : x;
 }
 
-// The factors of dropout of 16 elements; null bits: 1
+// The dropout factors of LANES elements. If `bits` is null, they are 1.
 static inline Vector factors(const Dropout &drop, const Bits *bits) {
     if (!bits) return fill(1);
     return select(to_float(bits) >= (float)drop.threshold, fill(drop.scale), fill(0));
 }
 
-// Replace the n scores x by their softmax times dropout. The numbers up to the next full vector
-// become 0.
-static inline void softmax(float *x, Int n, float scale, const Dropout &drop, const Bits *bits,
+// Replace the n scores x by dropout(softmax(x * scale)). The numbers after them become 0, up to the
+// end of their vector.
+static inline void softmax(float *x, Int n, float scale, Dropout drop, const Bits *bits,
                            float *normalizer) {
-    const Int end = multiple(n);
+    const Int end = padded(n);
     Vector top = fill(-FLT_MAX), total = {};
     for (Int j = 0; j < end; j += LANES)
-        top = larger(top, first_of(load(x + j), n - j, -FLT_MAX));
-    const float highest = max(top) * scale;
+        top = larger(top, keep_first(load(x + j), n - j, -FLT_MAX));
+    const float highest = max(top);
     for (Int j = 0; j < end; j += LANES) {
-        const Vector e = first_of(exp_(load(x + j) * scale - highest), n - j, 0);
+        const Vector e = keep_first(exp_((load(x + j) - highest) * scale), n - j, 0);
         store(x + j, e);
         total += e;
     }
-    normalizer[0] = highest;
-    normalizer[1] = 1 / sum(total);
+    const float inverse = 1 / sum(total);
     for (Int j = 0; j < end; j += LANES)
-        store(x + j, load(x + j) * normalizer[1] * factors(drop, bits ? bits + j : 0));
+        store(x + j, load(x + j) * inverse * factors(drop, bits ? bits + j : 0));
+    normalizer[0] = highest;
+    normalizer[1] = inverse;
 }
 
-// Replace the n scores x by their softmax times dropout, and the gradients `grad` of the results by
-// those of the scores. The numbers up to the next full vector become 0.
-static inline void softmax_backward(float *x, float *grad, Int n, float scale, const Dropout &drop,
+// Replace the n scores x by dropout(softmax(x * scale)), and the gradients `grad` of the results by
+// those of the scores. The numbers after them become 0, up to the end of their vector.
+static inline void softmax_backward(float *x, float *grad, Int n, float scale, Dropout drop,
                                     const Bits *bits, const float *normalizer) {
-    const Int end = multiple(n);
-    Vector along = {};
+    const Int end = padded(n);
+    const float highest = normalizer[0], inverse = normalizer[1];
+    Vector products = {};
     for (Int j = 0; j < end; j += LANES) {
-        const Vector e = exp_(load(x + j) * scale - normalizer[0]) * normalizer[1];
-        const Vector p = first_of(e, n - j, 0);
-        const Vector g = first_of(load(grad + j) * factors(drop, bits ? bits + j : 0), n - j, 0);
+        const Vector e = exp_((load(x + j) - highest) * scale) * inverse;
+        const Vector p = keep_first(e, n - j, 0);
+        const Vector g = keep_first(load(grad + j) * factors(drop, bits ? bits + j : 0), n - j, 0);
         store(x + j, p);
         store(grad + j, g);
-        along += p * g;
+        products += p * g;
     }
-    const float mean = sum(along);
+    const float mean = sum(products);  // of the gradients, with the weights p
     for (Int j = 0; j < end; j += LANES) {
         const Vector p = load(x + j);
         store(grad + j, p * (load(grad + j) - mean) * scale);
@@ -478,20 +472,23 @@ static inline void softmax_backward(float *x, float *grad, Int n, float scale, c
     }
 }
 
-// The attention of one head to the keys of one sentence. Its rows of features are read and written
-// in float32 tensors themselves, if they fill vectors (`direct`). Otherwise they are copied to float
-// rows of ldd features, padded with 0: products read the padding, and subnormal numbers would slow
-// them down. A copy also joins the keys of several segments.
+enum { KEYS, VALUES };
+
+// The attention of one head in one sentence. If the features of a head are float32 and fill whole
+// vectors (`direct`), products read and write the tensors. Otherwise rows are copied to float rows
+// with zeros at the end: products read the padding, and subnormal numbers would slow them down. The
+// keys and values of two segments are always copied, which joins them.
 template <class T>
 struct Head {
     const Attention &a;
-    const Int sentence, head, size, ldd, first, queries;
+    const Int sentence, head, size, first, queries;
+    const Int ldd;  // features, rounded up to full vectors; ldk is that of the keys
     const bool direct;
     Int keys, before;  // number of keys, and of keys before the last segment
 
     Head(const Attention &a, Int sentence, Int head)
-        : a(a), sentence(sentence), head(head), size(a.size), ldd(multiple(a.size)),
-          first(a.offsets[sentence]), queries(a.offsets[sentence + 1] - first),
+        : a(a), sentence(sentence), head(head), size(a.size), first(a.offsets[sentence]),
+          queries(a.offsets[sentence + 1] - first), ldd(padded(a.size)),
           direct(sizeof(T) == sizeof(float) && size == ldd), keys(0), before(0) {
         for (Int g = 0; g < a.segments; g++) {
             before = keys;
@@ -505,9 +502,9 @@ struct Head {
 
     Int visible(Int query) const { return a.causal ? before + query + 1 : keys; }
 
-    // The features of this head in row `row` of x; `part` is 1 for values, and 0 otherwise.
-    T *features(const void *x, Int stride, Int row, int part = 0) const {
-        return (T *)x + row * stride + (part * a.heads + head) * size;
+    // The features of this head in row `index` of x. `part` is KEYS or VALUES if x has both.
+    T *features(const void *x, Int stride, Int index, int part = 0) const {
+        return (T *)x + index * stride + (part * a.heads + head) * size;
     }
 
     T *features(const Segment &s, const void *x, int part) const {
@@ -528,54 +525,56 @@ struct Head {
         return {buffer, ldd};
     }
 
-    Matrix read_keys(int part, float *buffer) const {
+    Matrix read_segments(int part, float *buffer) const {
         const Segment *s = a.segment;
-        if (a.segments == 1) return read(features(*s, s->keys_values, part), s->stride, keys, buffer);
+        if (a.segments == 1)
+            return read(features(*s, s->keys_values, part), s->stride, keys, buffer);
         float *to = buffer;
         for (; s < a.segment + a.segments; to += length(*s) * ldd, s++)
             copy(features(*s, s->keys_values, part), s->stride, length(*s), to);
         return {buffer, ldd};
     }
 
-    // The place of results. `write` copies them to x, if they are not there.
+    // Where results are computed: in x if `direct`, otherwise in the buffer. `write` copies them
+    // from there to x.
     Matrix place(T *x, Int stride, float *buffer) const {
         return direct ? Matrix{(float *)x, stride} : Matrix{buffer, ldd};
     }
 
     void write(Matrix from, Int count, T *x, Int stride) const {
         if ((void *)from.at == x) return;
-        for (Int i = 0; i < count; i++, from.at += from.ld, x += stride) {
+        for (Int i = 0; i < count; i++, from.at += from.row_step, x += stride) {
 #pragma omp simd
             for (Int d = 0; d < size; d++) put(x, d, from.at[d]);
         }
     }
 
-    Matrix place_keys(int part, float *buffer) const {
+    Matrix place_segments(int part, float *buffer) const {
         const Segment &s = a.segment[0];
         if (a.segments == 1) return place(features(s, s.grad, part), s.stride, buffer);
         return {buffer, ldd};
     }
 
-    void write_keys(int part, Matrix from) const {
+    void write_segments(int part, Matrix from) const {
         for (const Segment *s = a.segment; s < a.segment + a.segments; s++) {
             write(from, length(*s), features(*s, s->grad, part), s->stride);
-            from.at += length(*s) * from.ld;
+            from.at += length(*s) * from.row_step;
         }
     }
 
-    const Bits *bits(Int row, Int count, Words &words) const {
+    const Bits *bits(Int query, Int count, Words &words) const {
         if (!a.drop.scale) return 0;
-        return random_bits(a.drop, (row * a.heads + head) * a.random_stride, count, words);
+        return random_bits(a.drop, (query * a.heads + head) * a.random_stride, count, words);
     }
 
-    float *normalizer(Int row) const { return a.normalizers + (row * a.heads + head) * 2; }
+    float *normalizer(Int query) const { return a.normalizers + (query * a.heads + head) * 2; }
 
     void forward(Buffer &buffer, Words &words) const {
-        const Int ldk = multiple(keys);
+        const Int ldk = padded(keys);
         buffer.start();
         float *keys_transposed = buffer.take(ldd * ldk), *weights = buffer.take(BLOCK * ldk);
-        transpose(read_keys(0, buffer.take(keys * ldd)), keys, ldd, keys_transposed);
-        const Matrix values = read_keys(1, buffer.take(keys * ldd));
+        transpose(read_segments(KEYS, buffer.take(keys * ldd)), keys, ldd, keys_transposed);
+        const Matrix values = read_segments(VALUES, buffer.take(keys * ldd));
         float *query_buffer = buffer.take(BLOCK * ldd), *context_buffer = buffer.take(BLOCK * ldd);
         for (Int start = 0; start < queries; start += BLOCK) {
             const Int count = queries - start < BLOCK ? queries - start : BLOCK;
@@ -585,10 +584,10 @@ struct Head {
                 features(a.queries, a.stride, first + start), a.stride, count, query_buffer);
             product(count, ldk, size, q, {keys_transposed, ldk}, {weights, ldk});
             for (Int i = 0; i < count; i++) {
-                const Int row = first + start + i, n = visible(start + i);
+                const Int query = first + start + i, n = visible(start + i);
                 float *w = weights + i * ldk;
-                softmax(w, n, a.scale, a.drop, bits(row, n, words), normalizer(row));
-                for (Int j = multiple(n); j < ldk; j++) w[j] = 0;
+                softmax(w, n, a.scale, a.drop, bits(query, n, words), normalizer(query));
+                for (Int j = padded(n); j < ldk; j++) w[j] = 0;
             }
             product(count, ldd, keys, {weights, ldk}, values, contexts);
             write(contexts, count, to, a.heads * size);
@@ -596,13 +595,14 @@ struct Head {
     }
 
     void backward(Buffer &buffer, Words &words) const {
-        const Int ldk = multiple(keys);
+        const Int ldk = padded(keys);
         buffer.start();
-        const Matrix key_rows = read_keys(0, buffer.take(keys * ldd));
-        const Matrix value_rows = read_keys(1, buffer.take(keys * ldd));
-        const Matrix by_keys = place_keys(0, buffer.take(keys * ldd));
-        const Matrix by_values = place_keys(1, buffer.take(keys * ldd));
-        float *keys_transposed = buffer.take(ldd * ldk), *values_transposed = buffer.take(ldd * ldk);
+        const Matrix key_rows = read_segments(KEYS, buffer.take(keys * ldd));
+        const Matrix value_rows = read_segments(VALUES, buffer.take(keys * ldd));
+        const Matrix by_keys = place_segments(KEYS, buffer.take(keys * ldd));
+        const Matrix by_values = place_segments(VALUES, buffer.take(keys * ldd));
+        float *keys_transposed = buffer.take(ldd * ldk);
+        float *values_transposed = buffer.take(ldd * ldk);
         float *weights = buffer.take(BLOCK * ldk), *by_weights = buffer.take(BLOCK * ldk);
         float *query_buffer = buffer.take(BLOCK * ldd), *grad_buffer = buffer.take(BLOCK * ldd);
         float *by_query_buffer = buffer.take(BLOCK * ldd);
@@ -611,30 +611,32 @@ struct Head {
         if (!queries)
             for (Int j = 0; j < keys; j++)
                 for (Int d = 0; d < ldd; d++)
-                    by_keys.at[j * by_keys.ld + d] = by_values.at[j * by_values.ld + d] = 0;
+                    by_keys.at[j * by_keys.row_step + d] =
+                        by_values.at[j * by_values.row_step + d] = 0;
         for (Int start = 0; start < queries; start += BLOCK) {
             const Int count = queries - start < BLOCK ? queries - start : BLOCK;
             T *to = features(a.by_queries, a.stride, first + start);
             const Matrix by_q = place(to, a.stride, by_query_buffer);
             const Matrix q = read(
                 features(a.queries, a.stride, first + start), a.stride, count, query_buffer);
-            const Matrix grad = read(
-                features(a.grad, a.heads * size, first + start), a.heads * size, count, grad_buffer);
+            const T *from = features(a.grad, a.heads * size, first + start);
+            const Matrix grad = read(from, a.heads * size, count, grad_buffer);
             product(count, ldk, size, q, {keys_transposed, ldk}, {weights, ldk});
             product(count, ldk, size, grad, {values_transposed, ldk}, {by_weights, ldk});
             for (Int i = 0; i < count; i++) {
-                const Int row = first + start + i, n = visible(start + i);
+                const Int query = first + start + i, n = visible(start + i);
                 float *w = weights + i * ldk, *by_w = by_weights + i * ldk;
-                softmax_backward(w, by_w, n, a.scale, a.drop, bits(row, n, words), normalizer(row));
-                for (Int j = multiple(n); j < ldk; j++) w[j] = by_w[j] = 0;
+                const Bits *kept = bits(query, n, words);
+                softmax_backward(w, by_w, n, a.scale, a.drop, kept, normalizer(query));
+                for (Int j = padded(n); j < ldk; j++) w[j] = by_w[j] = 0;
             }
             product(count, ldd, keys, {by_weights, ldk}, key_rows, by_q);
-            transposed_product(keys, ldd, count, {by_weights, ldk}, q, by_keys, start > 0);
-            transposed_product(keys, ldd, count, {weights, ldk}, grad, by_values, start > 0);
+            product(keys, ldd, count, transposed({by_weights, ldk}), q, by_keys, start > 0);
+            product(keys, ldd, count, transposed({weights, ldk}), grad, by_values, start > 0);
             write(by_q, count, to, a.stride);
         }
-        write_keys(0, by_keys);
-        write_keys(1, by_values);
+        write_segments(KEYS, by_keys);
+        write_segments(VALUES, by_values);
     }
 };
 
@@ -706,7 +708,7 @@ static void loss_row(const Loss &a, Int row, float *logits, float *by_bias) {
     if (!a.training) return;
     const float inverse = 1 / sum;
     logits[target] -= a.gap * sum;
-    if (a.bias) {
+    if (bias) {
 #pragma omp simd
         for (Int v = 0; v < vocabulary; v++) {
             float grad = logits[v] * inverse - other;

@@ -1,5 +1,5 @@
-// Vectors of 16 numbers on every processor: each is as many of its registers as are needed. (A
-// compiler's vectors that are longer than a register are compared number by number.)
+// A Vector has 16 numbers on every processor. It consists of several registers if they are shorter,
+// because GCC compares vectors that are longer than a register number by number.
 
 #pragma once
 
@@ -16,47 +16,49 @@ typedef float Register __attribute__((vector_size(4 * WIDTH), aligned(4), may_al
 typedef int32_t IntRegister __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
 // fusetk/nn/fused/decoding.py has the constant LANES, too.
-enum { LANES = 16, PARTS = LANES / WIDTH };
+enum { LANES = 16, REGISTERS = LANES / WIDTH };
 
-struct IntVector {
-    IntRegister part[PARTS];
+// -1 where a comparison is true, and 0 where it is false
+struct Condition {
+    IntRegister registers[REGISTERS];
 };
 
 struct Vector {
-    Register part[PARTS];
+    Register registers[REGISTERS];
 };
 
 static inline Vector fill(float x) {
     Vector v;
-    for (int p = 0; p < PARTS; p++) v.part[p] = x - (Register){};
+    for (int k = 0; k < REGISTERS; k++) v.registers[k] = x - (Register){};
     return v;
 }
 
 static inline Vector load(const float *x) {
     Vector v;
-    for (int p = 0; p < PARTS; p++) v.part[p] = *(const Register *)(x + p * WIDTH);
+    for (int k = 0; k < REGISTERS; k++) v.registers[k] = *(const Register *)(x + k * WIDTH);
     return v;
 }
 
 static inline void store(float *x, Vector v) {
-    for (int p = 0; p < PARTS; p++) *(Register *)(x + p * WIDTH) = v.part[p];
+    for (int k = 0; k < REGISTERS; k++) *(Register *)(x + k * WIDTH) = v.registers[k];
 }
 
-#define OPERATOR(sign, Result)                                                              \
-    static inline Result operator sign(Vector a, Vector b) {                                \
-        Result r;                                                                           \
-        for (int p = 0; p < PARTS; p++) r.part[p] = a.part[p] sign b.part[p];               \
-        return r;                                                                           \
-    }                                                                                       \
-    static inline Result operator sign(Vector a, float b) { return a sign fill(b); }        \
+#define OPERATOR(sign, Result)                                                          \
+    static inline Result operator sign(Vector a, Vector b) {                            \
+        Result r;                                                                       \
+        for (int k = 0; k < REGISTERS; k++)                                             \
+            r.registers[k] = a.registers[k] sign b.registers[k];                        \
+        return r;                                                                       \
+    }                                                                                   \
+    static inline Result operator sign(Vector a, float b) { return a sign fill(b); }    \
     static inline Result operator sign(float a, Vector b) { return fill(a) sign b; }
 OPERATOR(+, Vector)
 OPERATOR(-, Vector)
 OPERATOR(*, Vector)
-OPERATOR(<, IntVector)
-OPERATOR(>, IntVector)
-OPERATOR(>=, IntVector)
-OPERATOR(!=, IntVector)
+OPERATOR(<, Condition)
+OPERATOR(>, Condition)
+OPERATOR(>=, Condition)
+OPERATOR(!=, Condition)
 #undef OPERATOR
 
 static inline Vector operator-(Vector a) { return 0.0f - a; }
@@ -65,49 +67,53 @@ static inline Vector &operator+=(Vector &a, T b) { return a = a + b; }
 template <class T>
 static inline Vector &operator*=(Vector &a, T b) { return a = a * b; }
 
-static inline IntVector &operator|=(IntVector &a, IntVector b) {
-    for (int p = 0; p < PARTS; p++) a.part[p] |= b.part[p];
+static inline Condition &operator|=(Condition &a, Condition b) {
+    for (int k = 0; k < REGISTERS; k++) a.registers[k] |= b.registers[k];
     return a;
 }
 
-static inline bool contains_true(IntVector v) {
-    IntRegister any = v.part[0];
-    for (int p = 1; p < PARTS; p++) any |= v.part[p];
-    union { IntRegister v; Int parts[WIDTH / 2]; } a = {any};
+static inline bool contains_true(Condition v) {
+    IntRegister any = v.registers[0];
+    for (int k = 1; k < REGISTERS; k++) any |= v.registers[k];
+    union { IntRegister v; Int integers[WIDTH / 2]; } a = {any};
     Int bits = 0;
-    for (int i = 0; i < WIDTH / 2; i++) bits |= a.parts[i];
+    for (int i = 0; i < WIDTH / 2; i++) bits |= a.integers[i];
     return bits;
 }
 
-static inline Vector select(IntVector condition, Vector yes, Vector no) {
+static inline Vector select(Condition condition, Vector yes, Vector no) {
     Vector r;
-    for (int p = 0; p < PARTS; p++)
-        r.part[p] = condition.part[p] ? yes.part[p] : no.part[p];
+    for (int k = 0; k < REGISTERS; k++)
+        r.registers[k] = condition.registers[k] ? yes.registers[k] : no.registers[k];
     return r;
 }
 
 static inline Vector larger(Vector a, Vector b) { return select(b > a, b, a); }  // a if a is NaN
 
-// The conversion of each number. From has LANES numbers of a smaller type.
+// Convert LANES integers to float.
 template <class From>
 static inline Vector to_float(const From *x) {
     typedef From Numbers __attribute__((vector_size(sizeof(From) * WIDTH), aligned(1), may_alias));
     Vector r;
-    for (int p = 0; p < PARTS; p++)
-        r.part[p] = __builtin_convertvector(*(const Numbers *)(x + p * WIDTH), Register);
+    for (int k = 0; k < REGISTERS; k++) {
+        const Numbers numbers = *(const Numbers *)(x + k * WIDTH);
+        const IntRegister integers = __builtin_convertvector(numbers, IntRegister);
+        r.registers[k] = __builtin_convertvector(integers, Register);
+    }
     return r;
 }
 
 template <class To>
 static inline void store_integers(To *x, Vector v) {
     typedef To Numbers __attribute__((vector_size(sizeof(To) * WIDTH), aligned(1), may_alias));
-    for (int p = 0; p < PARTS; p++) {
-        const IntRegister integers = __builtin_convertvector(v.part[p], IntRegister);
-        *(Numbers *)(x + p * WIDTH) = __builtin_convertvector(integers, Numbers);
+    for (int k = 0; k < REGISTERS; k++) {
+        const IntRegister integers = __builtin_convertvector(v.registers[k], IntRegister);
+        *(Numbers *)(x + k * WIDTH) = __builtin_convertvector(integers, Numbers);
     }
 }
 
-// The numbers of a (0 to WIDTH - 1) and b (the others) at `places`, which are constants.
+// Number places[i] of a and b, joined, for each i. The places are constants, so that the compiler
+// finds an instruction.
 static inline Register shuffle(Register a, Register b, IntRegister places) {
 #ifdef __clang__
     Register r;
@@ -136,24 +142,24 @@ static inline Register sums(Register *x) {
         return x[0];
 }
 
-static inline Register sum_of_parts(Vector v) {
-    Register r = v.part[0];
-    for (int p = 1; p < PARTS; p++) r += v.part[p];
+static inline Register sum_of_registers(Vector v) {
+    Register r = v.registers[0];
+    for (int k = 1; k < REGISTERS; k++) r += v.registers[k];
     return r;
 }
 
 // The sum of the numbers in each of LANES vectors
 static inline Vector sums(const Vector *v) {
     Vector r;
-    for (int p = 0; p < PARTS; p++) {
+    for (int k = 0; k < REGISTERS; k++) {
         Register x[WIDTH];
-        for (int i = 0; i < WIDTH; i++) x[i] = sum_of_parts(v[p * WIDTH + i]);
-        r.part[p] = sums(x);
+        for (int i = 0; i < WIDTH; i++) x[i] = sum_of_registers(v[k * WIDTH + i]);
+        r.registers[k] = sums(x);
     }
     return r;
 }
 
-// Exchange numbers at a distance of S.
+// x with the numbers at a distance of S exchanged
 template <int S>
 static inline Register swapped(Register x) {
     IntRegister places;
@@ -180,11 +186,11 @@ static inline float max(Register x) {
         return x[0];
 }
 
-static inline float sum(Vector v) { return sum(sum_of_parts(v)); }
+static inline float sum(Vector v) { return sum(sum_of_registers(v)); }
 
 static inline float max(Vector v) {
-    Register r = v.part[0];
-    for (int p = 1; p < PARTS; p++) r = v.part[p] > r ? v.part[p] : r;
+    Register r = v.registers[0];
+    for (int k = 1; k < REGISTERS; k++) r = v.registers[k] > r ? v.registers[k] : r;
     return max(r);
 }
 
@@ -194,9 +200,14 @@ static const float ROUND = 12582912.0f;
 // e^x for x <= 0
 static inline Vector exp_(Vector x) {
     x = larger(x, fill(-87.0f));
-    const Vector k = (x * 1.44269504f + ROUND) - ROUND;
+    const Vector rounded = (x * 1.44269504f + ROUND) - ROUND;
     Vector power;
-    for (int p = 0; p < PARTS; p++)
-        power.part[p] = (Register)((__builtin_convertvector(k.part[p], IntRegister) + 127) << 23);
-    return exp_of_rest(x, k) * power;
+    for (int k = 0; k < REGISTERS; k++) {
+        const IntRegister exponent = __builtin_convertvector(rounded.registers[k], IntRegister);
+        power.registers[k] = (Register)((exponent + 127) << 23);
+    }
+    return exp_of_rest(x, rounded) * power;
 }
+
+// n, rounded up to full vectors. The form of the expression shows this to the compiler.
+static inline Int padded(Int n) { return (n + LANES - 1) / LANES * LANES; }
