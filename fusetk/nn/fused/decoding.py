@@ -13,7 +13,7 @@ from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import FLOAT, INT, POINTER
 from fusetk.nn.precision import product_dtype
 
-LANES = 16  # numbers in a vector; decoding.cpp has the same constant
+LANES = 16  # numbers in a vector; vectors.h has the same constant
 
 
 def usable(x: Tensor) -> bool:
