@@ -119,14 +119,14 @@ void transpose_keys(
     Int threads, Int blocks, Int length, Int width, Int stride, const float *keys,
     float *out
 ) {
-    const Int padded = vectors_of(length) * LANES;
+    const Int padded_length = padded(length);
 #pragma omp parallel for num_threads((int)threads) if (threads > 1) schedule(static)
     for (Int b = 0; b < blocks; b++) {
         const float *from = keys + b * length * stride;
-        float *to = out + b * width * padded;
+        float *to = out + b * width * padded_length;
         for (Int j = 0; j < width; j++) {
-            for (Int s = 0; s < length; s++) to[j * padded + s] = from[s * stride + j];
-            for (Int s = length; s < padded; s++) to[j * padded + s] = 0;
+            for (Int s = 0; s < length; s++) to[j * padded_length + s] = from[s * stride + j];
+            for (Int s = length; s < padded_length; s++) to[j * padded_length + s] = 0;
         }
     }
 }
@@ -141,11 +141,11 @@ void attend_source(
     const float *keys, const float *values, Int stride, const float *value_bias, float *out,
     float *weights
 ) {
-    const Int size = width / heads, padded = vectors_of(length) * LANES;
+    const Int size = width / heads, padded_length = padded(length);
     const float scale = 1 / sqrtf((float)size), source_scale = 1 / sqrtf((float)sources);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Scratch scratch(2 * width + padded);
+        Scratch scratch(2 * width + padded_length);
         float *q = scratch.at, *context = q + width, *scores = context + width;
 #pragma omp for schedule(static)
         for (Int r = 0; r < rows; r++) {
@@ -154,21 +154,21 @@ void attend_source(
             float *to = out + r * width;
             for (Int j = 0; j < width; j++) q[j] = (query[j] + (bias ? bias[j] : 0)) * scale;
             for (Int n = 0; n < sources; n++) {
-                const float *k = keys + (b * sources + n) * width * padded;
+                const float *k = keys + (b * sources + n) * width * padded_length;
                 const float *v = values + (b * sources + n) * length * stride;
                 for (Int h = 0; h < heads; h++) {
-                    const float *kh = k + h * size * padded, *qh = q + h * size;
+                    const float *kh = k + h * size * padded_length, *qh = q + h * size;
                     for (Int i = 0; i < vectors; i++) {
                         Vector a = {}, c = {}, d = {}, e = {};
                         Int j = 0;
                         for (; j + 4 <= size; j += 4) {
-                            const float *at = kh + j * padded + i * LANES;
+                            const float *at = kh + j * padded_length + i * LANES;
                             a += qh[j] * load(at);
-                            c += qh[j + 1] * load(at + padded);
-                            d += qh[j + 2] * load(at + 2 * padded);
-                            e += qh[j + 3] * load(at + 3 * padded);
+                            c += qh[j + 1] * load(at + padded_length);
+                            d += qh[j + 2] * load(at + 2 * padded_length);
+                            e += qh[j + 3] * load(at + 3 * padded_length);
                         }
-                        for (; j < size; j++) a += qh[j] * load(kh + j * padded + i * LANES);
+                        for (; j < size; j++) a += qh[j] * load(kh + j * padded_length + i * LANES);
                         store(scores + i * LANES, (a + c) + (d + e));
                     }
                     for (Int s = end; s < vectors * LANES; s++) scores[s] = -INFINITY;
