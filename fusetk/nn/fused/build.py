@@ -23,10 +23,8 @@ LOSSES = {
     "streams": "connections with several streams or sources train about half as fast on CPU",
     "decoding": "Transformers translate about half as fast on CPU",
 }
-# Not every compiler knows -march=native, registers of 512 bits, or OpenMP. Without OpenMP the
-# kernels use one thread.
+# Not every compiler knows -march=native or OpenMP. Without OpenMP the kernels use one thread.
 FLAGS: tuple[list[str], ...] = (
-    ["-march=native", "-mprefer-vector-width=512", "-fopenmp"],
     ["-march=native", "-fopenmp"],
     ["-mcpu=native", "-fopenmp"],
     ["-march=native", "-fopenmp-simd"],
