@@ -20,7 +20,7 @@ from tests.contracts.systems import (
 )
 from tests.helpers.batches import random_batch, select_sentences
 
-Builder = Callable[[], Seq2Seq]
+Builder = Callable[..., Seq2Seq]
 each_system = pytest.mark.parametrize("build", SYSTEMS.values(), ids=SYSTEMS.keys())
 
 
@@ -90,15 +90,15 @@ def test_padding_changes_nothing(build: Builder) -> None:
 
 @each_system
 def test_training_without_padding_equals_training_with_it(build: Builder) -> None:
-    model = build()
+    model = build(scale=1.0)  # larger weights also enlarge the differences of rounding
     batch = random_batch()
     if not model.packs:
         pytest.skip("this model does not pack sentences")
     index = batch.target_index
     packed = model(batch.src, batch.src_mask, batch.tgt_in, index)
     padded = model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)[index]
-    torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-4)
-    model.double()  # without kernels, and without differences of rounding
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-5)
+    model = build().double()  # without kernels, and without differences of rounding
     packed = model(batch.src, batch.src_mask, batch.tgt_in, index)
     padded = model(batch.src, batch.src_mask, batch.tgt_in).flatten(0, 1)[index]
     grad = torch.randn_like(packed)
