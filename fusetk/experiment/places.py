@@ -34,6 +34,11 @@ class Places(NamedTuple):
         return self.out / f"run.{self.name}.yaml"
 
     @property
+    def text(self) -> Path:
+        """Folder of the prepared text, except for experiments with other settings of the text."""
+        return self.out / f"data.{self.group}"
+
+    @property
     def references(self) -> Path:
         """Folder of the further references of the test sets."""
         return self.out / f"references.{self.group}"
@@ -50,10 +55,10 @@ class Places(NamedTuple):
     def prepared(self, data: DataConfig) -> Path:
         """Return the folder of the prepared text.
 
-        It is ``data.GROUP``, or a folder with a part of the settings' checksum in its name if
-        ``data.GROUP`` was prepared with other settings.
+        It is ``text``, or a folder with a part of the settings' checksum in its name if ``text``
+        was prepared with other settings.
         """
-        folder = self.out / f"data.{self.group}"
+        folder = self.text
         settings = _settings(data)
         try:
             recorded = manifest.read(folder)["settings"]

@@ -77,12 +77,15 @@ class Experiment:
         self.places.out.mkdir(parents=True, exist_ok=True)
         last = STEPS.index(self.options.until)
         with self._locked():
-            write_if_changed(self.places.config, configs.dump(self.recipe).encode())
+            self._write_config()
             for number, name in enumerate(STEPS[: last + 1], 1):
                 start = time.monotonic()
                 self.say(f"\n== {number} of {last + 1}: {name}")
                 self.steps[name]()
                 self.say(f"{name}: {time.monotonic() - start:.1f} s")
+
+    def _write_config(self) -> None:
+        write_if_changed(self.places.config, configs.dump(self.recipe).encode())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -121,18 +124,30 @@ class Experiment:
     # The steps
 
     def prepare(self) -> None:
-        """Prepare the text. Wait while another experiment prepares text in the same folder."""
-        folder = Path(self.recipe.data.folder)
-        with open(self.places.lock(folder), "a") as file:
+        """Prepare the text. Wait while another experiment of the group prepares text."""
+        with open(self.places.lock(self.places.text), "a") as file:
             if not lock(file):
-                self.say(f"waiting for another fusetk run, which prepares text in {folder}")
+                out = self.places.out
+                self.say(f"waiting for another fusetk run, which prepares text in {out}")
                 lock(file, wait=True)
+            self._choose_folder()
             with self._commands_hold(file):
                 self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
             write_references(self.recipe.data, self.places.references)
-        self._check_counts(folder)
+        self._check_counts()
 
-    def _check_counts(self, folder: Path) -> None:
+    def _choose_folder(self) -> None:
+        """Choose the folder of the prepared text again.
+
+        Since the first choice, another experiment may have prepared this folder with other
+        settings.
+        """
+        folder = str(self.places.prepared(self.recipe.data))
+        data = self.recipe.data.model_copy(update={"folder": folder})
+        self.recipe = self.recipe.model_copy(update={"data": data})
+        self._write_config()
+
+    def _check_counts(self) -> None:
         """Compare the prepared text with its published counts.
 
         Raises DataError if a number of pairs differs, unless ``options.any_data`` is set.
@@ -140,7 +155,7 @@ class Experiment:
         published = self.recipe.paper.text if self.recipe.paper else {}
         if not published:
             return
-        compared = counts.compare(published, folder)
+        compared = counts.compare(published, Path(self.recipe.data.folder))
         self.say(counts.table(compared))
         if warning := counts.check(compared, self.options.any_data):
             self.say(warning)

@@ -274,6 +274,22 @@ def test_other_settings_of_the_text_get_a_folder_of_their_own(config, tmp_path):
     assert where.prepared(other.data) == where.prepared(other.data)
 
 
+def test_experiments_that_start_together_do_not_prepare_other_text_in_one_folder(
+    config, monkeypatch
+):
+    run, _ = experiment(config, monkeypatch)
+    chosen = Path(run.recipe.data.folder)
+    # Another experiment prepares the folder between the choice and the first step.
+    other = recipes.load(config, ["data.bpe.merges=51"])
+    settings = other.data.model_dump(mode="json", exclude={"folder"})
+    (chosen / "manifest.json").write_text(json.dumps({"format": 1, "settings": settings}))
+    run.options = run.options._replace(until="prep")
+    run.run()
+    folder = recipes.load(run.places.config).data.folder
+    assert folder == run.recipe.data.folder == str(run.places.prepared(run.recipe.data))
+    assert Path(folder) != chosen
+
+
 def test_a_further_reference_needs_all_texts(tmp_path):
     for name in ("a.en1", "a.en2", "b.en1.gz"):
         (tmp_path / name).touch()
