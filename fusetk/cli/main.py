@@ -1,5 +1,7 @@
 """The ``fusetk`` command. It imports a subcommand when it is called, so ``--help`` is fast."""
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -13,6 +15,7 @@ from fusetk.cli.common_options import print_traceback, with_common_options
 from fusetk.errors import FusetkError
 
 EXIT_INTERRUPTED = 130  # as a shell reports the end by SIGINT
+COLLECT_AFTER = 10_000  # new objects between two runs of the garbage collector
 
 COMMANDS = {
     "demo": "Train a small model that fuses its layers, and show what it does.",
@@ -55,6 +58,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def main(self, *arguments: Any, **options: Any) -> Any:
+        _collect_less_garbage()
         with streams.guarded():
             try:
                 return super().main(*arguments, **options)
@@ -104,6 +108,16 @@ class _LazyGroup(click.Group):
             click.echo(f"fusetk: unknown command {args[0]!r}; {hint}", err=True)
             context.exit(2)
         return super().resolve_command(context, args)
+
+
+def _collect_less_garbage() -> None:
+    """Let the garbage collector run less often during imports, and not at the end of the process.
+
+    The imports of a command make hundreds of thousands of objects that exist until the end. By
+    default, the collector looks at them again and again, and once more when the process ends.
+    """
+    gc.set_threshold(COLLECT_AFTER)
+    atexit.register(gc.freeze)
 
 
 @click.group(
