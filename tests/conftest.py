@@ -1,6 +1,7 @@
 """Fixtures of several test modules: a small prepared corpus and a config that trains on it in
 seconds."""
 
+import gc
 import os
 import random
 import signal
@@ -17,6 +18,10 @@ from fusetk.recipe import load
 from tests.helpers.fast_commands import fast_commands
 
 torch.set_num_threads(1)
+
+# The objects of all imports exist until the end, so the garbage collector need not look at them.
+gc.freeze()
+gc.set_threshold(10_000)
 
 # `nohup` and the background of a script ignore these signals, and the tests send them.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -53,6 +53,10 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         "Number of compiled kernels of oneDNN that are kept. Default: 256.",
         MODEL_COMMANDS,
     ),
+    "LRU_CACHE_CAPACITY": (
+        "Number of compiled products of each kind that PyTorch keeps on CPU. Default: 64.",
+        MODEL_COMMANDS,
+    ),
     "CUDA_VISIBLE_DEVICES": ("GPUs that the command may use.", MODEL_COMMANDS),
     "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
         "The process and its group, as torchrun sets them.",

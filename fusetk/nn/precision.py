@@ -20,3 +20,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of ``x``."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def uses_onednn(dtype: torch.dtype) -> bool:
+    """Whether PyTorch computes products of this type on CPU with oneDNN; see ``fusetk.machine``."""
+    return dtype == torch.bfloat16 or torch.get_float32_matmul_precision() == "medium"

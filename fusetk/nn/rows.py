@@ -6,17 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusetk.nn.precision import product_dtype
+from fusetk.nn.precision import product_dtype, uses_onednn
 
-# In bf16 on CPU, a matrix product of a new shape is compiled first, which takes milliseconds. The
-# number of its rows is rounded up to a multiple of this number, so that shapes recur.
+# On CPU, oneDNN compiles a matrix product of a new shape first, and keeps the last compiled ones.
+# The number of rows is rounded up to a multiple of this number, so that shapes recur.
 ROW_MULTIPLE = 32
 
 
 def row_multiple(x: Tensor) -> int:
     """Return the multiple to which the rows of products with ``x`` are rounded up."""
-    compiles_shapes = x.device.type == "cpu" and product_dtype(x) == torch.bfloat16
-    return ROW_MULTIPLE if compiles_shapes else 1
+    return ROW_MULTIPLE if x.device.type == "cpu" and uses_onednn(product_dtype(x)) else 1
 
 
 class Rows(NamedTuple):
