@@ -442,8 +442,9 @@ def configure_allocator() -> None:
 
     Make glibc keep freed memory. By default it returns each large tensor to the operating system,
     which must zero the pages of the next one. Make oneDNN keep the compiled products of the last
-    256 shapes instead of 1,024, because each has its own buffers of up to a megabyte. PyTorch keeps
-    compiled products, too. It uses them for the calls of one update, so 64 are enough.
+    256 shapes instead of 1,024, because each has its own buffers of up to a megabyte. PyTorch has a
+    second cache of compiled products. Make it keep 64 of each kind, which is enough for the shapes
+    of one update.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")

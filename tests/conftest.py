@@ -19,7 +19,7 @@ from tests.helpers.fast_commands import fast_commands
 
 torch.set_num_threads(1)
 
-# The objects of all imports exist until the end, so the garbage collector need not look at them.
+# The objects of these imports exist until the end, so the garbage collector need not examine them.
 gc.freeze()
 gc.set_threshold(10_000)
 

@@ -50,7 +50,7 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         MODEL_COMMANDS,
     ),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": (
-        "Number of compiled kernels of oneDNN that are kept. Default: 256.",
+        "Number of compiled products that oneDNN keeps. Default: 256.",
         MODEL_COMMANDS,
     ),
     "LRU_CACHE_CAPACITY": (

@@ -111,10 +111,11 @@ class _LazyGroup(click.Group):
 
 
 def _collect_less_garbage() -> None:
-    """Let the garbage collector run less often during imports, and not at the end of the process.
+    """Let the garbage collector run less often, and skip all objects at the end of the process.
 
     The imports of a command make hundreds of thousands of objects that exist until the end. By
-    default, the collector looks at them again and again, and once more when the process ends.
+    default, the collector examines them several times during the imports, and once more when the
+    process ends.
     """
     gc.set_threshold(COLLECT_AFTER)
     atexit.register(gc.freeze)

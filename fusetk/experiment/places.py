@@ -34,14 +34,13 @@ class Places(NamedTuple):
         return self.out / f"run.{self.name}.yaml"
 
     @property
-    def text(self) -> Path:
-        """Folder of the prepared text, except for experiments with other settings of the text."""
+    def usual_prepared(self) -> Path:
+        """Prepared folder of the group, except for experiments with other settings of the text."""
         return self.out / f"data.{self.group}"
 
-    @property
-    def references(self) -> Path:
-        """Folder of the further references of the test sets."""
-        return self.out / f"references.{self.group}"
+    def references(self, prepared: Path) -> Path:
+        """Return the folder of the further references that belong to a prepared folder."""
+        return self.out / f"references{prepared.name.removeprefix('data')}"
 
     def runs_of_all_seeds(self) -> list[Path]:
         """Return the run folders of the config, with this and other seeds."""
@@ -55,10 +54,10 @@ class Places(NamedTuple):
     def prepared(self, data: DataConfig) -> Path:
         """Return the folder of the prepared text.
 
-        It is ``text``, or a folder with a part of the settings' checksum in its name if ``text``
-        was prepared with other settings.
+        It is ``usual_prepared``, or a folder with a part of the settings' checksum in its name if
+        ``usual_prepared`` was prepared with other settings.
         """
-        folder = self.text
+        folder = self.usual_prepared
         settings = _settings(data)
         try:
             recorded = manifest.read(folder)["settings"]

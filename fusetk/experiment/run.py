@@ -77,15 +77,11 @@ class Experiment:
         self.places.out.mkdir(parents=True, exist_ok=True)
         last = STEPS.index(self.options.until)
         with self._locked():
-            self._write_config()
             for number, name in enumerate(STEPS[: last + 1], 1):
                 start = time.monotonic()
                 self.say(f"\n== {number} of {last + 1}: {name}")
                 self.steps[name]()
                 self.say(f"{name}: {time.monotonic() - start:.1f} s")
-
-    def _write_config(self) -> None:
-        write_if_changed(self.places.config, configs.dump(self.recipe).encode())
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -125,27 +121,26 @@ class Experiment:
 
     def prepare(self) -> None:
         """Prepare the text. Wait while another experiment of the group prepares text."""
-        with open(self.places.lock(self.places.text), "a") as file:
+        with open(self.places.lock(self.places.usual_prepared), "a") as file:
             if not lock(file):
                 out = self.places.out
                 self.say(f"waiting for another fusetk run, which prepares text in {out}")
                 lock(file, wait=True)
-            self._choose_folder()
+            self._choose_prepared_folder()
             with self._commands_hold(file):
                 self._call("prep", self.places.config, f"--jobs={self.options.jobs}")
-            write_references(self.recipe.data, self.places.references)
+            write_references(self.recipe.data, self._references())
         self._check_counts()
 
-    def _choose_folder(self) -> None:
-        """Choose the folder of the prepared text again.
+    def _choose_prepared_folder(self) -> None:
+        """Choose the prepared folder again, and write the config.
 
-        Since the first choice, another experiment may have prepared this folder with other
-        settings.
+        Since the first choice, another experiment may have prepared the folder with other settings.
         """
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
-        self._write_config()
+        write_if_changed(self.places.config, configs.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:
         """Compare the prepared text with its published counts.
@@ -230,7 +225,7 @@ class Experiment:
     def _score(self, name: str, checkpoint: Path, text: Path, metrics: Sequence[str]) -> None:
         target = self.recipe.data.target
         references = [self._text(name, target, text.suffix)]
-        references += sorted((self.places.references / name).glob(f"*{text.suffix}"))
+        references += sorted((self._references() / name).glob(f"*{text.suffix}"))
         arguments: list[object] = ["score", text]
         for reference in references:
             arguments += ["-r", reference]
@@ -257,6 +252,9 @@ class Experiment:
         existing = len(checkpoints(self.places.run))
         names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
+
+    def _references(self) -> Path:
+        return self.places.references(Path(self.recipe.data.folder))
 
     def _text(self, name: str, language: str, ending: str = ".txt") -> Path:
         return Path(self.recipe.data.folder) / f"test.{name}.{language}{ending}"

@@ -24,4 +24,6 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
 
 def uses_onednn(dtype: torch.dtype) -> bool:
     """Whether PyTorch computes products of this type on CPU with oneDNN; see ``fusetk.machine``."""
-    return dtype == torch.bfloat16 or torch.get_float32_matmul_precision() == "medium"
+    if dtype == torch.float32:
+        return torch.get_float32_matmul_precision() == "medium"
+    return dtype == torch.bfloat16

@@ -147,13 +147,14 @@ def test_accumulation_is_one_larger_batch(build: Builder) -> None:
     halves = [select_sentences(batch, slice(0, 2)), select_sentences(batch, slice(2, 5))]
     results = []
     for batches in ([batch], halves):
-        model = build()  # in evaluation mode: no dropout
+        # In evaluation mode: no dropout. Larger weights also enlarge the differences of rounding.
+        model = build(scale=1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         sums = update(model, optimizer, batches, 0.1, 0.1, 0.0, "fp32")
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         results.append({"nll": sums.nll, "norm": torch.tensor(sums.grad_norm), **weights})
     for name in results[0]:
-        torch.testing.assert_close(results[0][name], results[1][name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(results[0][name], results[1][name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

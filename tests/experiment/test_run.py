@@ -274,7 +274,7 @@ def test_other_settings_of_the_text_get_a_folder_of_their_own(config, tmp_path):
     assert where.prepared(other.data) == where.prepared(other.data)
 
 
-def test_experiments_that_start_together_do_not_prepare_other_text_in_one_folder(
+def test_experiments_that_start_together_with_other_settings_have_two_prepared_folders(
     config, monkeypatch
 ):
     run, _ = experiment(config, monkeypatch)
@@ -288,6 +288,7 @@ def test_experiments_that_start_together_do_not_prepare_other_text_in_one_folder
     folder = recipes.load(run.places.config).data.folder
     assert folder == run.recipe.data.folder == str(run.places.prepared(run.recipe.data))
     assert Path(folder) != chosen
+    assert run.places.references(Path(folder)) != run.places.references(chosen)
 
 
 def test_a_further_reference_needs_all_texts(tmp_path):

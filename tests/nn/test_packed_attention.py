@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from fusetk.nn.dropout_mask import DropoutMask
 from fusetk.nn.fused import transformer as kernels
 from fusetk.nn.packed_attention import plain_packed_attention
-from fusetk.nn.rows import PackedAttention, Rows
+from fusetk.nn.rows import ROW_MULTIPLE, PackedAttention, Rows, row_multiple
 
 fused = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="there is no C++ compiler")
 HEADS = 3
@@ -142,3 +142,14 @@ def test_kernels_leave_zeros_at_repetitions(case) -> None:
     assert torch.equal(result[:, :9], expected) and not result[:, 9:].any()
     [gradient] = torch.autograd.grad(result, [more], torch.ones_like(result))
     assert gradient[:, :9].any() and not gradient[:, 9:].any()
+
+
+@pytest.mark.parametrize(("precision", "multiple"), [("highest", 1), ("medium", ROW_MULTIPLE)])
+def test_float32_rows_are_rounded_where_onednn_computes_products(precision, multiple) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert row_multiple(torch.ones(1)) == multiple
+        assert row_multiple(torch.ones(1, dtype=torch.bfloat16)) == ROW_MULTIPLE
+    finally:
+        torch.set_float32_matmul_precision(before)

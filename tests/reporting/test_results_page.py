@@ -211,7 +211,7 @@ def test_the_readme_says_whether_a_fusion_has_a_gain() -> None:
     [table] = read_tables(root / "results" / "multi30k", {})
     gains = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
-        "README.md": "so far, none is",
+        "README.md": "so far, none has",
         "results/README.md": "So far, no fusion has a gain",
     }
     for file, sentence in sentences.items():
