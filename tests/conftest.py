@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from fusetk.cli.main import COLLECT_AFTER
 from fusetk.data.prepare import prepare
 from fusetk.recipe import load
 from tests.helpers.fast_commands import fast_commands
@@ -21,7 +22,7 @@ torch.set_num_threads(1)
 
 # The objects of these imports exist until the end, so the garbage collector need not examine them.
 gc.freeze()
-gc.set_threshold(10_000)
+gc.set_threshold(COLLECT_AFTER)
 
 # `nohup` and the background of a script ignore these signals, and the tests send them.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

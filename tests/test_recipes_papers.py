@@ -570,7 +570,7 @@ def test_a_row_waits_while_another_one_prepares_the_text_that_they_share(tmp_pat
         ) as ran:
             until(
                 ran,
-                f"waiting for another fusetk run, which prepares text in {out}",
+                f"waiting for another fusetk run, which prepares text in {out}\n",
             )
             assert not (out / "data.iwslt14_deen").exists()
             other.close()

@@ -9,8 +9,8 @@ from torch import Tensor
 from fusetk.nn.precision import product_dtype, uses_onednn
 
 # On CPU, oneDNN compiles a matrix product before the first use of its shape, and keeps the products
-# that were used last.
-# The number of rows is rounded up to a multiple of this number, so that shapes recur.
+# that were used last. The number of rows is rounded up to a multiple of this number, so that shapes
+# recur.
 ROW_MULTIPLE = 32
 
 
