@@ -3,7 +3,6 @@
 This module does not import the training loop.
 """
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from fusetk.decoding.translate import Request, Translation, Translator
 from fusetk.errors import CheckpointError, ConfigError, DataError
 from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
-from fusetk.models.quantization import to_int8
+from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG, EMA, MODEL, TEXT, find_checkpoint
 from fusetk.weights import load_weights, read_state
@@ -216,19 +215,6 @@ def load_ensemble(
     elif precision == "int8":
         models = [to_int8(model) for model in models]
     return Ensemble(models, first, loaded[0].recipe)
-
-
-def to_bf16(model: Seq2Seq) -> Seq2Seq:
-    """Convert the weights to bf16, except the output projection.
-
-    Logits in bf16 have 8 significant bits, so different logits become equal. This causes most of
-    the loss of accuracy.
-    """
-    output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
-    output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
-    model.to(torch.bfloat16)
-    model.output = output
-    return model
 
 
 def changed(

@@ -1,7 +1,9 @@
-"""Conversion of models to linear maps of 8 bits."""
+"""Conversion of models to a lower precision for inference."""
 
+import copy
 from typing import Any
 
+import torch
 from torch import nn
 
 from fusetk.errors import ConfigError
@@ -9,6 +11,24 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import OutputProjection
+from fusetk.nn.rounded import Bf16Linear
+
+
+def to_bf16(model: Seq2Seq) -> Seq2Seq:
+    """Convert the weights to bf16, except the output projection.
+
+    Logits in bf16 have 8 significant bits, so different logits become equal. This causes most of
+    the loss of accuracy. In a Transformer on CPU, only the linear maps of the layers are converted:
+    the kernels for inference compute in float32 between the products.
+    """
+    if isinstance(model, Transformer) and _device(model) == "cpu":
+        _replace_maps(model, Bf16Linear)
+        return model
+    output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
+    output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
+    model.to(torch.bfloat16)
+    model.output = output
+    return model
 
 
 def to_int8(model: Seq2Seq) -> Seq2Seq:
@@ -17,7 +37,7 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
     Embeddings, normalisations and fusions stay float32. Raises ConfigError if the model is not a
     Transformer on CPU.
     """
-    device = next(model.parameters()).device.type
+    device = _device(model)
     if device != "cpu":
         raise ConfigError(
             f"precision int8 needs the device cpu, not {device}: choose cpu or the precision bf16"
@@ -27,12 +47,21 @@ def to_int8(model: Seq2Seq) -> Seq2Seq:
             "precision int8 needs the backbone transformer, and this model has another one: "
             "choose fp32 or bf16"
         )
-    for layer in model.layers():
-        for parent in list(layer.modules()):
-            for name, child in parent.named_children():
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, Int8Linear(child.weight, child.bias))
+    _replace_maps(model, Int8Linear)
     assert isinstance(model.output, OutputProjection)
     output: Any = Int8Linear(model.output.weight, model.output.bias)
     model.output = output
     return model
+
+
+def _device(model: Seq2Seq) -> str:
+    return next(model.parameters()).device.type
+
+
+def _replace_maps(model: Transformer, kind: type[Bf16Linear] | type[Int8Linear]) -> None:
+    """Replace the linear maps of the layers by maps of this kind."""
+    for layer in model.layers():
+        for parent in list(layer.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, kind(child.weight, child.bias))

@@ -18,7 +18,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.int8 import Int8Linear
+from fusetk.nn.rounded import Bf16Linear, RoundedLinear
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
@@ -170,7 +170,7 @@ def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     x = _read(layer, x if real is None else x.flatten(0, 1)[real])
     attention = layer.attention
     projections = _product(attention.project, _before(layer.attention_residual, x))
-    keys, values = _padded(projections, real, mask).split(layer.width, -1)[1:]
+    keys, values = _padded(projections[:, layer.width :], real, mask).chunk(2, -1)
     bias = attention.project.bias
     # The bias of the keys adds the same number to all scores, so it has no effect.
     source = kernels.source(
@@ -209,7 +209,7 @@ def _real_rows(mask: Tensor) -> Tensor | None:
 def _padded(rows: Tensor, real: Tensor | None, mask: Tensor) -> Tensor:
     """Return rows (N, D) of the real tokens as (B, S, D); with ``real`` None, N is B * S."""
     if real is not None:
-        rows = rows.new_zeros(mask.numel(), rows.shape[1]).index_copy(0, real, rows)
+        rows = rows.new_zeros(mask.numel(), rows.shape[1]).index_copy_(0, real, rows)
     return rows.view(*mask.shape, -1)
 
 
@@ -265,8 +265,10 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     assert isinstance(ffn, FeedForward)
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
-    linear: nn.Linear | Int8Linear = ffn.hidden
-    if isinstance(linear, Int8Linear):
+    linear: nn.Linear | RoundedLinear = ffn.hidden
+    if isinstance(linear, Bf16Linear):
+        hidden = linear.product_in_bf16(before, linear.bias, relu)
+    elif isinstance(linear, RoundedLinear):
         hidden = linear.product(before, linear.bias, relu)
     else:
         hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
@@ -280,9 +282,9 @@ def _read(layer: Parts, x: Tensor) -> Tensor:
     return layer.read(x).reshape(-1, layer.width).contiguous()
 
 
-def _product(linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
+def _product(linear: nn.Linear | RoundedLinear, x: Tensor) -> Tensor:
     """Return x W^T without the bias."""
-    if isinstance(linear, Int8Linear):
+    if isinstance(linear, RoundedLinear):
         return linear.product(x)
     return torch.mm(x, linear.weight.t())
 

@@ -8,32 +8,23 @@ the inputs changes the result.
 from functools import cache
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.rounded import ALL, RoundedLinear
 
 LARGEST = 127.0
-ALL = slice(None)
 
 
-class Int8Linear(nn.Module):
-    """x W^T + b with 8-bit W and x: (..., width) -> (..., out), float32."""
+class Int8Linear(RoundedLinear):
+    """Linear map with 8-bit W and x."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
-        super().__init__()
         rounded, scale = quantize(weight.detach().float())
-        self.register_buffer("weight", rounded)
+        super().__init__(rounded, bias)
         self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
-        self.weight: Tensor  # (out, width) int8
         self.scale: Tensor  # (out,)
-        self.bias: Tensor | None  # (out,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
-        return out.view(*x.shape[:-1], -1)
 
     def sums(self, x: Tensor, part: slice = ALL) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return integers (R, out) and their scales (R,) and (out,): x W^T for x (R, width).
@@ -47,10 +38,6 @@ class Int8Linear(nn.Module):
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
-        """Return x W^T + ``bias`` for x (R, width); with ``relu``, negative results become 0.
-
-        ``part`` selects output features; ``bias`` is that of the selected ones.
-        """
         sums, (row_scale, scale) = self.sums(x, part)
         if kernels.usable(x):
             return kernels.rescale(sums, row_scale, scale, bias, relu)
@@ -58,15 +45,6 @@ class Int8Linear(nn.Module):
         if bias is not None:
             out = out + bias
         return out.relu() if relu else out
-
-
-def linear_part(linear: nn.Linear | Int8Linear, x: Tensor, part: slice) -> Tensor:
-    """Return the output features ``part`` of a linear map: (..., width) -> (..., features)."""
-    bias = None if linear.bias is None else linear.bias[part]
-    if isinstance(linear, Int8Linear):
-        out = linear.product(x.reshape(-1, x.shape[-1]), bias, part=part)
-        return out.view(*x.shape[:-1], -1)
-    return F.linear(x, linear.weight[part], bias)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,13 +32,12 @@ from fusetk.decoding.translate import Translator
 from fusetk.errors import ConfigError
 from fusetk.machine import device_of
 from fusetk.models import Seq2Seq
-from fusetk.models.quantization import to_int8
+from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.transformer import Transformer
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.positions import sinusoids
 from fusetk.recipe import load
 from fusetk.runs import TEXT
-from fusetk.training.step import autocast
 
 from turns import compare, options  # isort: skip
 
@@ -72,16 +71,15 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     with FlopCounterMode(display=False) as counter, without_kernels():
         plain.translate_ids(sources)
     work = product_operations(counter)
-    if precision == "int8":
-        model = to_int8(model)
+    if precision != "fp32":
+        model = {"bf16": to_bf16, "int8": to_int8}[precision](model)
     translator = Translator([model], pipeline, config)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     ratios: dict[str, list[float]] = {"the limit of float32": []}
     while True:
         rate = product_rate(device, clock)
         start = clock()
-        with autocast(device, "fp32" if precision == "int8" else precision):
-            translator.translate_ids(sources)
+        translator.translate_ids(sources)
         seconds = clock() - start
         ratios["the limit of float32"].append(work / rate / seconds)
         for kind, translate in peers.items():

@@ -1,0 +1,63 @@
+"""Linear maps with rounded weights and inputs, for inference on CPU."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ALL = slice(None)
+
+
+class RoundedLinear(nn.Module):
+    """x W^T + b with rounded W and x: (..., width) -> (..., out), float32."""
+
+    weight: Tensor
+    """(out, width), rounded."""
+    bias: Tensor | None
+    """(out,), float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` is already rounded; ``bias`` (out,) is that of the map to replace."""
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.product(x.reshape(-1, x.shape[-1]), self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        """Return x W^T + ``bias`` for x (R, width); with ``relu``, negative results become 0.
+
+        ``part`` selects output features; ``bias`` is that of the selected ones.
+        """
+        raise NotImplementedError
+
+
+class Bf16Linear(RoundedLinear):
+    """Linear map with W, x and x W^T in bf16. The sums of the product are float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
+        super().__init__(weight.detach().bfloat16(), bias)
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        return self.product_in_bf16(x, bias, relu, part).float()
+
+    def product_in_bf16(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        """Return the result of ``product`` in bf16, with the bias in bf16."""
+        out = F.linear(x.bfloat16(), self.weight[part], None if bias is None else bias.bfloat16())
+        return out.relu_() if relu else out
+
+
+def linear_part(linear: nn.Linear | RoundedLinear, x: Tensor, part: slice) -> Tensor:
+    """Return the output features ``part`` of a linear map: (..., width) -> (..., features)."""
+    bias = None if linear.bias is None else linear.bias[part]
+    if isinstance(linear, RoundedLinear):
+        out = linear.product(x.reshape(-1, x.shape[-1]), bias, part=part)
+        return out.view(*x.shape[:-1], -1)
+    return F.linear(x, linear.weight[part], bias)
