@@ -15,7 +15,7 @@ from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
 from fusetk.data.corpus import SentenceWriter, segmentation_name, write_sentences
 from fusetk.data.encode import Encoder, NumberedLines
 from fusetk.data.filter import SUBWORDS
-from fusetk.data.parallel import chunks, ordered
+from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Pipeline, Text, load_bpe
 from fusetk.data.preprocess import BLOCK, Lines, languages, prepared_models, size_of
 from fusetk.data.stages import Build, Results
@@ -79,7 +79,10 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
         joint = bpe.learn(counts[0] + counts[1], merges, options.min_frequency)
         codes = [joint, joint]
     else:
-        codes = [bpe.learn(count, merges, options.min_frequency) for count in counts]
+        learned = build.workers.ordered(
+            partial, (_learn, merges, options.min_frequency), counts, many=len(counts)
+        )
+        codes = list(display.tracked(learned, "learning BPE", "languages", len(counts)))
     for language, lines in zip(languages(config), codes, strict=True):
         name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:
@@ -92,6 +95,10 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
                 file.writelines(f"{token} {n}\n" for token, n in most_frequent)
     numbers = [len(BPE(lines).merges) for lines in codes]
     return {"merges": numbers[0] if options.one_list else numbers}
+
+
+def _learn(merges: int, min_frequency: int, counts: Counter[str]) -> list[str]:
+    return bpe.learn(counts, merges, min_frequency)
 
 
 def _read_codes(file: str) -> list[str]:
@@ -122,6 +129,7 @@ def make_vocabularies(build: Build, config: DataConfig) -> Results:
             bpe.count_subwords(count, codes[side])
             for side, count in zip(SIDES, counts, strict=True)
         ]
+        build.shared["subwords"] = {side: dict(codes[side].cache) for side in SIDES}
     possible: list[dict[str, int]] = [{}, {}]
     if dropout_of(config, "train"):
         possible = [
@@ -214,7 +222,8 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         done = stack.enter_context(
             display.task(f"ids of {split}", "lines", _num_pairs(build, split))
         )
-        encoded = ordered(Encoder, (text, longest, dropout), _numbered(pairs), build.jobs)
+        known = build.shared.get("subwords", {})
+        encoded = build.workers.ordered(Encoder, (text, longest, dropout, known), _numbered(pairs))
         for segmentations, dropped_indices in encoded:
             if len(remaining) and dropped_indices:
                 corpus = np.searchsorted(ends, read + np.array(dropped_indices), side="right")

@@ -1,6 +1,6 @@
 """Conversion of lines of words to ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -80,10 +80,19 @@ class Encoder:
 
     ``text`` is the folder of the pipeline, and ``longest`` the largest number of subwords. With
     ``dropout``, each pair has several segmentations. It is dropped if one of them is too long.
+    ``known`` has the subwords of words that are already split, by side.
     """
 
-    def __init__(self, text: Path, longest: int | None, dropout: BPEConfig | None):
+    def __init__(
+        self,
+        text: Path,
+        longest: int | None,
+        dropout: BPEConfig | None,
+        known: Mapping[str, Mapping[str, str]],
+    ):
         pipeline = Pipeline.load(text)
+        for side, subwords in known.items():
+            pipeline.bpe[side].cache.update(subwords)
         self.sides = [SideEncoder(pipeline, side, dropout) for side in SIDES]
         self.longest = longest
         self.segmentations = 1 + (dropout.segmentations if dropout else 0)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fusetk.data import binarize, language_warnings, manifest, preprocess
 from fusetk.data.config import BPEConfig, DataConfig, VocabularyConfig
+from fusetk.data.parallel import Workers
 from fusetk.data.pipeline import SIDES
 from fusetk.data.stages import Build, Stage, opened
 from fusetk.data.steps.base import LearnedStep, LineStep, PrepStep
@@ -57,7 +58,7 @@ def prepare(
         name: [_pair(config, prefix) for prefix in prefixes]
         for name, prefixes in _prefixes(config).items()
     }
-    with opened(folder):
+    with opened(folder), Workers(jobs) as workers:
         old = _read_manifest(folder, report)
         further = further_references(config)
         inputs = _inspect({**texts, "further": further}, old.get("inputs", {}))
@@ -73,7 +74,7 @@ def prepare(
             validate()
             warnings = warn(_warnings(config, texts))
 
-        build = Build(folder, jobs, report, before)
+        build = Build(folder, workers, report, before)
         old_stages = old.get("stages", {})
         for stage in plan(config, texts, further):
             build.run(stage, inputs, None if force else old_stages.get(stage.name))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fusetk import display
 from fusetk.data.config import DataConfig, Every, Sample
 from fusetk.data.filter import Deduplicator, PairSteps, PassSpec
-from fusetk.data.parallel import chunks, ordered
+from fusetk.data.parallel import chunks
 from fusetk.data.pipeline import SIDES, Text, load_models
 from fusetk.data.stages import Build, Results
 from fusetk.data.steps.base import LearnedStep, PairStep, PrepStep, StepModel, StepModels
@@ -194,7 +194,7 @@ def _run_pass(
         writer(build.aside / f"pass{i}.{spec.target}") as target,
         open(build.aside / f"pass{i}.lines", "wb", 1 << 20) as positions,
     ):
-        for outcomes in ordered(PairSteps, (spec,), chunks(lines, size_of), build.jobs):
+        for outcomes in build.workers.ordered(PairSteps, (spec,), chunks(lines, size_of)):
             for outcome in outcomes:
                 reason = deduplicator.reason(outcome)
                 if reason:
@@ -316,7 +316,7 @@ def held_out_words(
         raw_files = open_both("raw")
         word_files = open_both("txt")
         done = stack.enter_context(display.task(split, "lines", build.lines))
-        for chunk in ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of), build.jobs):
+        for chunk in build.workers.ordered(BothSides, arguments, chunks(all_pairs(pairs), size_of)):
             count += len(chunk)
             done.set(count)
             for raw, words in chunk:

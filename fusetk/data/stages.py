@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fusetk.data import manifest
 from fusetk.data.manifest import Record, differences, same
+from fusetk.data.parallel import Workers
 from fusetk.data.text import Pair, cannot_write
 from fusetk.errors import DataError, join_names
 from fusetk.files import digest, flush, lock
@@ -37,14 +38,14 @@ class Build:
     def __init__(
         self,
         folder: Path,
-        jobs: int,
+        workers: Workers,
         report: Callable[[str], None],
         before: Callable[[], None] = lambda: None,
     ):
         """``before`` is called once before the first stage is made."""
         self.folder = folder
         self.aside = folder / BUILDING
-        self.jobs = jobs
+        self.workers = workers
         self.report = report
         self.before = before
         self.lines = 0  # pairs of lines in the texts of the current stage

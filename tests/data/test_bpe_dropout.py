@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fusetk.data import binarize, bpe, bpe_dropout
+from fusetk.data import binarize, bpe, bpe_dropout, parallel
 from fusetk.data.bpe import BPE
 from fusetk.data.bpe_dropout import DropoutBPE, possible_subwords
 from fusetk.data.config import DataConfig
@@ -273,6 +273,7 @@ def test_segmentations_depend_only_on_seed_number_and_place(
     first = contents(prepared(folder, "first", dropout=0.2).folder)
     prepared(folder, "jobs", dropout=0.1)  # so that only the ids of the training text are made
     monkeypatch.setattr(binarize, "chunks", lambda items, size: chunks(items, size, 500))
+    monkeypatch.setattr(parallel, "MANY", 0)
     manifest = prepared(folder, "jobs", jobs=2, dropout=0.2)
     assert manifest.made == ["ids.train"] and contents(manifest.folder) == first
     longer = contents(prepared(folder, "longer", dropout=0.2, segmentations=5).folder)

@@ -12,7 +12,7 @@ import torch
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
-from fusetk.data import binarize, preprocess
+from fusetk.data import binarize, parallel, preprocess
 from fusetk.data import manifest as manifests
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.config import DataConfig
@@ -173,6 +173,7 @@ def test_pairs_of_each_corpus_are_counted(
     """With filters, deduplication, two passes, a split, a limit of subwords, and several jobs."""
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 500))
+    monkeypatch.setattr(parallel, "MANY", 0)
     names = ["x", "y", "z"]
     train = [
         write(tmp_path, name, count, seed)
