@@ -25,7 +25,7 @@ from fusetk.display import Display
     show_default=True,
     type=click.IntRange(1),
     metavar="N",
-    help="Number of worker processes for long texts.",
+    help="Number of worker processes. Short texts are prepared without them.",
 )
 @click.option("--force", is_flag=True, help="Make all files again, even if nothing changed.")
 @click.option(

@@ -79,10 +79,12 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
         joint = bpe.learn(counts[0] + counts[1], merges, options.min_frequency)
         codes = [joint, joint]
     else:
+        # The processes have started if the text is long.
+        fewest = len(counts) if build.workers.running else None
         learned = build.workers.ordered(
-            partial, (_learn, merges, options.min_frequency), counts, many=len(counts)
+            partial, (_learn_codes, merges, options.min_frequency), counts, fewest
         )
-        codes = list(display.tracked(learned, "learning BPE", "languages", len(counts)))
+        codes = list(display.tracked(learned, "learning BPE of both languages", "languages", 2))
     for language, lines in zip(languages(config), codes, strict=True):
         name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:
@@ -97,7 +99,7 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
     return {"merges": numbers[0] if options.one_list else numbers}
 
 
-def _learn(merges: int, min_frequency: int, counts: Counter[str]) -> list[str]:
+def _learn_codes(merges: int, min_frequency: int, counts: Counter[str]) -> list[str]:
     return bpe.learn(counts, merges, min_frequency)
 
 

@@ -80,7 +80,7 @@ class Encoder:
 
     ``text`` is the folder of the pipeline, and ``longest`` the largest number of subwords. With
     ``dropout``, each pair has several segmentations. It is dropped if one of them is too long.
-    ``known`` has the subwords of words that are already split, by side.
+    ``known`` maps each side to words and their subwords, which are separated by spaces.
     """
 
     def __init__(

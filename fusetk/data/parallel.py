@@ -1,7 +1,7 @@
 """Application of functions to many items in several processes.
 
-Results keep the order of the items. At most three items for each process are waiting. A process
-that dies is an error.
+Results keep the order of the items. At most three items for each process are submitted and not yet
+yielded. A process that dies is an error.
 """
 
 import pickle
@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, TypeVar
 
+from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 
 # With fewer items for each process, the processes take longer to start than to work.
-MANY = 16
+MIN_ITEMS = 16
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,31 +46,47 @@ class Workers:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
+    @property
+    def running(self) -> bool:
+        """Whether the processes have started."""
+        return self._pool is not None
+
     def ordered(
         self,
         make: Callable[..., Callable[[T], R]],
         arguments: tuple[Any, ...],
         items: Iterable[T],
-        many: int | None = None,
+        fewest: int | None = None,
     ) -> Iterator[R]:
-        """Apply the function ``make(*arguments)`` to each item; yield the results in this order.
+        """Apply the function ``make(*arguments)`` to each item, and yield the results in order.
 
         Each process calls ``make`` once; ``make`` must be defined at the top level of a module. If
-        there are less than ``many`` items, by default ``MANY`` for each process, the current
-        process does the work. Raises the errors of the function, and DataError if a process dies.
+        there are fewer than ``fewest`` items, by default ``MIN_ITEMS`` for each process, the
+        current process does the work. Raises the errors of the function, and DataError if a process
+        dies or if there is no space for temporary files.
         """
-        fewest = MANY * self.jobs if many is None else many
-        first = list(islice(items := iter(items), fewest))
-        items = chain(first, items)
-        if self.jobs <= 1 or len(first) < fewest:
+        if self.jobs <= 1:
+            yield from map(make(*arguments), items)
+            return
+        if fewest is None:
+            fewest = MIN_ITEMS * self.jobs
+        rest = iter(items)
+        first = list(islice(rest, fewest))
+        items = chain(first, rest)
+        if len(first) < fewest:
             yield from map(make(*arguments), items)
             return
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"))
         pending: deque[Future[R]] = deque()
-        with TemporaryDirectory() as folder:
+        # On Windows, a file that a process still reads cannot be deleted.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "function"
-            path.write_bytes(pickle.dumps((make, arguments)))
+            try:
+                with path.open("wb") as file:
+                    pickle.dump((make, arguments), file)
+            except OSError as error:
+                raise cannot_write(path, error) from None
             try:
                 for item in items:
                     pending.append(self._pool.submit(_work, path, item))
@@ -87,14 +104,16 @@ class Workers:
                     future.cancel()
 
 
-_latest: tuple[Path, Callable[[Any], Any]] | None = None  # the function of a worker process
+# The file that this worker process read last, and the function that it holds.
+_latest: tuple[Path, Callable[[Any], Any]] | None = None
 
 
 def _work(path: Path, item: Any) -> Any:
-    """Apply the function whose parts are pickled in the file ``path``."""
+    """Apply ``make(*arguments)`` to ``item``; the file ``path`` holds both, pickled."""
     global _latest
     if _latest is None or _latest[0] != path:
-        make, arguments = pickle.loads(path.read_bytes())
+        with path.open("rb") as file:
+            make, arguments = pickle.load(file)
         _latest = path, make(*arguments)
     return _latest[1](item)
 

@@ -18,8 +18,8 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     """Convert the weights to bf16, except the output projection.
 
     Logits in bf16 have 8 significant bits, so different logits become equal. This causes most of
-    the loss of accuracy. In a Transformer on CPU, only the linear maps of the layers are converted:
-    the kernels for inference compute in float32 between the products.
+    the loss of accuracy. In a Transformer on CPU, only the linear maps of the layers are converted,
+    because the kernels for inference compute in float32. The embeddings and norms stay float32.
     """
     if isinstance(model, Transformer) and _device(model) == "cpu":
         _replace_maps(model, Bf16Linear)

@@ -266,7 +266,7 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
     linear: nn.Linear | RoundedLinear = ffn.hidden
-    if isinstance(linear, Bf16Linear):
+    if isinstance(linear, Bf16Linear):  # the next product reads bf16
         hidden = linear.product_in_bf16(before, linear.bias, relu)
     elif isinstance(linear, RoundedLinear):
         hidden = linear.product(before, linear.bias, relu)

@@ -35,7 +35,7 @@ class RoundedLinear(nn.Module):
 
 
 class Bf16Linear(RoundedLinear):
-    """Linear map with W, x and x W^T in bf16. The sums of the product are float32."""
+    """Linear map that rounds W, x, b and the result to bf16. The result has the type float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
@@ -49,7 +49,7 @@ class Bf16Linear(RoundedLinear):
     def product_in_bf16(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
-        """Return the result of ``product`` in bf16, with the bias in bf16."""
+        """Return the result of ``product`` as a bf16 tensor."""
         out = F.linear(x.bfloat16(), self.weight[part], None if bias is None else bias.bfloat16())
         return out.relu_() if relu else out
 

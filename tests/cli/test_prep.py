@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from fusetk.cli.main import main
 from fusetk.cli.prep import run
+from fusetk.data import parallel
 from fusetk.data.config import DataConfig
 
 CONFIG: dict[str, Any] = {
@@ -100,7 +101,8 @@ def test_errors_are_one_sentence(folder: Path) -> None:
     )
 
 
-def test_jobs(folder: Path) -> None:
+def test_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     data = DataConfig.model_validate(
         {
             **CONFIG["data"],

@@ -287,6 +287,9 @@ def test_rounded_transformers_are_close_and_translate(searched_model, convert):
     elif convert is to_int8:
         with pytest.raises(ConfigError, match="backbone transformer"):
             to_int8(copy.deepcopy(searched_model))
+    else:
+        rounded = to_bf16(copy.deepcopy(searched_model))
+        assert all(search([rounded], *batch(SOURCES), SearchConfig(beam=3, max_length_extra=6)))
 
 
 @pytest.mark.parametrize("convert", [to_bf16, to_int8])
@@ -300,11 +303,12 @@ def check_rounded(model: Seq2Seq, convert: Callable[[Seq2Seq], Seq2Seq]) -> None
     expected = forced(model, tokens)
     rounded = convert(copy.deepcopy(model))
     logits = forced(rounded, tokens)
-    assert (logits - expected).abs().mean() < 0.2 * expected.std()
+    error = 0.2 if convert is to_int8 else 0.05
+    assert (logits - expected).abs().mean() < error * expected.std()
     in_steps = read(rounded, tokens, begin(rounded), [1] * LENGTH)[0]
     if convert is to_int8:
         close(in_steps, logits)
-    # In bf16, the bias is added before or after a result is rounded.
+    # Forced decoding adds the bias before it rounds a result to bf16, decoding in steps after it.
     assert (in_steps - logits).abs().mean() < 0.01 * expected.std()
     assert all(search([rounded], *batch(SOURCES), SearchConfig(beam=3, max_length_extra=6)))
 

@@ -273,7 +273,7 @@ def test_segmentations_depend_only_on_seed_number_and_place(
     first = contents(prepared(folder, "first", dropout=0.2).folder)
     prepared(folder, "jobs", dropout=0.1)  # so that only the ids of the training text are made
     monkeypatch.setattr(binarize, "chunks", lambda items, size: chunks(items, size, 500))
-    monkeypatch.setattr(parallel, "MANY", 0)
+    monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     manifest = prepared(folder, "jobs", jobs=2, dropout=0.2)
     assert manifest.made == ["ids.train"] and contents(manifest.folder) == first
     longer = contents(prepared(folder, "longer", dropout=0.2, segmentations=5).folder)

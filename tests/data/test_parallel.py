@@ -3,42 +3,60 @@
 import operator
 import os
 from functools import partial
+from multiprocessing import active_children
 
 import pytest
 
 from fusetk.data import parallel
 from fusetk.data.parallel import Workers
+from fusetk.errors import DataError
 
 
 def process_and(item: int) -> tuple[int, int]:
     return os.getpid(), item
 
 
-def test_all_functions_are_applied_in_order_by_the_same_processes() -> None:
+def test_the_same_processes_apply_all_functions_in_order_and_then_end() -> None:
     with Workers(2) as workers:
-        assert list(workers.ordered(partial, (operator.mul, 3), range(40))) == list(
-            range(0, 120, 3)
-        )
+        assert not workers.running
+        products = workers.ordered(partial, (operator.mul, 3), range(40))
+        assert list(products) == [3 * item for item in range(40)]
+        pool = {process.pid for process in active_children()}
+        assert workers.running and len(pool) == 2
         found = list(workers.ordered(partial, (process_and,), range(40)))
         assert [item for _, item in found] == list(range(40))
-        processes = {process for process, _ in found}
-        assert os.getpid() not in processes
+        assert {process for process, _ in found} <= pool
         stopped = workers.ordered(partial, (operator.add, 1), range(40))
         assert next(stopped) == 1
         stopped.close()
-        again = workers.ordered(partial, (process_and,), range(40))
-        assert len(processes | {process for process, _ in again}) <= 2
+        again = workers.ordered(partial, (process_and,), range(2), fewest=2)
+        assert {process for process, _ in again} <= pool
+    assert not pool & {process.pid for process in active_children()}
 
 
 def test_few_items_start_no_process() -> None:
-    few = 2 * parallel.MANY - 1
+    few = 2 * parallel.MIN_ITEMS - 1
     with Workers(2) as workers:
         found = list(workers.ordered(partial, (process_and,), range(few)))
         assert found == [(os.getpid(), item) for item in range(few)]
-        two = list(workers.ordered(partial, (process_and,), range(2), many=2))
-        assert [item for _, item in two] == [0, 1] and os.getpid() not in dict(two)
+        assert not workers.running
+
+
+def test_one_job_reads_one_item_at_a_time() -> None:
+    items = iter(range(9))
+    results = Workers(1).ordered(partial, (operator.neg,), items)
+    assert (next(results), next(items)) == (0, 1)
 
 
 def test_errors_of_a_function_are_raised() -> None:
     with Workers(2) as workers, pytest.raises(ZeroDivisionError):
-        list(workers.ordered(partial, (operator.truediv, 1), [1, 0], many=1))
+        list(workers.ordered(partial, (operator.truediv, 1), [1, 0], fewest=1))
+
+
+def test_a_full_temporary_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parallel.pickle, "dump", full)
+    with Workers(2) as workers, pytest.raises(DataError, match="No space left"):
+        list(workers.ordered(partial, (operator.neg,), [1, 2], fewest=1))

@@ -171,7 +171,7 @@ def test_jobs_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write(folder, "train", sentences(1, 200) + sentences(1, 50) + sentences(5, 100))
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: small_chunks(items, size, 1000))
-    monkeypatch.setattr(parallel, "MANY", 0)
+    monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     results = []
     options = {"steps": steps, "valid": {"sample": 30}, "bpe": {"merges": 20, "joint": False}}
     for jobs in (1, 2):
@@ -191,7 +191,7 @@ def small_chunks(items: Any, size: Any, limit: int) -> Any:
 
 def test_a_dead_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preprocess, "PairSteps", dying)
-    monkeypatch.setattr(parallel, "MANY", 0)
+    monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     with pytest.raises(DataError, match="worker processes died"):
         prepare(config(folder), jobs=2)
     assert not (folder / "out" / "manifest.json").exists()

@@ -173,7 +173,7 @@ def test_pairs_of_each_corpus_are_counted(
     """With filters, deduplication, two passes, a split, a limit of subwords, and several jobs."""
     for module in (preprocess, binarize):
         monkeypatch.setattr(module, "chunks", lambda items, size: chunks(items, size, 500))
-    monkeypatch.setattr(parallel, "MANY", 0)
+    monkeypatch.setattr(parallel, "MIN_ITEMS", 0)
     names = ["x", "y", "z"]
     train = [
         write(tmp_path, name, count, seed)

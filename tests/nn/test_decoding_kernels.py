@@ -11,6 +11,7 @@ from fusetk.nn import int8
 from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear, integer_product
+from fusetk.nn.rounded import Bf16Linear, linear_part
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -157,6 +158,17 @@ def test_products_of_8_bits_are_those_without_kernels(width, monkeypatch):
     close(linear.product(x[1], linear.bias, relu=True), result[1].relu())
     monkeypatch.setattr(int8, "_has_exact_products", lambda: False)
     close(linear(x), result)
+
+
+def test_products_in_bf16_are_close_to_exact_ones():
+    x = torch.randn(3, 2, 37)
+    exact = nn.Linear(37, 33)
+    linear = Bf16Linear(exact.weight, exact.bias)
+    result = linear(x)
+    assert result.dtype == torch.float32
+    assert (result - exact(x)).norm() < 0.01 * exact(x).norm()
+    assert torch.equal(linear.product(x[1], linear.bias, relu=True), result[1].relu())
+    close(linear_part(linear, x, slice(5, None)), result[..., 5:])
 
 
 @pytest.mark.parametrize("width", [64, 2000])
