@@ -16,12 +16,17 @@ def process_and(item: int) -> tuple[int, int]:
     return os.getpid(), item
 
 
+def children() -> set[int | None]:
+    return {process.pid for process in active_children()}
+
+
 def test_the_same_processes_apply_all_functions_in_order_and_then_end() -> None:
+    others = children()  # those of other tests
     with Workers(2) as workers:
         assert not workers.running
         products = workers.ordered(partial, (operator.mul, 3), range(40))
         assert list(products) == [3 * item for item in range(40)]
-        pool = {process.pid for process in active_children()}
+        pool = children() - others
         assert workers.running and len(pool) == 2
         found = list(workers.ordered(partial, (process_and,), range(40)))
         assert [item for _, item in found] == list(range(40))
@@ -31,7 +36,7 @@ def test_the_same_processes_apply_all_functions_in_order_and_then_end() -> None:
         stopped.close()
         again = workers.ordered(partial, (process_and,), range(2), fewest=2)
         assert {process for process, _ in again} <= pool
-    assert not pool & {process.pid for process in active_children()}
+    assert not pool & children()
 
 
 def test_few_items_start_no_process() -> None:
