@@ -84,7 +84,9 @@ def learn_bpe(build: Build, config: DataConfig, options: BPEConfig) -> Results:
         learned = build.workers.ordered(
             partial, (_learn_codes, merges, options.min_frequency), counts, fewest
         )
-        codes = list(display.tracked(learned, "learning BPE of both languages", "languages", 2))
+        codes = list(
+            display.tracked(learned, "learning BPE of both languages", "languages", len(counts))
+        )
     for language, lines in zip(languages(config), codes, strict=True):
         name = "words/bpe.codes" if options.one_list else f"words/bpe.codes.{language}"
         with writer(build.new(name)) as file:

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, TypeVar
 
-from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 
 # With fewer items for each process, the processes take longer to start than to work.
@@ -27,22 +26,15 @@ R = TypeVar("R")
 
 
 class Workers:
-    """Processes that start when they are needed and run until the end of a ``with`` statement."""
+    """Processes that start when they are needed and run until ``close``."""
 
     def __init__(self, jobs: int):
         """``jobs`` is the number of processes. With 1 the current process does the work."""
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the processes; items that no process works on are dropped."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -63,7 +55,7 @@ class Workers:
         Each process calls ``make`` once; ``make`` must be defined at the top level of a module. If
         there are fewer than ``fewest`` items, by default ``MIN_ITEMS`` for each process, the
         current process does the work. Raises the errors of the function, and DataError if a process
-        dies or if there is no space for temporary files.
+        dies or if a temporary file cannot be written.
         """
         if self.jobs <= 1:
             yield from map(make(*arguments), items)
@@ -79,14 +71,7 @@ class Workers:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"))
         pending: deque[Future[R]] = deque()
-        # On Windows, a file that a process still reads cannot be deleted.
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "function"
-            try:
-                with path.open("wb") as file:
-                    pickle.dump((make, arguments), file)
-            except OSError as error:
-                raise cannot_write(path, error) from None
+        with _pickled((make, arguments)) as path:
             try:
                 for item in items:
                     pending.append(self._pool.submit(_work, path, item))
@@ -102,6 +87,24 @@ class Workers:
             finally:
                 for future in pending:
                     future.cancel()
+
+
+@contextmanager
+def _pickled(value: object) -> Iterator[Path]:
+    """Yield a temporary file with the pickled ``value``."""
+    with ExitStack() as stack:
+        try:
+            # On Windows, a file that a process still reads cannot be deleted.
+            folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+            path = Path(folder) / "function"
+            with path.open("wb") as file:
+                pickle.dump(value, file)
+        except OSError as error:
+            raise DataError(
+                "the temporary file of the worker processes cannot be written "
+                f"({error.strerror}); set TMPDIR to a folder with free space"
+            ) from None
+        yield path
 
 
 # The file that this worker process read last, and the function that it holds.

@@ -1,6 +1,7 @@
 """Conversion of raw parallel text to memory-mapped ids, for ``fusetk prep``."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def prepare(
         name: [_pair(config, prefix) for prefix in prefixes]
         for name, prefixes in _prefixes(config).items()
     }
-    with opened(folder), Workers(jobs) as workers:
+    with opened(folder), closing(Workers(jobs)) as workers:
         old = _read_manifest(folder, report)
         further = further_references(config)
         inputs = _inspect({**texts, "further": further}, old.get("inputs", {}))

@@ -18,7 +18,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
-from fusetk.nn.rounded import Bf16Linear, RoundedLinear
+from fusetk.nn.rounded import RoundedLinear
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
 MIN_REAL = 0.9
@@ -266,10 +266,8 @@ def _feed_forward(layer: Parts, x: Tensor) -> Tensor:
     before = _before(layer.ffn_residual, x)
     relu = ffn.activation is torch.relu_
     linear: nn.Linear | RoundedLinear = ffn.hidden
-    if isinstance(linear, Bf16Linear):  # the next product reads bf16
-        hidden = linear.product_in_bf16(before, linear.bias, relu)
-    elif isinstance(linear, RoundedLinear):
-        hidden = linear.product(before, linear.bias, relu)
+    if isinstance(linear, RoundedLinear):
+        hidden = linear.hidden_units(before, relu)
     else:
         hidden = kernels.add_bias(_product(linear, before), linear.bias, relu)
     if not relu:

@@ -33,6 +33,13 @@ class RoundedLinear(nn.Module):
         """
         raise NotImplementedError
 
+    def hidden_units(self, x: Tensor, relu: bool) -> Tensor:
+        """Return x W^T + b for x (R, width), in a type that the next map rounds to its own type.
+
+        With ``relu``, negative results become 0.
+        """
+        return self.product(x, self.bias, relu)
+
 
 class Bf16Linear(RoundedLinear):
     """Linear map that rounds W, x, b and the result to bf16. The result has the type float32."""
@@ -44,14 +51,15 @@ class Bf16Linear(RoundedLinear):
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
-        return self.product_in_bf16(x, bias, relu, part).float()
+        return _in_bf16(x, self.weight[part], bias, relu).float()
 
-    def product_in_bf16(
-        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
-    ) -> Tensor:
-        """Return the result of ``product`` as a bf16 tensor."""
-        out = F.linear(x.bfloat16(), self.weight[part], None if bias is None else bias.bfloat16())
-        return out.relu_() if relu else out
+    def hidden_units(self, x: Tensor, relu: bool) -> Tensor:
+        return _in_bf16(x, self.weight, self.bias, relu)
+
+
+def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    out = F.linear(x.bfloat16(), weight, None if bias is None else bias.bfloat16())
+    return out.relu_() if relu else out
 
 
 def linear_part(linear: nn.Linear | RoundedLinear, x: Tensor, part: slice) -> Tensor:

@@ -217,8 +217,8 @@ def test_logits_of_a_bf16_model_are_computed_in_fp32(model):
     logits = lower.output(features)
     expected = forced(model, tokens)
     # A Transformer on CPU computes in float32 between the products.
-    kept = isinstance(model, Transformer)
-    assert features.dtype == (torch.float32 if kept else torch.bfloat16)
+    dtype = torch.float32 if isinstance(model, Transformer) else torch.bfloat16
+    assert features.dtype == dtype
     assert logits.dtype == torch.float32
     assert torch.equal(logits, model.output(features.float()))
     assert (logits - expected).abs().mean() < 0.2 * expected.std()
