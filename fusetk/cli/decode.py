@@ -96,6 +96,8 @@ def command(
             if world.first:
                 lines = input_range(inputs, target, output_format, resume, replace_unknown)
             loaded = load_ensemble(models, local_device(device), precision, raw, report)
+            if not tokenized:
+                loaded.pipeline.import_libraries()
             config = changed(loaded.recipe.decoding, settings, flags)
             subwords = bool(loaded.pipeline.bpe)
             extras = Extras.from_options(word_scores, alignment, replace_unknown, subwords)

@@ -73,6 +73,7 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     ensemble = system.load_ensemble(models, device, precision, raw)
+    ensemble.pipeline.import_libraries()
     loaded = system.System(ensemble.models, ensemble.pipeline, ensemble.recipe.decoding)
     limits = Limits(max_sentences, max_characters, max_n_best, queue, batch)
     click.echo(server.address(listener))

@@ -59,6 +59,11 @@ class Text:
             line = function(line)
         return single_spaces(line)
 
+    def import_libraries(self) -> None:
+        """Import the libraries of the steps, so that the first line takes no longer than others."""
+        for side in SIDES:
+            self.words(side, "")
+
     @cached_property
     def _undo_functions(self) -> list[LineFunction]:
         """The undo functions of the target's steps, the last step first."""

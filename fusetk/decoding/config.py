@@ -142,7 +142,9 @@ class SearchConfig(Config):
     Marian averages log-probabilities. Their mean is not a distribution, and it is not
     renormalised."""
     batch_tokens: Annotated[int, SearchOption(RUNNING, metavar="N")] = Field(16384, ge=1)
-    """Size of a batch: sentences * beam * source tokens of the longest sentence."""
+    """Largest size of a batch: sentences * beam * source tokens of the longest sentence.
+
+    On a CPU, up to four threads search a batch each."""
 
     @model_validator(mode="before")
     @classmethod

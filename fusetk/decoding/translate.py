@@ -1,6 +1,8 @@
 """Text in, text out: sentences are sorted into batches, searched, and put back in order."""
 
 import logging
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.requests import Request as Request
 from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import TargetScores, score_targets
+from fusetk.decoding.threads import map_in_threads, max_workers
 from fusetk.decoding.token_mask import EncodedRequest, max_positions
 from fusetk.decoding.unknown import MANY_UNKNOWN, Replacement, read_dictionary
 from fusetk.errors import DataError
@@ -182,16 +185,23 @@ class Translator:
         hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         device = next(self.models[0].parameters()).device
         search_or_sample = sample if self.config.sample else search
-        for batch in batches([len(source) for source in sources], self.config):
+
+        def translations(batch: list[int]) -> list[list[Hypothesis]]:
             src, src_mask = pad([sources[i] for i in batch])
-            results = search_or_sample(
+            return search_or_sample(
                 self.models,
                 src.to(device),
                 src_mask.to(device),
                 self.config,
                 [requests[i] for i in batch],
             )
-            for i, n_best in zip(batch, results, strict=True):
+
+        lengths = [len(source) for source in sources]
+        workers = max_workers(device)
+        all_batches = batches(lengths, self.config, workers)
+        results = map_in_threads(translations, all_batches, workers)
+        for batch, batch_results in zip(all_batches, results, strict=True):
+            for i, n_best in zip(batch, batch_results, strict=True):
                 hypotheses[i] = n_best
             self.on_batch(len(batch))
         return hypotheses
@@ -299,17 +309,31 @@ class Translator:
         )
 
 
-def batches(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
-    """Yield batches of the indices of sources with the given lengths (EOS included), longest first.
+def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) -> list[list[int]]:
+    """Return batches of the indices of sources with the given lengths (EOS included).
 
-    The size of a batch is sentences * hypotheses * source tokens of the longest sentence. It is at
-    most ``batch_tokens``, unless the batch is a single sentence.
-    Sources that consist of EOS alone are in no batch.
+    The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
+    the longest sentence. It is at most ``batch_tokens``, unless the batch is a single sentence.
+    Sources that consist of EOS alone are in no batch. If up to ``max_workers`` workers search
+    several batches, the batches have similar sizes, and each worker gets the same number.
     """
-    width = config.n_best if config.sample else config.beam
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(order):
-        size = max(1, config.batch_tokens // (width * lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
+    width = config.n_best if config.sample else config.beam
+
+    def cut(limit: int) -> list[list[int]]:
+        result = []
+        start = 0
+        while start < len(order):
+            size = max(1, limit // (width * lengths[order[start]]))
+            result.append(order[start : start + size])
+            start += size
+        return result
+
+    largest = cut(config.batch_tokens)
+    workers = min(max_workers, len(largest))
+    if workers <= 1:
+        return largest
+    count = math.ceil(len(largest) / workers) * workers
+    # The smallest limit that gives at most ``count`` batches makes their sizes similar.
+    limits = range(1, config.batch_tokens + 1)
+    return cut(limits[bisect_left(limits, -count, key=lambda limit: -len(cut(limit)))])

@@ -7,6 +7,7 @@ residual connections are those of ``fusetk.models.transformer``, which imports t
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
+from fusetk.nn.output import PIECE
 from fusetk.nn.rounded import RoundedLinear
 
 # Padding is removed if the real tokens are less than this fraction. The removal copies rows.
@@ -165,6 +167,65 @@ def decoder_layer(
 
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
+    assert isinstance(layer.ffn, FeedForward)
+    return _by_groups(partial(_encode, layer), x, mask, len(layer.ffn.hidden.weight))
+
+
+def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
+    if not usable(cross, sources[0]):
+        return cross.keys_values(sources)
+    parts = [
+        _by_groups(partial(_project, project), source, mask, 2 * source.shape[-1])
+        for project, source in zip(cross.project, sources, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _by_groups(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    x: Tensor,
+    mask: Tensor,
+    numbers: int,
+) -> Tensor:
+    """Apply ``function(x, mask, lengths)`` to groups of sentences: (B, S, D) -> (B, S, D').
+
+    ``numbers`` is how many numbers ``function`` computes for a token. Those of a group fit into a
+    processor's cache. A group is as long as its longest sentence.
+    """
+    lengths = mask.sum(1)
+    groups = _groups(lengths.tolist(), PIECE // numbers)
+    if len(groups) == 1:
+        return function(x, mask, lengths)
+    out: Tensor | None = None
+    for sentences, longest in groups:
+        part = sentences, slice(longest)
+        result = function(x[part], mask[part], lengths[sentences])
+        if out is None:
+            out = result.new_zeros(*mask.shape, result.shape[-1])
+        out[part] = result
+    assert out is not None
+    return out
+
+
+def _groups(lengths: Sequence[int], max_tokens: int) -> list[tuple[slice, int]]:
+    """Divide sentences into groups of at most ``max_tokens`` tokens with padding, or one sentence.
+
+    Return the sentences of each group and the length of the longest one.
+    """
+    groups = []
+    first = 0
+    longest = 0
+    for i, length in enumerate(lengths):
+        if i > first and (i + 1 - first) * max(longest, length) > max_tokens:
+            groups.append((slice(first, i), longest))
+            first = i
+            longest = 0
+        longest = max(longest, length)
+    return [*groups, (slice(first, len(lengths)), longest)]
+
+
+def _encode(layer: Parts, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     shape = x.shape
     real = _real_rows(mask)
     x = _read(layer, x if real is None else x.flatten(0, 1)[real])
@@ -177,7 +238,7 @@ def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
         keys[:, None],
         values[:, None],
         None if bias is None else bias[2 * layer.width :],
-        mask.sum(1),
+        lengths,
     )
     sentences = torch.arange(len(mask)).repeat_interleave(mask.shape[1])
     if real is not None:
@@ -188,16 +249,9 @@ def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     return _padded(_feed_forward(layer, x), real, mask).view(*shape[:-1], layer.width)
 
 
-def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
-    real = _real_rows(mask) if usable(cross, sources[0]) else None
-    if real is None:
-        return cross.keys_values(sources)
-    parts = [
-        _padded(project(source.flatten(0, 1)[real]), real, mask)
-        for project, source in zip(cross.project, sources, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+def _project(project: nn.Module, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    real = _real_rows(mask)
+    return project(x) if real is None else _padded(project(x.flatten(0, 1)[real]), real, mask)
 
 
 def _real_rows(mask: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from fusetk.decoding.sample import sample
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError
+from fusetk.models import steps
 from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
@@ -277,6 +278,16 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
     monkeypatch.setattr(kernels, "library", lambda name: None)
     without = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(with_kernels, without, strict=True):
+        assert_same(hypotheses, expected)
+
+
+@pytest.mark.parametrize("max_numbers", [1, 240])
+def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, monkeypatch):
+    config = SearchConfig(beam=2, max_length_extra=6)
+    together = search([searched_model], *batch(SOURCES), config)
+    monkeypatch.setattr(steps, "PIECE", max_numbers)
+    in_groups = search([searched_model], *batch(SOURCES), config)
+    for hypotheses, expected in zip(in_groups, together, strict=True):
         assert_same(hypotheses, expected)
 
 

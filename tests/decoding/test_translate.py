@@ -115,15 +115,27 @@ def test_ids():
     assert results[2][0].ids == tiny.translate_ids([[6, EOS]])[0][0].ids
 
 
-def test_batches_hold_each_sentence_once_and_keep_the_budget():
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_batches_hold_each_sentence_once_and_keep_the_budget(workers):
     lengths = torch.randint(1, 40, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     config = SearchConfig(beam=4, batch_tokens=600)
-    cuts = list(batches(lengths, config))
+    cuts = batches(lengths, config, workers)
     assert sorted(i for cut in cuts for i in cut) == [
         i for i, length in enumerate(lengths) if length > 1
     ]
     assert all(len(cut) * 4 * max(lengths[i] for i in cut) <= 600 for cut in cuts)
-    assert [len(cut) for cut in batches([500, 2], config)] == [1, 1]
+    assert [len(cut) for cut in batches([500, 2], config, workers)] == [1, 1]
+    assert batches([1], config, workers) == []
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_workers_get_equal_numbers_of_similar_batches(workers):
+    config = SearchConfig(beam=1, batch_tokens=1000)
+    assert [len(cut) for cut in batches([10] * 410, config)] == [100, 100, 100, 100, 10]
+    sizes = [len(cut) for cut in batches([10] * 410, config, workers)]
+    assert len(sizes) % min(workers, 5) == 0
+    assert min(sizes) >= 0.9 * max(sizes)
+    assert batches([10] * 100, config, workers) == [list(range(100))]
 
 
 # Streams ------------------------------------------------------------------------------------------
