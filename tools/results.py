@@ -5,13 +5,14 @@ first marker names, relative to the file. If ``main`` follows the folder, it is 
 first system and those with the highest scores, without title and notes. If ``costs`` follows, it is
 a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
 table of their validation losses after some epochs. ``training-losses`` makes a table of their
-training losses in these epochs.
+training losses in these epochs. A name alone selects the trainings with the recipe's values;
+``NAME@KEY=VALUE`` selects those that differ from it in this value.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +20,18 @@ import numpy as np
 from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
 from fusetk.reporting.measured_costs import read_costs
+from fusetk.reporting.result_columns import config_text
 from fusetk.reporting.result_files import Curve
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, mean_of, read_tables
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: \w+)+)?, "
+    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 6  # of the short table
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
-SCORE = 3  # the column of the first score, after the names, the parameters and the seeds
 
 
 def updated(text: str, folder: Path) -> str:
@@ -72,7 +73,7 @@ def tables(results: Path, name: str, only_main: bool) -> str:
         for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             if only_main:
-                short = markdown_table("", text.heads, _best(rows), ())
+                short = markdown_table("", text.heads, _best(text.heads, rows), ())
                 texts.append(short.partition("\n\n")[2])
             else:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
@@ -105,12 +106,12 @@ def cost_table(results: Path) -> str:
 def loss_table(results: Path, systems: list[str]) -> str:
     """Return the mean validation losses of some systems after some epochs, and the lowest one.
 
-    The runs are those of the complete table. Raises DataError if a system has no row there.
+    Raises DataError if a system has no such training.
     """
     lines = []
     for row in _rows_of(results, systems):
         lowest = f"{row.loss.value:.3f}" if row.loss else NONE
-        lines.append([row.name, *_means(row, "valid_curve", _loss_after), lowest])
+        lines.append([_label(row), *_means(row, "valid_curve", _loss_after), lowest])
     heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
@@ -118,21 +119,37 @@ def loss_table(results: Path, systems: list[str]) -> str:
 def training_loss_table(results: Path, systems: list[str]) -> str:
     """Return the mean training losses of some systems in some epochs.
 
-    The runs are those of the complete table. Raises DataError if a system has no row there.
+    Raises DataError if a system has no such training.
     """
     lines = [
-        [row.name, *_means(row, "train_curve", _loss_in)] for row in _rows_of(results, systems)
+        [_label(row), *_means(row, "train_curve", _loss_in)] for row in _rows_of(results, systems)
     ]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
 
 def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:
-    rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
+    """Return the trainings of each system; its name may be followed by @KEY=VALUE."""
+    tables = read_tables(results, {})
+    rows = {row.first.system: row for table in tables for row in table.rows}
+    chosen = []
     for system in systems:
-        if system not in rows:
-            raise DataError(f"{results} has no row of {system}")
-    return [rows[system] for system in systems]
+        name, _, override = system.partition("@")
+        key, _, value = override.partition("=")
+        row = (
+            rows[name].with_config({key: float(value)} if override else {})
+            if name in rows
+            else None
+        )
+        if row is None:
+            raise DataError(f"{results} has no training of {system}")
+        chosen.append(row)
+    return chosen
+
+
+def _label(row: ResultRow) -> str:
+    """Return the name of a row with the values that differ from its recipe."""
+    return f"{row.name}, {config_text(row.overrides)}" if row.overrides else row.name
 
 
 def _means(row: ResultRow, curve: str, loss_of: Callable[[int, Curve], float | None]) -> list[str]:
@@ -167,11 +184,12 @@ def _loss_in(epoch: int, curve: Curve) -> float | None:
     return float(mean) if np.isfinite(mean) else None
 
 
-def _best(rows: list[list[str]]) -> list[list[str]]:
-    """Return the first row and those with the highest scores, in their order."""
+def _best(heads: Sequence[str], rows: list[list[str]]) -> list[list[str]]:
+    """Return the first row and those with the highest first scores, in their order."""
+    column = heads.index("Δ") - 1
 
     def score(row: list[str]) -> float:
-        number = re.match(r"[\d.]+", row[SCORE])
+        number = re.match(r"[\d.]+", row[column])
         return float(number[0]) if number else 0.0
 
     chosen = [rows[0], *sorted(rows[1:], key=score, reverse=True)[: MAIN_ROWS - 1]]

@@ -1,9 +1,10 @@
 """The columns of a table of results: heads, cells, and a sentence that explains each column."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable, mean_of
 from fusetk.reporting.runs import MeanScore, ScoreColumn
@@ -40,6 +41,16 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
             "seeds of the trainings; all means and sample standard deviations (±) are over them",
         ),
     ]
+    if any(row.overrides for row in table.rows):
+        columns.append(
+            _column(
+                table,
+                "config",
+                lambda row: config_text(row.overrides),
+                "values that differ from the recipe's; for rows with others than those of their "
+                "baseline, see the comparisons with equal configs",
+            )
+        )
     for i, column in enumerate(table.columns):
         columns += _score_columns(table, column)
         if i == 0:
@@ -51,6 +62,13 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
         "mean of the lowest validation loss of each training, for a target token",
     )
     return [*columns, loss, *_cost_columns(table)]
+
+
+def config_text(overrides: Mapping[str, Any]) -> str:
+    """Return the values in which a run differs from its recipe."""
+    names = short_keys(list(overrides))
+    values = [f"{names[key]} = {value}" for key, value in overrides.items()]
+    return ", ".join(values) or "the recipe's"
 
 
 def _column(

@@ -1,15 +1,15 @@
 """The cells and notes of tables of results, and the tables as plain values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fusetk.reporting.deviations import short_keys
 from fusetk.reporting.formats import TextTable
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.result_columns import (
     Cells,
     TableColumn,
     column_name,
+    config_text,
     result_columns,
 )
 from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, ResultTable
@@ -18,7 +18,11 @@ from fusetk.reporting.saved_run import SavedRun
 
 
 def text_tables(table: ResultTable) -> list[TextTable]:
-    """Return the table of rows, and those of comparisons and of pilots if there are any."""
+    """Return the table of rows, and those of comparisons and of pilots if there are any.
+
+    A second table of comparisons has the configs that a row and its baseline have in common, except
+    those that the first one compares.
+    """
     columns = result_columns(table)
     cells = zip(*(column.cells for column in columns), strict=True)
     rows = [[row.name, *others] for row, others in zip(table.rows, cells, strict=True)]
@@ -27,6 +31,9 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     compared = [row for row in table.rows if table.base_of(row) is not row]
     if compared and table.columns:
         tables.append(_comparison_table(table, compared))
+    pairs = [pair for row in table.rows for pair in table.equal_configs(row)]
+    if pairs and table.columns:
+        tables.append(_equal_config_table(table, pairs))
     if table.hidden_runs:
         tables.append(_pilot_table(table))
     return tables
@@ -36,7 +43,7 @@ def text_tables(table: ResultTable) -> list[TextTable]:
 
 
 def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
-    """Return an explanation of each column, the baselines, the tuned values and the warnings."""
+    """Return an explanation of each column, the baselines and the warnings."""
     first = table.rows[0].name
     bases = {row.first.compared_with for row in table.rows} - {None, first}
     notes = list(dict.fromkeys(column.note for column in columns))
@@ -51,11 +58,6 @@ def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
         ]
         if rows:
             notes.append(f"compared with {name}: {', '.join(rows)}")
-    notes += [
-        f"{row.name}: {overrides_text(row.overrides)} (not the recipe's values)"
-        for row in table.rows
-        if row.overrides
-    ]
     return [*notes, *table_warnings(table)]
 
 
@@ -109,12 +111,6 @@ def _differing(quantity: str, runs: Sequence[SavedRun], values: Iterable[str | N
     return [f"the runs differ in {quantity}: {value} ({len(stems)} runs); {rest}"]
 
 
-def overrides_text(overrides: Mapping[str, Any]) -> str:
-    """Return the values in which a run differs from its recipe."""
-    names = short_keys(list(overrides))
-    return ", ".join(f"{names[key]} = {value}" for key, value in overrides.items())
-
-
 # Comparisons and pilots ---------------------------------------------------------------------------
 
 
@@ -146,6 +142,39 @@ def _comparison_table(table: ResultTable, rows: Sequence[ResultRow]) -> TextTabl
         "gain: decided by the values before it, as explained below the first table",
     ]
     return TextTable(f"{table.title}: comparisons with the baseline", heads, cells, notes)
+
+
+def _equal_config_table(
+    table: ResultTable, pairs: Sequence[tuple[ResultRow, ResultRow]]
+) -> TextTable:
+    """Return the differences between runs and runs of the baseline with the same config."""
+    column = table.columns[0]
+    name = column_name(table.columns, column)
+    cells: list[Cells] = []
+    for row, base in pairs:
+        comparison = row.compare(base, column, table.p_values)
+        cells.append(
+            [
+                row.name,
+                base.name,
+                config_text(row.overrides),
+                _difference(row.loss, base.loss, 3),
+                f"{comparison.difference:+.2f}" if comparison else None,
+                _by_seed(comparison) if comparison else None,
+            ]
+        )
+    heads = ["", "compared with", "config of both", "Δ valid loss", f"Δ {name}"]
+    heads.append(f"{name}, by seed")
+    notes = [
+        "The rows of the first table may show another config than their baselines. Here both have "
+        "the same one",
+        "Δ, by seed: as in the table before this one",
+    ]
+    return TextTable(f"{table.title}: comparisons with equal configs", heads, cells, notes)
+
+
+def _difference(mean: MeanScore | None, base: MeanScore | None, digits: int) -> str | None:
+    return f"{mean.value - base.value:+.{digits}f}" if mean and base else None
 
 
 def _deviations(comparison: SeedComparison) -> str | None:
@@ -180,7 +209,7 @@ def _pilot_table(table: ResultTable) -> TextTable:
         rows.append(
             [
                 name,
-                overrides_text(run.result.overrides) or "the recipe's",
+                config_text(run.result.overrides),
                 str(run.result.seed),
                 f"{best:,}" if best is not None else None,
                 f"{loss:.3f}" if loss is not None else None,

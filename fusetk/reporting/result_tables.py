@@ -53,6 +53,20 @@ class ResultRow:
         self.first = self.runs[0].result
         self.name = self.first.row
 
+    @property
+    def configs(self) -> list[Mapping[str, Any]]:
+        """The overrides of all runs, those of the row first."""
+        distinct: list[Mapping[str, Any]] = []
+        for run in self.runs + self.pilots:
+            if run.result.overrides not in distinct:
+                distinct.append(run.result.overrides)
+        return distinct
+
+    def with_config(self, overrides: Mapping[str, Any]) -> "ResultRow | None":
+        """Return a row of the runs with these overrides; None if there are none."""
+        runs = [run for run in self.runs + self.pilots if run.result.overrides == overrides]
+        return ResultRow(runs) if runs else None
+
     @cached_property
     def by_seed(self) -> dict[int, SavedRun]:
         """The runs of the row by seed."""
@@ -181,6 +195,22 @@ class ResultTable(NamedTuple):
         if base is None or base is row or column not in self.tested_columns:
             return None
         return row.compare(base, column, self.p_values)
+
+    def equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
+        """Return the runs of a row and of its baseline for each config that both have.
+
+        A config that both rows show is not among them.
+        """
+        base = self.base_of(row)
+        if base is None or base is row:
+            return []
+        pairs = []
+        for overrides in row.configs:
+            own, other = row.with_config(overrides), base.with_config(overrides)
+            is_shown = overrides == row.overrides == base.overrides
+            if own and other and not is_shown:
+                pairs.append((own, other))
+        return pairs
 
     def gain(self, row: ResultRow) -> str | None:
         """Return whether the first score of a row is a gain, by ``gain.RULE``.

@@ -19,6 +19,9 @@ from fusetk.evaluation.significance import compare_systems
 from fusetk.reporting.result_files import read_result, result_text
 from fusetk.reporting.result_tables import TEST
 from tests.helpers.results import BAD, REFERENCES, SET, WORSE
+from tests.reporting.conftest import RATE
+
+LOWER = {"update": [10], "epoch": [1.0], "loss": [1.0]}
 
 
 def call(*words: object) -> Result:
@@ -196,15 +199,42 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
 def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     text = output(results)
     rows, pilots = text.split("Systems: pilots\n")
-    assert "peak =" not in rows and pilots.count("fused") == 2
+    assert "peak =" not in rows and "config" not in rows and pilots.count("fused") == 2
     assert "peak = 0.02" in pilots and "peak = 0.03" in pilots
     for seed in (2, 3):  # the other config has more seeds now
         result = read_result(results / "fused.seed1.peak=0.03.json")
         path = results / f"fused.seed{seed}.peak=0.03.json"
         path.write_text(result_text(result.model_copy(update={"seed": seed, "translations": {}})))
     rows, pilots = output(results).split("Systems: pilots\n")
-    assert "fused: peak = 0.03 (not the recipe's values)" in rows
+    assert cells(results)["fused"]["config"] == "peak = 0.03"
+    assert cells(results)["plain"]["config"] == "the recipe's"
     assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
+
+
+def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(results: Path) -> None:
+    assert "equal configs" not in output(results)
+    result = read_result(results / "plain.seed1.json")
+    tuned = result.model_copy(
+        update={"overrides": {RATE: 0.02}, "translations": {}, "valid_curve": LOWER}
+    )
+    (results / "plain.seed1.peak=0.02.json").write_text(result_text(tuned))
+    text = output(results, "--markdown")
+    _, equal = text.split("comparisons with equal configs**")
+    [line] = [line for line in equal.split("pilots")[0].splitlines() if "| fused |" in line]
+    pilot = read_result(results / "fused.seed1.peak=0.02.json")
+    loss = min(pilot.valid_curve["loss"]) - 1.0
+    score = pilot.scores[0].value - result.scores[0].value
+    assert line == (
+        f"| fused | plain | peak = 0.02 | {loss:+.3f} | {score:+.2f} | 1: {score:+.2f} (-) |"
+    )
+    for seed in (1, 2, 3):  # the row of the baseline shows this config now
+        tuned = result.model_copy(
+            update={"overrides": {RATE: 0.03}, "translations": {}, "seed": seed}
+        )
+        (results / f"plain.seed{seed}.peak=0.03.json").write_text(result_text(tuned))
+    _, equal = output(results, "--markdown").split("comparisons with equal configs**")
+    configs = [line.split("|")[3].strip() for line in equal.splitlines() if "| fused |" in line]
+    assert configs[:3] == ["the recipe's", "peak = 0.02", "peak = 0.03"]
 
 
 def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> None:

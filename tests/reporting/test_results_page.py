@@ -264,8 +264,17 @@ def test_a_table_of_losses_is_inserted(results: Path) -> None:
             values = [loss.get(int(epoch)) for loss in losses]
             assert cell == ("-" if None in values else f"{sum(values) / 2:.3f}")
         assert row[-1] == f"{sum(min(loss.values()) for loss in losses) / 2:.3f}"
-    with pytest.raises(DataError, match="has no row of nothing"):
-        updated(text.replace("plain", "nothing"), results.parent)
+    for name in ("nothing", "plain@model.dropout=0.3"):
+        with pytest.raises(DataError, match=f"has no training of {name}"):
+            updated(text.replace("plain", name), results.parent)
+
+
+def test_a_table_of_losses_shows_the_chosen_config(results: Path) -> None:
+    key = "training.stages.0.schedule.peak"
+    names = f"fused@{key}=0.02 fused@{key}=0.03 fused"
+    lines = updated(f"{MARKERS.format(f'{results.name} losses {names}')}{END}\n", results.parent)
+    rows = [line.strip("| ").split(" | ")[0] for line in lines.splitlines()[3:-1]]
+    assert rows == ["fused, peak = 0.02", "fused, peak = 0.03", "fused"]
 
 
 def test_a_table_of_training_losses_is_inserted(results: Path) -> None:
