@@ -6,14 +6,15 @@ first system and those with the highest scores, without title and notes. If ``co
 a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
 table of their validation losses after some epochs. ``training-losses`` makes a table of their
 training losses in these epochs. A name alone selects the trainings with the recipe's values;
-``NAME@KEY=VALUE`` selects those that differ from it in this value.
+``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, mean_of, read_tables
 
 BEGIN = re.compile(
-    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.=]+)+)?, "
+    r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.,=]+)+)?, "
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
@@ -130,21 +131,21 @@ def training_loss_table(results: Path, systems: list[str]) -> str:
 
 def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:
     """Return the trainings of each system; its name may be followed by @KEY=VALUE."""
-    tables = read_tables(results, {})
-    rows = {row.first.system: row for table in tables for row in table.rows}
+    rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
     chosen = []
     for system in systems:
-        name, _, override = system.partition("@")
-        key, _, value = override.partition("=")
-        row = (
-            rows[name].with_config({key: float(value)} if override else {})
-            if name in rows
-            else None
-        )
+        name, _, changed = system.partition("@")
+        configs = rows[name].configs if name in rows else []
+        config = next((config for config in configs if _as_text(config) == changed), None)
+        row = None if config is None else rows[name].with_config(config)
         if row is None:
             raise DataError(f"{results} has no training of {system}")
         chosen.append(row)
     return chosen
+
+
+def _as_text(config: Mapping[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in config.items())
 
 
 def _label(row: ResultRow) -> str:

@@ -71,6 +71,7 @@ from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer, index_of
 from fusetk.decoding.scores import bound, covered, value
+from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
@@ -123,6 +124,7 @@ def search(
     )
     has_nan = torch.zeros((), dtype=torch.bool, device=src.device)
     for length in range(1, mask.longest + 1):
+        raise_if_cancelled()
         places = _filled_places(live) if skips_empty else None
         live, best, states = _step(live, states, length, scorer, mask, config, places)
         has_nan = has_nan | best.score.isnan().any()

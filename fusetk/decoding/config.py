@@ -144,7 +144,7 @@ class SearchConfig(Config):
     batch_tokens: Annotated[int, SearchOption(RUNNING, metavar="N")] = Field(16384, ge=1)
     """Largest size of a batch: sentences * beam * source tokens of the longest sentence.
 
-    On a CPU, up to four threads search a batch each."""
+    On a CPU, up to four batches are searched at the same time."""
 
     @model_validator(mode="before")
     @classmethod

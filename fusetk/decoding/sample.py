@@ -29,6 +29,7 @@ from fusetk.decoding.beam import COMPACTION_THRESHOLD, Hypothesis
 from fusetk.decoding.config import SearchConfig
 from fusetk.decoding.scorer import Scorer
 from fusetk.decoding.scores import value
+from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
@@ -67,6 +68,7 @@ def sample(
     search_index = torch.arange(len(src), device=device)
     prefix = src.new_full((len(src), count, 1), BOS)
     for length in range(1, mask.longest + 1):
+        raise_if_cancelled()
         step = scorer.step(prefix[:, :, -1].flatten(), states)
         states = step.states
         all_logits = step.logits.clone()

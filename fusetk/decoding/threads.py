@@ -4,8 +4,9 @@ The products of one step are small. Two threads that search a batch each are the
 two threads that share each product, because they do not wait for each other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -19,36 +20,53 @@ R = TypeVar("R")
 MAX_WORKERS = 4
 
 
+_worker = threading.local()  # ``cancelled``: the event that ends the work of this thread
+_in_use = threading.Lock()  # a new thread's number of threads is a setting of the process
+
+
 def max_workers(device: torch.device) -> int:
     """Return how many batches can be searched at the same time on ``device``."""
     return min(torch.get_num_threads(), MAX_WORKERS) if device.type == "cpu" else 1
 
 
-def map_in_threads(function: Callable[[T], R], items: Sequence[T], max_workers: int) -> Iterator[R]:
+def map_in_threads(
+    function: Callable[[T], R], items: Sequence[T], max_workers: int
+) -> Generator[R, None, None]:
     """Apply ``function`` to the items in up to ``max_workers`` threads; yield the results in order.
 
     The workers divide the threads of PyTorch's operations among them, and use the autocast of the
-    calling thread. If there is one worker or one item, the calling thread does the work.
+    calling thread. The calling thread does the work if there is one worker or one item, or while
+    another call of this function has workers. If the generator is closed or raises the error of a
+    call, the other calls end at their next ``raise_if_cancelled``.
     """
     workers = min(max_workers, len(items))
-    if workers <= 1:
+    if workers <= 1 or not _in_use.acquire(blocking=False):
         yield from map(function, items)
         return
     threads = torch.get_num_threads()
-    settings = (
-        max(1, threads // workers),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-    )
-    pool = ThreadPoolExecutor(workers, initializer=_configure, initargs=settings)
+    shares = [threads // workers + (i < threads % workers) for i in range(workers)]
+    cancelled = threading.Event()
+
+    def begin(autocast: bool, dtype: torch.dtype) -> None:
+        _worker.cancelled = cancelled
+        torch.get_num_threads()  # otherwise, the first operation would replace the next number
+        torch.set_num_threads(shares.pop())
+        torch.set_autocast_enabled("cpu", autocast)
+        torch.set_autocast_dtype("cpu", dtype)
+
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    pool = ThreadPoolExecutor(workers, initializer=begin, initargs=autocast)
     try:
         yield from pool.map(function, items)
     finally:
+        cancelled.set()
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)  # later threads start with the number that was set last
+        _in_use.release()
 
 
-def _configure(threads: int, autocast: bool, dtype: torch.dtype) -> None:
-    torch.set_num_threads(threads)
-    torch.set_autocast_enabled("cpu", autocast)
-    torch.set_autocast_dtype("cpu", dtype)
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if this thread is a worker whose work is cancelled."""
+    cancelled = getattr(_worker, "cancelled", None)
+    if cancelled is not None and cancelled.is_set():
+        raise CancelledError

@@ -4,6 +4,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from typing import NamedTuple
 
@@ -199,11 +200,11 @@ class Translator:
         lengths = [len(source) for source in sources]
         workers = max_workers(device)
         all_batches = batches(lengths, self.config, workers)
-        results = map_in_threads(translations, all_batches, workers)
-        for batch, batch_results in zip(all_batches, results, strict=True):
-            for i, n_best in zip(batch, batch_results, strict=True):
-                hypotheses[i] = n_best
-            self.on_batch(len(batch))
+        with closing(map_in_threads(translations, all_batches, workers)) as results:
+            for batch, batch_results in zip(all_batches, results, strict=True):
+                for i, n_best in zip(batch, batch_results, strict=True):
+                    hypotheses[i] = n_best
+                self.on_batch(len(batch))
         return hypotheses
 
     def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:
@@ -315,7 +316,8 @@ def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) 
     The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
     the longest sentence. It is at most ``batch_tokens``, unless the batch is a single sentence.
     Sources that consist of EOS alone are in no batch. If up to ``max_workers`` workers search
-    several batches, the batches have similar sizes, and each worker gets the same number.
+    several batches, the batches have similar sizes, and if possible each worker gets the same
+    number.
     """
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     width = config.n_best if config.sample else config.beam

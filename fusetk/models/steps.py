@@ -175,8 +175,9 @@ def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) 
     """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
     if not usable(cross, sources[0]):
         return cross.keys_values(sources)
+    numbers = 2 * len(cross.query.weight)
     parts = [
-        _by_groups(partial(_project, project), source, mask, 2 * source.shape[-1])
+        _by_groups(partial(_project, project), source, mask, numbers)
         for project, source in zip(cross.project, sources, strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -186,15 +187,15 @@ def _by_groups(
     function: Callable[[Tensor, Tensor, Tensor], Tensor],
     x: Tensor,
     mask: Tensor,
-    numbers: int,
+    numbers_per_token: int,
 ) -> Tensor:
     """Apply ``function(x, mask, lengths)`` to groups of sentences: (B, S, D) -> (B, S, D').
 
-    ``numbers`` is how many numbers ``function`` computes for a token. Those of a group fit into a
-    processor's cache. A group is as long as its longest sentence.
+    ``function`` computes ``numbers_per_token`` numbers for each token. The numbers of a group fit
+    into a processor's cache. The results after the longest sentence of a group are 0.
     """
     lengths = mask.sum(1)
-    groups = _groups(lengths.tolist(), PIECE // numbers)
+    groups = _groups(lengths.tolist(), PIECE // numbers_per_token)
     if len(groups) == 1:
         return function(x, mask, lengths)
     out: Tensor | None = None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PIECE = 1 << 21  # logits computed at a time: 8 MB in float32, which fits into a processor's cache
+PIECE = 1 << 21  # numbers computed at a time: 8 MB in float32, which fits into a processor's cache
 PIECE_GPU = 1 << 27
 
 

@@ -47,8 +47,8 @@ def result_columns(table: ResultTable) -> list[TableColumn]:
                 table,
                 "config",
                 lambda row: config_text(row.overrides),
-                "values that differ from the recipe's; for rows with others than those of their "
-                "baseline, see the comparisons with equal configs",
+                "values that differ from the recipe's; if a row and its baseline have different "
+                "configs, their difference is not that of the systems alone",
             )
         )
     for i, column in enumerate(table.columns):

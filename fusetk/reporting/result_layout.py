@@ -158,7 +158,7 @@ def _equal_config_table(
                 row.name,
                 base.name,
                 config_text(row.overrides),
-                _difference(row.loss, base.loss, 3),
+                _loss_difference(row, base),
                 f"{comparison.difference:+.2f}" if comparison else None,
                 _by_seed(comparison) if comparison else None,
             ]
@@ -166,15 +166,16 @@ def _equal_config_table(
     heads = ["", "compared with", "config of both", "Δ valid loss", f"Δ {name}"]
     heads.append(f"{name}, by seed")
     notes = [
-        "The rows of the first table may show another config than their baselines. Here both have "
-        "the same one",
-        "Δ, by seed: as in the table before this one",
+        "The first table may compare a row and a baseline that have different configs. This table "
+        "compares runs with equal configs",
+        "Δ: difference of the means over all seeds",
+        "by seed: as in the table before this one",
     ]
     return TextTable(f"{table.title}: comparisons with equal configs", heads, cells, notes)
 
 
-def _difference(mean: MeanScore | None, base: MeanScore | None, digits: int) -> str | None:
-    return f"{mean.value - base.value:+.{digits}f}" if mean and base else None
+def _loss_difference(row: ResultRow, base: ResultRow) -> str | None:
+    return f"{row.loss.value - base.loss.value:+.3f}" if row.loss and base.loss else None
 
 
 def _deviations(comparison: SeedComparison) -> str | None:
@@ -217,7 +218,7 @@ def _pilot_table(table: ResultTable) -> TextTable:
             ]
         )
     note = f"{SHOWN_CONFIG}. These are the other runs"
-    return TextTable(f"{table.title}: pilots", heads, rows, [note])
+    return TextTable(f"{table.title}: other configs", heads, rows, [note])
 
 
 # Plain values -------------------------------------------------------------------------------------

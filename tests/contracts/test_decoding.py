@@ -285,10 +285,33 @@ def test_searches_without_kernels_find_the_same(searched_model, beam, stop, monk
 def test_the_encoder_may_read_groups_of_sentences(searched_model, max_numbers, monkeypatch):
     config = SearchConfig(beam=2, max_length_extra=6)
     together = search([searched_model], *batch(SOURCES), config)
+    divide = steps._groups
+    numbers = [1]
+
+    def counted(*arguments):
+        groups = divide(*arguments)
+        numbers.append(len(groups))
+        return groups
+
+    monkeypatch.setattr(steps, "_groups", counted)
     monkeypatch.setattr(steps, "PIECE", max_numbers)
     in_groups = search([searched_model], *batch(SOURCES), config)
     for hypotheses, expected in zip(in_groups, together, strict=True):
         assert_same(hypotheses, expected)
+    if isinstance(searched_model, Transformer) and kernels.library("decoding"):
+        assert max(numbers) > 1
+
+
+def test_groups_of_sentences_are_as_large_as_possible():
+    assert steps._groups([3, 2, 2, 5, 1], 6) == [
+        (slice(0, 2), 3),
+        (slice(2, 3), 2),
+        (slice(3, 4), 5),
+        (slice(4, 5), 1),
+    ]
+    assert steps._groups([9, 1, 1], 6) == [(slice(0, 1), 9), (slice(1, 3), 1)]
+    assert steps._groups([2, 2], 0) == [(slice(0, 1), 2), (slice(1, 2), 2)]
+    assert steps._groups([4, 4, 4], 12) == [(slice(0, 3), 4)]
 
 
 @pytest.mark.parametrize("convert", [to_bf16, to_int8])

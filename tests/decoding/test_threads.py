@@ -1,13 +1,19 @@
 """Searches of several batches at the same time."""
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
 import torch
 
-from fusetk.decoding.threads import map_in_threads
+from fusetk.data.vocab import EOS
+from fusetk.decoding import beam, sample
+from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.threads import map_in_threads, raise_if_cancelled
+from tests.decoding.fakes import Echo, batch
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +40,35 @@ def test_items_are_processed_at_the_same_time_and_results_are_in_order():
     assert list(map_in_threads(together(3), "abc", 16)) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(("workers", "items", "threads"), [(4, 8, 1), (2, 8, 2), (3, 8, 1)])
-def test_workers_share_the_threads_of_the_caller(workers, items, threads):
-    numbers = map_in_threads(lambda _: torch.get_num_threads(), range(items), workers)
-    assert list(numbers) == [threads] * items
-    assert torch.get_num_threads() == 4
-    later = []
-    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+def threads_of_a_new_thread() -> int:
+    numbers = []
+    thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert later == [4]
+    return numbers[0]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(4, [1, 1, 1, 1]), (3, [1, 1, 2]), (2, [2, 2])])
+def test_workers_share_the_threads_of_the_caller(workers, threads):
+    barrier = threading.Barrier(workers, timeout=60)
+
+    def num_threads(item: int) -> int:
+        barrier.wait()
+        torch.ones(4).sum()
+        return torch.get_num_threads()
+
+    assert sorted(map_in_threads(num_threads, range(workers), workers)) == threads
+    assert torch.get_num_threads() == 4 and threads_of_a_new_thread() == 4
+
+
+def test_a_second_caller_works_alone_and_changes_no_number_of_threads():
+    first = map_in_threads(together(2), range(4), 2)
+    assert next(first) == 0
+    second = list(map_in_threads(lambda _: threading.get_ident(), range(3), 2))
+    assert second == [threading.get_ident()] * 3
+    assert list(first) == [1, 2, 3]
+    assert torch.get_num_threads() == 4 and threads_of_a_new_thread() == 4
+    assert list(map_in_threads(together(2), range(4), 2)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("workers", "items"), [(1, 3), (4, 1), (4, 0)])
@@ -61,14 +86,39 @@ def test_workers_use_the_autocast_of_the_caller():
     assert list(map_in_threads(lambda _: (a @ a).dtype, range(4), 2)) == [torch.float32] * 4
 
 
-def test_an_error_ends_the_work_and_leaves_the_number_of_threads():
-    begun = []
+def test_an_error_ends_the_work_of_all_workers():
+    both_began = threading.Barrier(2, timeout=60)
+    ended = []
 
-    def fail(item: int) -> None:
-        begun.append(item)
-        raise ValueError(item)
+    def function(item: int) -> None:
+        if item < 2:
+            both_began.wait()
+        if item == 0:
+            raise ValueError("the first item")
+        for _ in range(6000):  # the other worker, for a minute at most
+            try:
+                raise_if_cancelled()
+            except CancelledError:
+                ended.append(item)
+                raise
+            time.sleep(0.01)
 
-    with pytest.raises(ValueError, match="0"):
-        list(map_in_threads(fail, range(1000), 2))
-    assert len(begun) < 1000
+    with pytest.raises(ValueError, match="the first item"):
+        list(map_in_threads(function, range(1000), 2))
+    assert 1 in ended
     assert torch.get_num_threads() == 4
+    raise_if_cancelled()  # has no effect in the calling thread
+
+
+def test_searches_and_samples_end_when_they_are_cancelled(monkeypatch):
+    def cancel() -> None:
+        raise CancelledError
+
+    source = [[4, 5, EOS]]
+    for module, function, config in (
+        (beam, beam.search, SearchConfig()),
+        (sample, sample.sample, SearchConfig(sample=True)),
+    ):
+        monkeypatch.setattr(module, "raise_if_cancelled", cancel)
+        with pytest.raises(CancelledError):
+            function([Echo()], *batch(source), config)

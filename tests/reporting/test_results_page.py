@@ -77,7 +77,7 @@ def test_a_page_has_everything_and_needs_no_network(results: Path) -> None:
     assert [row[0] for row in table["table"]["rows"]] == ["plain", "fused", "other"]
     assert [other["title"] for other in table["others"]] == [
         "Systems: comparisons with the baseline",
-        "Systems: pilots",
+        "Systems: other configs",
     ]
     assert [quantity["label"] for quantity in table["quantities"]] == [
         "validation loss",
@@ -211,7 +211,7 @@ def test_the_readme_says_whether_a_fusion_has_a_gain() -> None:
     [table] = read_tables(root / "results" / "multi30k", {})
     gains = [row.name for row in table.rows if table.gain(row) == "yes"]
     sentences = {
-        "README.md": "so far, none has",
+        "README.md": "So far, none has a gain",
         "results/README.md": "So far, no fusion has a gain",
     }
     for file, sentence in sentences.items():
@@ -225,7 +225,7 @@ def test_tables_are_inserted_between_markers(results: Path) -> None:
     assert "old" not in new and updated(new, results.parent) == new
     everything, main = new.split("Between")
     markdown = call(results, "--markdown").stdout.strip()
-    assert markdown in everything and "**Systems: pilots**" in everything
+    assert markdown in everything and "**Systems: other configs**" in everything
     short = [line for line in main.splitlines() if line.startswith("| ")]
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert short == rows[: len(short)] and len(short) > 2 and "**" not in main
@@ -271,10 +271,15 @@ def test_a_table_of_losses_is_inserted(results: Path) -> None:
 
 def test_a_table_of_losses_shows_the_chosen_config(results: Path) -> None:
     key = "training.stages.0.schedule.peak"
+    path = results / "fused.seed1.peak=0.02.json"
+    result = read_result(path)
+    curve = {**result.valid_curve, "loss": [loss - 1 for loss in result.valid_curve["loss"]]}
+    path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
     names = f"fused@{key}=0.02 fused@{key}=0.03 fused"
     lines = updated(f"{MARKERS.format(f'{results.name} losses {names}')}{END}\n", results.parent)
-    rows = [line.strip("| ").split(" | ")[0] for line in lines.splitlines()[3:-1]]
-    assert rows == ["fused, peak = 0.02", "fused, peak = 0.03", "fused"]
+    rows = [line.strip("| ").split(" | ") for line in lines.splitlines()[3:-1]]
+    assert [row[0] for row in rows] == ["fused, peak = 0.02", "fused, peak = 0.03", "fused"]
+    assert [row[-1] for row in rows] == ["1.000", "2.000", "1.500"]
 
 
 def test_a_table_of_training_losses_is_inserted(results: Path) -> None:

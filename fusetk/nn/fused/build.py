@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,8 @@ FLAGS: tuple[list[str], ...] = (
 )
 COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-shared"]
 
+_compilation = threading.Lock()  # several threads may need the same kernels
+
 
 @cache
 def library(name: str) -> ctypes.CDLL | None:
@@ -49,12 +52,13 @@ def library(name: str) -> ctypes.CDLL | None:
     conditions = repr((compiler, FLAGS, COMMON, _machine())).encode()
     key = hashlib.sha256(code + conditions).hexdigest()[:16]
     reason = ""
-    for folder in cache_folders():
-        try:
-            return _load(compiler, source, folder / f"{name}-{key}.so")
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = reason or " ".join(str(error).split())[:400]
-    _warn(name, reason)
+    with _compilation:
+        for folder in cache_folders():
+            try:
+                return _load(compiler, source, folder / f"{name}-{key}.so")
+            except (OSError, subprocess.SubprocessError) as error:
+                reason = reason or " ".join(str(error).split())[:400]
+        _warn(name, reason)
     return None
 
 
