@@ -144,7 +144,8 @@ class SearchConfig(Config):
     batch_tokens: Annotated[int, SearchOption(RUNNING, metavar="N")] = Field(16384, ge=1)
     """Largest size of a batch: sentences * beam * source tokens of the longest sentence.
 
-    On a CPU, up to four batches are searched at the same time."""
+    On a CPU, up to four batches are searched at the same time, with at most twice this size
+    together."""
 
     @model_validator(mode="before")
     @classmethod

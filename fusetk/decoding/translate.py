@@ -316,8 +316,8 @@ def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) 
     The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
     the longest sentence. It is at most ``batch_tokens``, unless the batch is a single sentence.
     Sources that consist of EOS alone are in no batch. If up to ``max_workers`` workers search
-    several batches, the batches have similar sizes, and if possible each worker gets the same
-    number.
+    several batches, the batches have similar sizes, if possible each worker gets the same number,
+    and those of all workers have together at most twice the size ``batch_tokens``.
     """
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
     width = config.n_best if config.sample else config.beam
@@ -335,7 +335,8 @@ def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) 
     workers = min(max_workers, len(largest))
     if workers <= 1:
         return largest
-    count = math.ceil(len(largest) / workers) * workers
-    # The smallest limit that gives at most ``count`` batches makes their sizes similar.
-    limits = range(1, config.batch_tokens + 1)
+    highest = min(config.batch_tokens, 2 * config.batch_tokens // workers)
+    count = math.ceil(len(cut(highest)) / workers) * workers
+    # The lowest limit that gives at most ``count`` batches makes their sizes similar.
+    limits = range(1, highest + 1)
     return cut(limits[bisect_left(limits, -count, key=lambda limit: -len(cut(limit)))])
