@@ -107,6 +107,12 @@ def test_the_cost_of_decoding_grows_with_the_length(tmp_path: Path) -> None:
     assert decoding_cost(baseline, sizes, "length", 24) > decoding_cost(
         baseline, sizes, "length", 2
     )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # several batches at the same time
+    try:
+        assert decoding_cost(baseline, [*sizes, "decoding.batch_tokens=200"], "beam", 2) > 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_smoke_trainings_are_not_repeated(

@@ -68,7 +68,7 @@ def turns(path: str, precision: str, arguments: argparse.Namespace) -> Iterator[
     if ctranslate2 and device.type == "cpu":
         peers = {kind: peer(model, kind, sources, arguments) for kind in CT2_TYPES}
     plain = Translator([model], pipeline, config)
-    with FlopCounterMode(display=False) as counter, without_kernels():
+    with FlopCounterMode(display=False) as counter, without_kernels(), one_thread():
         plain.translate_ids(sources)
     work = product_operations(counter)
     if precision != "fp32":
@@ -106,6 +106,17 @@ def without_kernels() -> Iterator[None]:
         yield
     finally:
         kernels.library = library
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let this thread search all batches; the counter sees no other threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def product_rate(device: torch.device, clock: Callable[[], float]) -> float:
