@@ -335,7 +335,7 @@ def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) 
     workers = min(max_workers, len(largest))
     if workers <= 1:
         return largest
-    highest = min(config.batch_tokens, 2 * config.batch_tokens // workers)
+    highest = min(config.batch_tokens, max(1, 2 * config.batch_tokens // workers))
     count = math.ceil(len(cut(highest)) / workers) * workers
     # The lowest limit that gives at most ``count`` batches makes their sizes similar.
     limits = range(1, highest + 1)

@@ -128,6 +128,8 @@ def test_batches_hold_each_sentence_once_and_keep_the_budget(workers):
     assert all(len(cut) * 4 * max(lengths[i] for i in cut) <= limit for cut in cuts)
     assert [len(cut) for cut in batches([500, 2], config, workers)] == [1, 1]
     assert batches([1], config, workers) == []
+    alone = batches([3] * 9, SearchConfig(beam=4, batch_tokens=1), workers)
+    assert alone == [[i] for i in range(9)]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
