@@ -134,18 +134,17 @@ def _rows_of(results: Path, systems: list[str]) -> list[ResultRow]:
     rows = {row.first.system: row for table in read_tables(results, {}) for row in table.rows}
     chosen = []
     for system in systems:
-        name, _, changed = system.partition("@")
-        configs = rows[name].configs if name in rows else []
-        config = next((config for config in configs if _as_text(config) == changed), None)
-        row = None if config is None else rows[name].with_config(config)
+        name, _, overrides = system.partition("@")
+        candidates = rows[name].by_config if name in rows else []
+        row = next((row for row in candidates if _as_text(row.overrides) == overrides), None)
         if row is None:
             raise DataError(f"{results} has no training of {system}")
         chosen.append(row)
     return chosen
 
 
-def _as_text(config: Mapping[str, Any]) -> str:
-    return ",".join(f"{key}={value}" for key, value in config.items())
+def _as_text(overrides: Mapping[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def _label(row: ResultRow) -> str:

@@ -1,7 +1,7 @@
 """Searches of several batches at the same time, each by a thread of its own.
 
-The products of one step are small. Two threads that search a batch each are therefore faster than
-two threads that share each product, because they do not wait for each other.
+The products of one step of a small model are small. Two threads that share each product wait for
+each other often. Two threads that search a batch each do not, so they are faster.
 """
 
 import threading
@@ -14,11 +14,9 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 
-
-# Each worker needs memory for its batch. Only one thread of a process runs Python code at a time,
-# so many workers would wait for each other.
+# Each worker needs memory for its batch, and only one thread of a process runs Python code at a
+# time.
 MAX_WORKERS = 4
-
 
 _worker = threading.local()  # ``cancelled``: the event that ends the work of this thread
 _in_use = threading.Lock()  # a new thread's number of threads is a setting of the process

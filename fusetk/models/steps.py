@@ -168,16 +168,17 @@ def decoder_layer(
 def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
     """Compute an encoder layer for (B, S, input width) and the mask (B, S) -> (B, S, D)."""
     assert isinstance(layer.ffn, FeedForward)
-    return _by_groups(partial(_encode, layer), x, mask, len(layer.ffn.hidden.weight))
+    hidden = len(layer.ffn.hidden.weight)
+    return _by_groups(partial(_encode, layer), x, mask, layer.width, hidden)
 
 
 def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
     if not usable(cross, sources[0]):
         return cross.keys_values(sources)
-    numbers = 2 * len(cross.query.weight)
+    width = 2 * len(cross.query.weight)
     parts = [
-        _by_groups(partial(_project, project), source, mask, numbers)
+        _by_groups(partial(_project, project), source, mask, width, width)
         for project, source in zip(cross.project, sources, strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -187,9 +188,10 @@ def _by_groups(
     function: Callable[[Tensor, Tensor, Tensor], Tensor],
     x: Tensor,
     mask: Tensor,
+    width: int,
     numbers_per_token: int,
 ) -> Tensor:
-    """Apply ``function(x, mask, lengths)`` to groups of sentences: (B, S, D) -> (B, S, D').
+    """Apply ``function(x, mask, lengths)`` to groups of sentences: (B, S, D) -> (B, S, width).
 
     ``function`` computes ``numbers_per_token`` numbers for each token. The numbers of a group fit
     into a processor's cache. The results after the longest sentence of a group are 0.
@@ -198,14 +200,10 @@ def _by_groups(
     groups = _groups(lengths.tolist(), PIECE // numbers_per_token)
     if len(groups) == 1:
         return function(x, mask, lengths)
-    out: Tensor | None = None
+    out = x.new_zeros(*mask.shape, width)
     for sentences, longest in groups:
         part = sentences, slice(longest)
-        result = function(x[part], mask[part], lengths[sentences])
-        if out is None:
-            out = result.new_zeros(*mask.shape, result.shape[-1])
-        out[part] = result
-    assert out is not None
+        out[part] = function(x[part], mask[part], lengths[sentences])
     return out
 
 

@@ -47,25 +47,17 @@ class ResultRow:
             loss = first.best_loss
             return first.changes_end, -len(group), loss is None, loss or 0.0
 
-        shown, *others = sorted(groups.values(), key=rank)
+        self._groups = sorted(groups.values(), key=rank)
+        shown, *others = self._groups
         self.runs = sorted(shown, key=lambda run: run.result.seed)
         self.pilots = [run for group in others for run in group]
         self.first = self.runs[0].result
         self.name = self.first.row
 
     @property
-    def configs(self) -> list[Mapping[str, Any]]:
-        """The overrides of all runs, those of the row first."""
-        distinct: list[Mapping[str, Any]] = []
-        for run in self.runs + self.pilots:
-            if run.result.overrides not in distinct:
-                distinct.append(run.result.overrides)
-        return distinct
-
-    def with_config(self, overrides: Mapping[str, Any]) -> "ResultRow | None":
-        """Return a row of the runs with these overrides; None if there are none."""
-        runs = [run for run in self.runs + self.pilots if run.result.overrides == overrides]
-        return ResultRow(runs) if runs else None
+    def by_config(self) -> list["ResultRow"]:
+        """A row for each config of the runs; the first one is that which this row shows."""
+        return [ResultRow(runs) for runs in self._groups]
 
     @cached_property
     def by_seed(self) -> dict[int, SavedRun]:
@@ -204,13 +196,13 @@ class ResultTable(NamedTuple):
         base = self.base_of(row)
         if base is None or base is row:
             return []
-        pairs = []
-        for overrides in row.configs:
-            own, other = row.with_config(overrides), base.with_config(overrides)
-            is_shown = overrides == row.overrides == base.overrides
-            if own and other and not is_shown:
-                pairs.append((own, other))
-        return pairs
+        return [
+            (own, other)
+            for own in row.by_config
+            for other in base.by_config
+            if own.overrides == other.overrides
+            and not own.overrides == row.overrides == base.overrides
+        ]
 
     def gain(self, row: ResultRow) -> str | None:
         """Return whether the first score of a row is a gain, by ``gain.RULE``.

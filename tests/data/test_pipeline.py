@@ -133,6 +133,14 @@ def test_raw_text_again() -> None:
     assert made(ALL).raw("") == ""
 
 
+def test_no_function_is_built_at_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = made([{"step": "tokenize"}])
+    text.import_libraries()
+    monkeypatch.setattr("fusetk.data.pipeline.line_function", None)
+    assert text.words("source", "Ein Hund.") == "Ein Hund ."
+    assert text.words("target", "A dog.") == "A dog ."
+
+
 def test_without_a_tokeniser_words_end_at_ascii_spaces_only() -> None:
     pipeline = made([], segmented=False)
     words = pipeline.words("source", "  a\tb\u00a0c\u2028d  e\x85\0f ")
