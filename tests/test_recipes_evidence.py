@@ -183,6 +183,8 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
     path = RECIPES / "evidence" / "plans" / f"{task}.yaml"
     content = configs.parse(configs.load(path), run_queue.PlanConfig)
     own = run_queue.own_values(content, RECIPES / "evidence" / task)
+    for system, values in own.items():
+        assert values == {key: choices[0] for key, choices in content.steps(system).items()}
     recipes = {path.stem for path in (RECIPES / "evidence" / task).glob("*.yaml")}
     assert set(own) == recipes - {"base", "joint"}
     papers = {name: load(RECIPES / "evidence" / task / f"{name}.yaml").paper for name in own}
@@ -194,7 +196,7 @@ def test_the_plans_have_all_recipes_and_begin_with_their_values(task: str) -> No
 
 def test_a_recipe_with_another_value_is_an_error() -> None:
     content = plan(tuning={"usual": {"model.dropout": [0.7]}}, waves=[{"transformer": "usual"}])
-    with pytest.raises(ConfigError, match=r"transformer.yaml: model.dropout is 0.2, .*: 0.7"):
+    with pytest.raises(ConfigError, match=r"transformer.yaml: model.dropout is 0.3, .*: 0.7"):
         run_queue.own_values(content, RECIPES / "evidence" / "multi30k")
 
 
