@@ -47,34 +47,14 @@ lines() {
     fi
 }
 
-# stale FILE SOURCE: whether FILE is missing or older than SOURCE.
-stale() {
-    [ ! -e "$1" ] || [ "$2" -nt "$1" ]
-}
-
-# average RUN N: average the last N checkpoints, or all if the run has fewer, unless the average is
-# newer than they are. It sets `averaged` to the path.
-average() {
-    local run=$1 last=$2 checkpoints=("$1"/checkpoints/update-*)
-    [[ $last =~ ^[1-9][0-9]*$ ]] ||
-        die "the number of checkpoints to average is a whole number above 0, not $last"
-    [ "${#checkpoints[@]}" -ge "$last" ] || last=${#checkpoints[@]}
-    averaged=$run/checkpoints/average-$last
-    if stale "$averaged/state.json" "$run/checkpoints/last/state.json"; then
-        fusetk average "$run" --last "$last" --name "average-$last"
-    fi
-}
-
-# translate CHECKPOINT INPUT OUTPUT [OPTION ...]: translate, unless OUTPUT is newer than the
-# checkpoint and the config of its run.
-translate() {
-    local model input=$2 output=$3
-    model=$(cd "$1" && pwd -P)
-    shift 3
-    if stale "$output" "$model/state.json" || stale "$output" "$model/../../config.yaml"; then
-        fusetk decode -m "$model" -i "$input" -o "$output.part" "$@"
-        mv "$output.part" "$output"
-    fi
+# check_files FOLDER NAME ...: exit with an error if neither a file nor its .gz file exists.
+check_files() {
+    local folder=$1 name
+    shift
+    for name in "$@"; do
+        [ -e "$folder/$name" ] || [ -e "$folder/$name.gz" ] ||
+            die "neither $folder/$name nor $name.gz exists"
+    done
 }
 
 # check_multi30k DATA [ANY]: exit with an error if a file of Multi30k is missing in DATA, or
@@ -94,20 +74,24 @@ check_multi30k() {
     done
 }
 
-# figure_options FOLDER PICTURE ARGUMENT ...: read the arguments of the script of a figure, [OUT]
-# [--seed N] [--checkpoint LABEL] [-o PICTURE]. It sets `folder` to PAPER/TASK below recipes, and
-# `out`, `seed`, `label` and `picture`.
+# figure_options FOLDER PICTURE OPTIONS ARGUMENT ...: read the arguments of the script of a figure,
+# [OUT] [-o PICTURE] and those of --seed N and --checkpoint LABEL that OPTIONS names. It sets
+# `folder` to PAPER/TASK below recipes, and `out`, `seed`, `label` and `picture`.
 # shellcheck disable=SC2034  # the scripts that source this file read `label`
 figure_options() {
+    local picture_option='' allowed=" $3 "
     folder=$1 picture=$2 seed=1 label=best out=
-    local drawn=''
-    shift 2
+    shift 3
     while [ $# -gt 0 ]; do
+        case $1 in
+            --seed | --checkpoint)
+                [[ $allowed == *" $1 "* ]] || die "there is no option $1; -h shows the usage" ;;
+        esac
         case $1 in
             -h | --help) usage; exit 0 ;;
             --seed) need_value "$1" $#; seed=$2; shift 2 ;;
             --checkpoint) need_value "$1" $#; label=$2; shift 2 ;;
-            -o) need_value "$1" $#; drawn=$(absolute "$2"); shift 2 ;;
+            -o) need_value "$1" $#; picture_option=$(absolute "$2"); shift 2 ;;
             -*) die "there is no option $1; -h shows the usage" ;;
             *)
                 [ -z "$out" ] || die "one OUT is enough, $1 is too much"
@@ -117,14 +101,14 @@ figure_options() {
         esac
     done
     out=${out:-$ROOT/work/${folder//\//_}}
-    picture=${drawn:-$out/$picture}
+    picture=${picture_option:-$out/$picture}
     need_fusetk
 }
 
 # run_of ROW: print the run folder of a row of `folder`; exit with an error if it does not exist.
 run_of() {
-    local run=$out/run.${folder#*/}.$1.seed$seed
-    [ -f "$run/config.yaml" ] ||
-        die "$run does not exist: call \`fusetk run recipes/$folder/$1.yaml --raw DIR\` first"
+    local run=$out/run.${folder#*/}.$1.seed$seed command
+    command="fusetk run recipes/$folder/$1.yaml --raw DIR --seed $seed --out $(printf %q "$out")"
+    [ -f "$run/config.yaml" ] || die "$run does not exist: call \`$command\` first"
     printf '%s\n' "$run"
 }

@@ -10,8 +10,8 @@ Usage: $(basename "$0") RUN SOURCE REFERENCE [--other RUN] [--out DIR] [--tokeni
 
 Translates SOURCE with RUN in every mode of \`fusetk decode\` and scores it against REFERENCE. Both
 are lines of plain text. Some modes get words of the reference as a prefix or as constraints: their
-scores show that the words are used, not that translations are better. A second call does only the
-missing steps.
+scores show that the words are used, not that translations are better. A second call with the same
+models, texts and options does only the missing steps.
 
   --other RUN       a second model with the same vocabularies, for ensembles
   --out DIR         the folder of the translations ($ROOT/work/decode_modes)
@@ -39,6 +39,19 @@ run=${positional[0]} source=${positional[1]} reference=${positional[2]}
 need_fusetk
 mkdir -p "$out"
 
+# The translations in the folder are reused, so they have to be those of the same inputs.
+inputs=$(
+    printf '%s\n' "$run" "$other" "${common[*]}"
+    cat "$source" "$reference" | cksum
+    for model in "$run" "$other"; do
+        cat "$model/state.json" "$model/checkpoints/best/state.json" 2> /dev/null | cksum || true
+    done
+)
+if [ ! -e "$out/inputs" ]; then
+    printf '%s\n' "$inputs" > "$out/inputs"
+elif [ "$inputs" != "$(< "$out/inputs")" ]; then
+    die "$out has translations of other models, texts or options: give another --out, or remove it"
+fi
 awk '{ print $1, $2 }' "$reference" > "$out/prefix"
 awk '{ print $(int((NF + 1) / 2)) "\t" $(NF > 1 ? NF - 1 : 1) }' "$reference" > "$out/phrases"
 printf '%-44s %7s  %s\n' mode BLEU speed > "$out/table.txt"

@@ -10,8 +10,12 @@ Usage: $(basename "$0") DATA_DIR [--task NAME] [--jobs N] [--threads N] [--nice 
        [--out DIR] [--results DIR]
 
 Runs the trainings of $ROOT/recipes/evidence/plans/TASK.yaml that have no result yet. Each training
-takes all steps from the raw text in DATA_DIR to the scores. Its result is saved in RESULTS, and
+runs all steps from the raw text in DATA_DIR to the scores. Its result is saved in RESULTS, and
 \`fusetk report RESULTS\` prints the table.
+
+DATA_DIR has the files of the task with the endings .de and .en, plain or .gz. For multi30k they are
+train, val and test_2016_flickr, the untokenised text of https://github.com/multi30k/dataset. For
+iwslt14 they are train, valid and test, which are tokenised, escaped and lowercased.
 
 Trainings run in the background of other work, with a low priority. SIGTERM stops them: they save
 their state, and the next call continues. A second call at the same time is refused.
@@ -20,7 +24,7 @@ their state, and the next call continues. A second call at the same time is refu
   --jobs N        number of trainings at once (1)
   --threads N     CPU threads of each training (number of processors / jobs)
   --nice N        priority of the trainings, 19 is the lowest (10)
-  --left          only print the trainings that are left, and the hours that they need at most
+  --left          only print the trainings that are left, and an estimate of their hours
   --out DIR       the folder of runs ($ROOT/work/evidence_TASK)
   --results DIR   the folder of results ($ROOT/results/TASK)
 END
@@ -34,7 +38,10 @@ while [ $# -gt 0 ]; do
         --task) need_value "$1" $#; task=$2; shift 2 ;;
         --jobs) need_value "$1" $#; jobs=$2; shift 2 ;;
         --threads) need_value "$1" $#; threads=$2; shift 2 ;;
-        --nice) need_value "$1" $#; options+=(--nice "$2"); shift 2 ;;
+        --nice)
+            need_value "$1" $#
+            [[ $2 =~ ^-?[0-9]+$ ]] || die "--nice is a whole number, not $2"
+            options+=(--nice "$2"); shift 2 ;;
         --left) options+=(--left); shift ;;
         --out) need_value "$1" $#; out=$(absolute "$2"); shift 2 ;;
         --results) need_value "$1" $#; results=$(absolute "$2"); shift 2 ;;
@@ -47,9 +54,16 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -n "$data" ] || die "give the folder of the text; -h shows the usage"
-[[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs is a whole number above 0, not $jobs"
+number='^[1-9][0-9]*$'
+[[ $jobs =~ $number ]] || die "--jobs is a whole number above 0, not $jobs"
+[[ -z $threads || $threads =~ $number ]] ||
+    die "--threads is a whole number above 0, not $threads"
 plan=$ROOT/recipes/evidence/plans/$task.yaml
 [ -e "$plan" ] || die "--task is multi30k or iwslt14, not $task"
+case $task in
+    multi30k) check_multi30k "$data" ;;
+    iwslt14) check_files "$data" {train,valid,test}.{de,en} ;;
+esac
 need_fusetk
 if [ -z "$threads" ]; then
     threads=$(($(python3 -c 'import os; print(len(os.sched_getaffinity(0)))') / jobs))
@@ -58,4 +72,5 @@ fi
 
 exec python3 "$ROOT/recipes/evidence/run_queue.py" "$plan" --raw "$data" \
     --recipes "$ROOT/recipes/evidence/$task" --jobs "$jobs" --threads "$threads" \
-    --out "${out:-$ROOT/work/evidence_$task}" --results "${results:-$ROOT/results/$task}" ${options[@]+"${options[@]}"}
+    --out "${out:-$ROOT/work/evidence_$task}" --results "${results:-$ROOT/results/$task}" \
+    ${options[@]+"${options[@]}"}

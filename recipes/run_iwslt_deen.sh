@@ -55,6 +55,7 @@ esac
 if [ -n "$archive" ]; then
     [ -f "$archive" ] || die "there is no archive $archive"
     mkdir -p "$out/raw/archives"
-    ln -sf "$archive" "$out/raw/archives/de-en.tgz"
+    link=$out/raw/archives/de-en.tgz
+    [ "$archive" -ef "$link" ] || ln -sf "$archive" "$link"
 fi
 exec fusetk run "$config" --raw "$out/raw" --out "$out/$paper" --dataset ${options[@]+"${options[@]}"}

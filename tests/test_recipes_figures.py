@@ -56,7 +56,27 @@ def test_a_missing_run_names_the_command_that_trains_it(
     assert (RECIPES / f"{row}.yaml").exists()
     ran = call(*script, tmp_path)
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1
-    assert f"call `fusetk run recipes/{row}.yaml --raw DIR` first" in ran.stderr
+    command = f"fusetk run recipes/{row}.yaml --raw DIR --seed 1 --out {tmp_path}"
+    assert f"call `{command}` first" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("mlrf/figure3.sh", "--seed"),
+        ("mlrf/figure4.sh", "--checkpoint"),
+        ("densenmt/curves.sh", "--checkpoint"),
+    ],
+)
+def test_an_option_of_another_figure_is_an_error(script: str, option: str, tmp_path: Path) -> None:
+    task = ["iwslt14_tren"] if "curves" in script else []
+    ran = call(script, *task, tmp_path, option, "7")
+    assert ran.returncode == 2 and f"there is no option {option}" in ran.stderr
+
+
+def test_a_missing_folder_of_figure_3_is_one_error(tmp_path: Path) -> None:
+    ran = call("mlrf/figure3.sh", tmp_path / "missing")
+    assert ran.returncode != 0 and "Traceback" not in ran.stderr
 
 
 def test_accuracy_is_drawn_on_both_texts(tmp_path: Path) -> None:

@@ -353,4 +353,4 @@ def test_the_restart_is_two_stages():
 def test_scripts_pass_shellcheck():
     if not shutil.which("shellcheck"):
         pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", "-x", *(ROOT / "recipes").glob("*.sh")], cwd=ROOT, check=True)
+    subprocess.run(["shellcheck", "-x", *(ROOT / "recipes").rglob("*.sh")], cwd=ROOT, check=True)

@@ -73,7 +73,7 @@ class SearchConfig(Config):
     best. `beam`: also when `beam` hypotheses are finished. `first`: also when n hypotheses are
     finished.
 
-    `exact` took 1.2 to 1.8 times as long as `beam` in our measurements, longest with weak models.
+    `exact` took up to 1.8 times as long as `beam` in our measurements, longest with weak models.
     `first` finds much worse translations."""
     n_best: Annotated[int, SearchOption(FORMAT, metavar="N")] = Field(1, ge=1)
     """Number of translations of a sentence: at most `beam`, or any number with `sample`."""

@@ -27,7 +27,7 @@ case ${1:-} in
     -h | --help) usage; exit 0 ;;
     *) die "give TASK, one of iwslt14_deen, iwslt14_tren, iwslt14_tren_morph and wmt14_ende" ;;
 esac
-figure_options "densenmt/$1" curves.png "${@:2}"
+figure_options "densenmt/$1" curves.png --seed "${@:2}"
 runs=()
 for row in "${rows[@]}"; do
     run=$(run_of "$row")

@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
 done
 out=${out:-$ROOT/work/${folder//\//_}}
 picture=${picture:-$out/figure3.png}
-prepared=$out/data.nist_zhen further=$out/references.nist_zhen merged=$out/figure3
+prepared=$out/data.nist_zhen references_folder=$out/references.nist_zhen merged=$out/figure3
 [ -d "$prepared" ] ||
     die "$prepared does not exist: call \`fusetk run\` with rows of recipes/$folder first"
 read -r -a systems <<< "$systems"
@@ -97,7 +97,7 @@ files "$prepared/test." .en.txt
 merge "$merged/reference.en" "${paths[@]}"
 references=(-r "$merged/reference.en")
 for number in 1 2 3; do
-    files "$further/" "/$number.txt"
+    files "$references_folder/" "/$number.txt"
     existing=()
     for file in "${paths[@]}"; do
         [ ! -f "$file" ] || existing+=("$file")

@@ -405,9 +405,9 @@ class Queue:
                 process.terminate()
 
     def describe(self) -> None:
-        """Print the trainings that are left, and an upper limit of their hours.
+        """Print the trainings that are left, and an estimate of their hours.
 
-        For this limit, a trial takes as long as a complete training.
+        It assumes that each one takes the mean time of the complete trainings on such a device.
         """
         results = self.results()
         for job in jobs_left(self.plan, self.own, results):
@@ -415,8 +415,10 @@ class Queue:
         left = count_left(self.plan, self.own, results)
         text = f"{left} trainings left"
         if results.hours:
-            hours = left * sum(results.hours) / len(results.hours) / self.options.jobs
-            text += f", at most {hours:.0f} hours with {self.options.jobs} at a time"
+            places = max(1, len(os.sched_getaffinity(0)) // self.options.threads)
+            at_once = min(self.options.jobs, places)
+            hours = left * sum(results.hours) / len(results.hours) / at_once
+            text += f", about {hours:.0f} hours with {at_once} at a time"
         print(text)
 
 
@@ -446,4 +448,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except FusetkError as error:
-        sys.exit(f"run_queue.py: {error}")
+        print(f"run_queue.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -7,8 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 # The first case of Table 5, and the translations of both systems there.
 source='zwei minuten später passierten drei dinge gleichzeitig.'
-of_transformer='two minutes later, three things happened.'
-of_coordinated='two minutes later, three things happened at the same time.'
+transformer_translation='two minutes later, three things happened.'
+coordinated_translation='two minutes later, three things happened at the same time.'
 
 usage() {
     cat << END
@@ -26,7 +26,7 @@ predicts "at": a row for each head of the first layer. The runs are in OUT
 END
 }
 
-figure_options lwc/iwslt14_deen figure%d.png "$@"
+figure_options lwc/iwslt14_deen figure%d.png '--seed --checkpoint' "$@"
 [[ $picture == *%d* ]] || die "-o $picture: write %d for the number of the figure"
 transformer=$(run_of transformer)
 coordinated=$(run_of coordinated)
@@ -37,6 +37,6 @@ draw() {
         --head all --step "$5" -o "${picture/\%d/$1}"
 }
 
-draw 2 "$transformer" cross "$of_transformer" .
-draw 3 "$transformer" decoder-self "$of_transformer" .
-draw 4 "$coordinated" mixed "$of_coordinated" at
+draw 2 "$transformer" cross "$transformer_translation" .
+draw 3 "$transformer" decoder-self "$transformer_translation" .
+draw 4 "$coordinated" mixed "$coordinated_translation" at

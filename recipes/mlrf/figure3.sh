@@ -17,6 +17,6 @@ baseline. Circles are the paper's numbers. Scores of several seeds are averaged.
 END
 }
 
-figure_options mlrf/iwslt14_deen figure3.png "$@"
-fusetk report "$ROOT"/recipes/mlrf/iwslt14_deen/figure3_*.yaml --runs "$out" --json |
-    python3 "$ROOT/recipes/mlrf/figure3.py" "$picture"
+figure_options mlrf/iwslt14_deen figure3.png '' "$@"
+report=$(fusetk report "$ROOT"/recipes/mlrf/iwslt14_deen/figure3_*.yaml --runs "$out" --json)
+python3 "$ROOT/recipes/mlrf/figure3.py" "$picture" <<< "$report"

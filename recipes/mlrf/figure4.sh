@@ -18,7 +18,7 @@ figure4_baseline, figure4_baseline_dropout_0.2 and figure4_dec_sa. Thin lines ar
 END
 }
 
-figure_options mlrf/iwslt14_deen figure4.png "$@"
+figure_options mlrf/iwslt14_deen figure4.png --seed "$@"
 runs=()
 for row in figure4_baseline figure4_baseline_dropout_0.2 figure4_dec_sa; do
     run=$(run_of "$row")

@@ -23,7 +23,7 @@ in OUT ($ROOT/work/mlrf_nist_zhen), the output of
 END
 }
 
-figure_options mlrf/nist_zhen figure5.png "$@"
+figure_options mlrf/nist_zhen figure5.png '--seed --checkpoint' "$@"
 run=$(run_of dec_sa_4hops)
 fusetk plot-attention -m "$run/checkpoints/$label" --what decoder-fuse -s "$source" --colors grey \
     -o "$picture"

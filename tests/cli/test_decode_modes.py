@@ -32,6 +32,17 @@ def test_usage_and_errors():
         assert process.returncode != 0 and reason in process.stderr
 
 
+def test_translations_of_other_inputs_are_not_reused(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "text").write_text("hund\n")
+    texts = [tmp_path / "text", tmp_path / "text", "--out", tmp_path / "out"]
+    process = call(tmp_path / "one", *texts)
+    assert process.returncode == 2 and "has translations" not in process.stderr
+    process = call(tmp_path / "other", *texts)
+    assert process.returncode == 2 and "has translations of other models" in process.stderr
+
+
 @pytest.mark.slow
 def test_every_mode_has_a_line(tmp_path):
     first_run, second_run = (tmp_path / name for name in ("one", "other"))
