@@ -10,7 +10,7 @@ from fusetk.data import integrity, manifest
 from fusetk.errors import ConfigError, DataError
 from fusetk.machine import Choices, read_choices
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, is_intact
+from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, checkpoints, is_intact
 from fusetk.training import checkpoint, schedule
 from fusetk.weights import read_state
 
@@ -27,17 +27,20 @@ VALIDATION_KEYS = r"training\.validation\.every_(updates|epochs)"
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """Return the checkpoint to resume from: ``last``, or the newest complete one without ``last``.
+    """Return the checkpoint to resume from: ``last``, or the newest complete one without this link.
 
-    Returns None if the run has no checkpoint.
+    Returns the newest one if none is complete, and None if the run has no checkpoint. A copy of a
+    run may have a folder instead of the link.
     """
     checkpoint.recover(run)
     last = run / CHECKPOINTS / "last"
-    if last.is_dir():
+    if last.is_symlink() and last.is_dir():
         return last.resolve()
-    folders = sorted((run / CHECKPOINTS).glob("update-*"), reverse=True)
-    complete = (path for path in folders if is_intact(path))
-    return next(complete, folders[0] if folders else None)
+    for folder in reversed(checkpoints(run)):
+        if is_intact(folder):
+            return folder
+    # A damaged checkpoint is an error of the caller, which must not start the training again.
+    return max((run / CHECKPOINTS).glob("update-*"), default=None)
 
 
 def find_changes(

@@ -104,7 +104,11 @@ def checkpoint_name(update: int) -> str:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first. Their content is not verified."""
-    folders = [path for path in (run / CHECKPOINTS).glob("update-*") if (path / STATE).exists()]
+    folders = [
+        path
+        for path in (run / CHECKPOINTS).glob("update-*")
+        if path.name.removeprefix("update-").isdecimal() and (path / STATE).exists()
+    ]
     return sorted(folders, key=lambda path: (len(path.name), path.name))
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
-from fusetk.errors import FusetkError, Interrupted
+from fusetk.errors import ConfigError, FusetkError, Interrupted
 from fusetk.files import write_if_changed
 from fusetk.machine import (
     Choices,
@@ -103,7 +104,7 @@ def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
     """
     recorded = read_choices(run / MACHINE)
     if recorded and recorded.processor == processor():
-        return recorded
+        return replace(recorded, threads=torch.get_num_threads())
     return choices(recipe.training.matmul)
 
 
@@ -157,8 +158,8 @@ def _train(
         trainer.resume(last)
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
+        _lock_run_folder(run, run_lock, last)
         _write_run_folder(recipe, run, trainer.progress.update if last else 0, kernel_choices)
-        run_lock.take()
     with Log(run, quiet, recipe.training.tensorboard) if world.first else NullLog() as log:
         for line in _run_header(recipe, model, pipeline, trainer, matmul):
             log.line(line)
@@ -212,6 +213,24 @@ def _build_model(
             "smaller model"
         ) from None
     return model
+
+
+def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
+    """Create and lock the run folder before the first write.
+
+    Raises ConfigError if another process trains in the folder, or trained in it since ``last`` was
+    read; CheckpointError if the folder cannot be created.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise checkpoint.write_error(run, error) from None
+    run_lock.take()
+    if last is None and last_checkpoint(run):
+        raise ConfigError(
+            f"another fusetk train trained in {run} since this one started: call the same command "
+            "again to continue that training, or choose another --run"
+        )
 
 
 def _write_run_folder(

@@ -111,6 +111,8 @@ def command(
                 f"{next(filter(holds_results, recipes))} is a folder of results: give it alone, "
                 "without --runs and --save"
             )
+        if page and page.suffix not in (".html", ".htm"):
+            raise click.UsageError(f"--html {page}: the name of a page ends with .html")
         result_tables = read_tables(recipes[0], choices, all_scores)
         if page:
             save_results_page(result_tables, recipes[0], page)

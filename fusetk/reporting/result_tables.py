@@ -43,9 +43,9 @@ class ResultRow:
             groups.setdefault(key, []).append(run)
 
         def rank(group: list[SavedRun]) -> tuple[Any, ...]:
-            first = min(group, key=lambda run: run.result.seed)
-            loss = first.best_loss
-            return first.changes_end, -len(group), loss is None, loss or 0.0
+            losses = [run.best_loss for run in group if run.best_loss is not None]
+            mean = sum(losses) / len(losses) if losses else 0.0
+            return group[0].changes_end, -len(group), not losses, mean
 
         self._groups = sorted(groups.values(), key=rank)
         shown, *others = self._groups

@@ -151,7 +151,7 @@ class Checkpoints:
             self.ema.load(read_tensors(folder, EMA))
 
     def resume(self, folder: Path) -> Progress:
-        """Load weights and progress. Repair the links and delete surplus checkpoints.
+        """Load weights and progress.
 
         Raises CheckpointError if the checkpoint is damaged.
         """
@@ -161,10 +161,14 @@ class Checkpoints:
             progress = Progress.from_state(state["progress"])
         except (KeyError, TypeError, ValueError):
             raise damaged(folder, f"{folder / STATE} has no valid training progress") from None
-        if self.world.first:
-            # After a restart from an earlier checkpoint, the link may point to a later one.
-            best = folder.with_name(checkpoint_name(progress.best_update))
-            if best.exists():
-                checkpoint.link(self.run, "best", best)
-            self._prune(progress, folder)  # a killed process may have left surplus checkpoints
         return progress
+
+    def repair(self, folder: Path, progress: Progress) -> None:
+        """Repair the links and delete surplus checkpoints, after ``folder`` was loaded."""
+        if not self.world.first:
+            return
+        # After a restart from an earlier checkpoint, the link may point to a later one.
+        best = folder.with_name(checkpoint_name(progress.best_update))
+        if best.exists():
+            checkpoint.link(self.run, "best", best)
+        self._prune(progress, folder)  # a killed process may have left surplus checkpoints

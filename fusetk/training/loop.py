@@ -99,6 +99,7 @@ class Trainer:
         if self.progress.stage_update:
             self.optimizer = self.stages.optimizer(self.progress)
             load_optimizer(self.model, self.optimizer, folder)
+        self.checkpoints.repair(folder, self.progress)
 
     def finished(self) -> bool:
         """Whether the last stage has ended."""

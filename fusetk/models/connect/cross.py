@@ -44,9 +44,11 @@ class ResidualMix(nn.Module):
     the result is the usual residual sum. The module computes several such sums.
     """
 
-    def __init__(self, width: int, sources: int, names: list[str], std: float):
+    def __init__(self, width: int, sources: int, names: list[str], std: float, merged: int = 1):
+        """The second source is the sum of ``merged`` layers, which share its weights."""
         super().__init__()
         self.names = names
+        self.merged = merged
         self.static = nn.Parameter(torch.ones(len(names), sources, width))
         self.dynamic = nn.Parameter(torch.empty(len(names), width).normal_(std=std * width**-0.5))
 
@@ -62,7 +64,10 @@ class ResidualMix(nn.Module):
         for k, name in enumerate(self.names):
             if trace.wanted(name):
                 dynamic = torch.stack([score[..., k] for score in scores], -1)
-                trace.record(name, self.static[k].mean(-1) + dynamic)
+                weights = self.static[k].mean(-1) + dynamic
+                middle = weights[..., 1:2].expand(*weights.shape[:-1], self.merged)
+                parts = (weights[..., :1], middle, weights[..., 2:])
+                trace.record(name, weights if self.merged == 1 else torch.cat(parts, -1))
             total = sources[0] * (self.static[k, 0] + scores[0][..., k : k + 1])
             for i in range(1, len(sources)):
                 weight = self.static[k, i] + scores[i][..., k : k + 1]
@@ -96,7 +101,8 @@ class CrossConnection(SourcesConnection):
 
     def _add(self, names: list[str]) -> int:
         sources = self.sources if self.last is None else min(self.sources, self.last + 2)
-        self.mix.append(ResidualMix(self.width, sources, names, self.std))
+        merged = 1 + self.sources - sources
+        self.mix.append(ResidualMix(self.width, sources, names, self.std, merged))
         return self.width
 
     def append(

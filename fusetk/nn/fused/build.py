@@ -85,33 +85,42 @@ def _warn(name: str, reason: str) -> None:
 def _load(compiler: list[str], source: Path, path: Path) -> ctypes.CDLL:
     """Load the library at ``path``; compile it first if it is missing or damaged."""
     checksum = path.with_suffix(".sha256")
+    if path.parent.exists():
+        _check_owner(path.parent)
     if not (
         path.exists()
         and checksum.exists()
-        and checksum.read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+        and checksum.read_bytes() == hashlib.sha256(path.read_bytes()).hexdigest().encode()
     ):
         _compile(compiler, source, path, checksum)
     return ctypes.CDLL(str(path))
 
 
+def _check_owner(folder: Path) -> None:
+    """Raise OSError if the folder belongs to another user, whose libraries are not loaded."""
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise OSError(f"{folder} belongs to another user")
+
+
 def _compile(compiler: list[str], source: Path, path: Path, checksum: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
-        raise OSError(f"{path.parent} belongs to another user")
+    _check_owner(path.parent)
     reason = ""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         new_path = Path(folder) / path.name
         new_checksum = Path(folder) / checksum.name
         for flags in FLAGS:
             command = [*compiler, *COMMON, *flags, "-o", str(new_path), str(source)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            result = subprocess.run(command, capture_output=True, timeout=120)
             if result.returncode == 0:
                 new_checksum.write_text(hashlib.sha256(new_path.read_bytes()).hexdigest())
                 # Several processes may compile at the same time: each file is replaced at once.
                 os.replace(new_path, path)
                 os.replace(new_checksum, checksum)
                 return
-            reason = reason or f"{' '.join(compiler)} reports {result.stderr}"
+            reason = (
+                reason or f"{' '.join(compiler)} reports {result.stderr.decode(errors='replace')}"
+            )
     raise OSError(reason)
 
 

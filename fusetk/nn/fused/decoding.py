@@ -95,6 +95,8 @@ class Source(NamedTuple):
 def source(keys: Tensor, values: Tensor, value_bias: Tensor | None, lengths: Tensor) -> Source:
     """Prepare keys and values (B, n, S, D), views of one tensor, for ``attend_source``."""
     sentences, sources, length, width = keys.shape
+    if length == 1:  # a view of one position does not have the stride of its rows
+        keys, values = keys.contiguous(), values.contiguous()
     transposed = keys.new_empty(sentences, sources, width, -(-length // LANES) * LANES)
     _call(
         *("transpose_keys", sentences * sources, length, width, keys.stride(2), keys, transposed),
@@ -112,10 +114,9 @@ def attend_source(
 ) -> Tensor:
     """Return the attention (R, D) of queries (R, D) to n sources.
 
-    The results of the n sources are summed and multiplied by n^-1/2. The queries come without
-    ``bias`` (D,).
-    ``sentences`` (R,) are the sentences that the queries read. ``weights`` (R, n, H, S) is filled
-    with the attention weights.
+    The results of the n sources are summed and multiplied by n^-1/2. The queries do not include
+    ``bias`` (D,). ``sentences`` (R,) are the sentences that the queries read. ``weights``
+    (R, n, H, S) is filled with the attention weights.
     """
     rows, width = queries.shape
     sources, length = source.values.shape[1:3]

@@ -114,7 +114,7 @@ class _Loop(torch.autograd.Function):
                 "the fused kernels of a recurrence allow one backward pass only; to run several, "
                 "set FUSETK_KERNELS=off"
             )
-        assert ctx.saved_tensors  # this access makes autograd check them for changes
+        _ = ctx.saved_tensors  # this access makes autograd check them for changes
         with _settings(buffers.x):
             gradients = allocate_backward(buffers, grads, kernels.norm_parts, kernels.vector_parts)
             kernels.begin_backward(gradients)
