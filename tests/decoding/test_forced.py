@@ -50,6 +50,15 @@ def test_scores_are_those_of_the_plain_softmax() -> None:
         assert result.scores == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+def test_sources_of_one_token_in_a_batch() -> None:
+    pairs = [([EOS], [5, 4]), ([EOS], [4]), ([EOS], [5, 4])]
+    model = build("transformer")
+    alone = [flat(score_targets([model], [pair])) for pair in pairs]
+    together = [result.scores for result in score_targets([model], pairs)]
+    for expected, scores in zip(alone, together, strict=True):
+        assert scores == pytest.approx(expected, abs=1e-5)
+
+
 def test_scores_do_not_depend_on_batches_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     models, rows = [Echo(), Echo(seed=1)], []
     expected = flat(score_targets(models, PAIRS))

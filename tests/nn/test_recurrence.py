@@ -1,6 +1,7 @@
 """The recurrence: fused kernels against step-by-step computation, packing, and compilation."""
 
 import gc
+import hashlib
 import subprocess
 import sys
 from typing import Any
@@ -315,6 +316,16 @@ def test_kernels_are_compiled_once_and_again_when_damaged(tmp_path, monkeypatch)
         assert sorted((tmp_path / "fusetk").iterdir()) == sorted([checksum, kernels])
     finally:
         build.library.cache_clear()
+
+
+@fused
+def test_a_library_in_a_folder_of_another_user_is_not_loaded(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "planted.so"
+    path.write_bytes(b"not a library")
+    path.with_suffix(".sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(build.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(OSError, match="belongs to another user"):
+        build._load(["c++"], tmp_path / "planted.cpp", path)
 
 
 @fused

@@ -82,6 +82,19 @@ SITES: list[tuple[dict[str, Any], list[str], list[str], list[str]]] = [
 ]
 
 
+def test_layers_that_are_read_as_one_sum_share_their_weight() -> None:
+    side = {"layers": 4, "connect": {"kind": "cross", "last": 1}}
+    model = transformer(side, side, norm="pre")
+    mix = model.decoder.connect.mix[3]  # of layer 4, which reads l0, l1 + l2, and l3
+    with torch.no_grad():
+        mix.static[:] = torch.tensor([10.0, 20.0, 30.0])[:, None]
+        mix.dynamic.zero_()
+    readings = {reading.name: reading for reading in connect.trace_readings(model, PAIRS[:1])}
+    reading = readings["decoder.connect.query"]
+    assert list(reading.columns)[:4] == ["l0", "l1", "l2", "l3"]
+    np.testing.assert_allclose(reading.weights[0][0][3][:4], [10, 20, 20, 30])
+
+
 @pytest.mark.parametrize(("side", "names", "rows", "columns"), SITES, ids=str)
 def test_means_and_deviations_over_a_text(
     side: dict[str, Any], names: list[str], rows: list[str], columns: list[str]

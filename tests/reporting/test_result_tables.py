@@ -211,6 +211,17 @@ def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
 
 
+def test_at_a_tie_of_seeds_the_mean_loss_decides(results: Path) -> None:
+    result = read_result(results / "other.seed1.json")
+    for rate, losses in ((0.02, (1.6, 1.6, 1.6)), (0.03, (1.5, 1.7, 1.7))):
+        for seed, loss in enumerate(losses, 1):
+            curve = {**result.valid_curve, "loss": [loss] * len(result.valid_curve["loss"])}
+            changed = {"overrides": {RATE: rate}, "valid_curve": curve, "seed": seed}
+            path = results / f"other.seed{seed}.peak={rate}.json"
+            path.write_text(result_text(result.model_copy(update={**changed, "translations": {}})))
+    assert cells(results)["other"]["config"] == "peak = 0.02"
+
+
 def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(results: Path) -> None:
     assert "equal configs" not in output(results)
     result = read_result(results / "plain.seed1.json")

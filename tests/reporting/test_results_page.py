@@ -194,6 +194,11 @@ def test_a_page_needs_results(toy: Path, results: Path, tmp_path: Path) -> None:
     result = call(results, "--html", tmp_path / "missing" / "a.html")
     assert result.exit_code == 2 and "cannot be written" in result.stderr
     assert call(results, "--html", tmp_path / "a.html", "--csv").exit_code == 2
+    own = results / "plain.seed1.json"
+    before = own.read_bytes()
+    result = call(results, "--html", own)
+    assert result.exit_code == 2 and "ends with .html" in result.stderr
+    assert own.read_bytes() == before
 
 
 # Tables in a Markdown file ------------------------------------------------------------------------

@@ -236,6 +236,24 @@ def test_the_offered_checkpoint_is_complete(toy: Path, trained: Path, copy: Path
     assert all(runs.is_intact(folder) for folder in runs.checkpoints(copy))
 
 
+def test_a_damaged_last_checkpoint_deletes_no_other_one(toy: Path, copy: Path) -> None:
+    """Surplus checkpoints are deleted only after the last one was read."""
+    flip(folder_of(copy, 8) / "training.safetensors", -1)
+    message = refusal(train(toy, copy, *GIVEN, "training.keep_last=1"))
+    assert "use checkpoints/update-0000006, the newest complete one" in message
+    assert folder_of(copy, 2).is_dir()
+
+
+def test_a_copy_without_links_is_resumed(toy: Path, copy: Path) -> None:
+    for name in ("best", "last"):
+        link = copy / "checkpoints" / name
+        content = link.resolve()
+        link.unlink()
+        shutil.copytree(content, link)
+    assert train(toy, copy, *GIVEN, "training.stages.0.end.updates=10").exit_code == 0
+    assert "resumed after update 8" in (copy / "log.txt").read_text()
+
+
 def test_without_a_complete_checkpoint_training_does_not_restart(toy: Path, copy: Path) -> None:
     for update in (2, 4, 6):
         shutil.rmtree(folder_of(copy, update))

@@ -301,6 +301,26 @@ def test_two_trainings_in_one_folder_are_refused(toy: Path, tmp_path: Path) -> N
     train_module.train(load(toy), tmp_path, "cpu", quiet=True)
 
 
+def test_a_training_that_begins_meanwhile_keeps_its_files(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training in the same new folder is refused before it writes."""
+    run = tmp_path / "run"
+    build = train_module.build
+
+    def build_slowly(*arguments: Any) -> Any:
+        monkeypatch.setattr(train_module, "build", build)
+        train_module.train(load(toy), run, "cpu", quiet=True)
+        return build(*arguments)
+
+    monkeypatch.setattr(train_module, "build", build_slowly)
+    late = load(toy, ["training.seed=7"])
+    with pytest.raises(ConfigError, match="another fusetk train trained in"):
+        train_module.train(late, run, "cpu", quiet=True)
+    assert load(run / "config.yaml").training.seed == load(toy).training.seed
+    assert files(run, 8) and (run / "metrics.jsonl").read_text()
+
+
 def test_a_model_that_does_not_fit_into_memory(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

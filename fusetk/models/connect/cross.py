@@ -65,9 +65,10 @@ class ResidualMix(nn.Module):
             if trace.wanted(name):
                 dynamic = torch.stack([score[..., k] for score in scores], -1)
                 weights = self.static[k].mean(-1) + dynamic
-                middle = weights[..., 1:2].expand(*weights.shape[:-1], self.merged)
-                parts = (weights[..., :1], middle, weights[..., 2:])
-                trace.record(name, weights if self.merged == 1 else torch.cat(parts, -1))
+                if self.merged > 1:
+                    middle = weights[..., 1:2].repeat_interleave(self.merged, -1)
+                    weights = torch.cat((weights[..., :1], middle, weights[..., 2:]), -1)
+                trace.record(name, weights)
             total = sources[0] * (self.static[k, 0] + scores[0][..., k : k + 1])
             for i in range(1, len(sources)):
                 weight = self.static[k, i] + scores[i][..., k : k + 1]
