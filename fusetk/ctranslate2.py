@@ -67,7 +67,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
     try:
         aside.mkdir(parents=True)
         spec.save(str(aside))
-        run = loaded.checkpoint.resolve().parent.parent
+        run = loaded.checkpoint.absolute().parent.parent
         shutil.copytree(run / TEXT, aside / TEXT)
         aside.rename(output)
     except OSError as error:
@@ -79,7 +79,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
 def unsupported(loaded: Loaded) -> list[str]:
     """Return the parts of a model that CTranslate2 does not have."""
     config = loaded.recipe.model
-    if not isinstance(config, TransformerConfig) or not isinstance(loaded.model, Transformer):
+    if type(loaded.model) is not Transformer or not isinstance(config, TransformerConfig):
         return [f"kind: {config.kind} (model.kind)"]
     reasons = []
     for name, side in (("encoder", config.encoder), ("decoder", config.decoder)):

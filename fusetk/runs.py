@@ -38,7 +38,8 @@ def find(path: Path) -> tuple[Path, str]:
     ``best``, or ``last`` if there is no ``best``. Its name is empty if there is neither.
     Raises CheckpointError if the path is neither a run nor a checkpoint.
     """
-    if (path / STATE).exists() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
+    is_checkpoint = path.is_dir() and path.absolute().parent.name == CHECKPOINTS
+    if not (path / CONFIG).exists() and ((path / STATE).exists() or is_checkpoint):
         for folder in (path.absolute(), path.resolve()):
             if (folder.parent.parent / CONFIG).exists():
                 return folder.parent.parent, path.absolute().name

@@ -99,7 +99,7 @@ def load(
     """
     paths = [path] if isinstance(path, Path | str) else list(path)
     # A new model draws initial weights. This must not change the caller's random numbers.
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         ensemble = load_ensemble(paths, device, precision, raw)
     return System(ensemble.models, ensemble.pipeline, changed(ensemble.recipe.decoding, settings))
 

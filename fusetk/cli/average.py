@@ -54,21 +54,23 @@ def command(
     """
     if sum(map(bool, (last, best, updates))) != 1:
         raise click.UsageError("give exactly one of --last, --best and --update")
-    if (
-        not name
-        or Path(name).name != name
-        or name in ("best", "last")
-        or name.startswith(("update-", "."))
-    ):
+    if metric and not best:
+        raise click.UsageError("--metric has an effect with --best only: remove it, or add --best")
+    if not name or Path(name).name != name:
+        raise click.UsageError(f"--name {name!r} is not the name of a folder: choose another")
+    if name in ("best", "last") or name.startswith(("update-", ".")):
         raise click.UsageError(f"--name {name}: this folder name is reserved; choose another")
 
     from fusetk import recipe as recipes
-    from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint
+    from fusetk.errors import DataError
+    from fusetk.runs import CHECKPOINTS, CONFIG, find_checkpoint, read_state_if_valid
     from fusetk.training.average import average, choose
 
     run, _ = find_checkpoint(run)
     metric = metric or recipes.load(run / CONFIG).training.validation.metric
     folders = choose(run, last, best, metric, updates)
     into = run / CHECKPOINTS / name
+    if into.exists() and "averaged" not in read_state_if_valid(into):
+        raise DataError(f"{into} is not an average of checkpoints: choose another --name")
     average(folders, into)
     inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")

@@ -15,7 +15,8 @@ def submit(experiment: "Experiment", sbatch: tuple[str, ...]) -> None:
 
     experiment.run()
     rest = [sys.executable, "-m", "fusetk", *without_slurm(sys.argv[1:])]
-    first, second = slurm.submit(experiment.places, sbatch, rest)
+    machine = experiment.machine_options()
+    first, second = slurm.submit(experiment.places, sbatch, machine, rest)
     inform(f"submitted: job {first} trains {experiment.places.run}; then job {second} scores it")
 
 

@@ -41,6 +41,17 @@ def read(folder: Path) -> dict[str, Any]:
     return data
 
 
+def is_of_prep(folder: Path) -> bool:
+    """Whether a folder has a manifest of this or of another version of prep, even if damaged."""
+    try:
+        data = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    except ValueError:
+        return True
+    return isinstance(data, dict) and "format" in data and "stages" in data
+
+
 def write(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Replace the manifest. Readers see the old or the new file, both complete."""
     replace_file(folder / NAME, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")

@@ -174,7 +174,7 @@ def opened(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own = any((folder / name).exists() for name in (LOCK, manifest.NAME))
+        own = (folder / LOCK).exists() or manifest.is_of_prep(folder)
         if not own and (others := sorted(os.listdir(folder))):
             raise DataError(
                 f"{folder} was not made by fusetk prep and holds {others[0]}: "

@@ -67,10 +67,18 @@ class Vocabulary:
             raise DataError(f"{path}: {error}") from None
 
     def save(self, path: Path | str) -> None:
-        """Write one token a line, followed by a tab and its count if counts are known."""
+        """Write one token a line, followed by a tab and its count if counts are known.
+
+        If a token has a space, a tab or a carriage return, unknown counts are written as 0. Without
+        a count, a reader would split or shorten such a token.
+        """
+        tokens = self.tokens[len(SPECIAL) :]
+        counts: Sequence[int] | None = self.counts
+        if counts is None and any(set(token) & set(" \t\r") for token in tokens):
+            counts = [0] * len(tokens)
         with writer(path) as file:
-            for i, token in enumerate(self.tokens[len(SPECIAL) :]):
-                count = "" if self.counts is None else f"\t{self.counts[i]}"
+            for i, token in enumerate(tokens):
+                count = "" if counts is None else f"\t{counts[i]}"
                 file.write(f"{token}{count}\n")
 
     def __len__(self) -> int:
@@ -94,12 +102,17 @@ class Vocabulary:
         return tokens
 
 
+def split_at_count(line: str) -> tuple[str, str, str]:
+    """Split a line at its last space or tab, as ``str.rpartition``."""
+    return line.rpartition("\t" if line.rfind("\t") > line.rfind(" ") else " ")
+
+
 def _read_tokens(path: Path) -> tuple[list[str], list[int] | None]:
     """Return the tokens, and their counts if every line has a count after a tab or a space."""
     tokens: list[str] = []
     counts: list[int] = []
     for number, line in enumerate(read_lines(path, bom=False), 1):
-        token, separator, count = line.rpartition("\t" if "\t" in line else " ")
+        token, separator, count = split_at_count(line)
         if not separator:
             token = line
         elif line.startswith("#fairseq:") or token.endswith(" #fairseq:overwrite"):
@@ -150,6 +163,8 @@ def _parse_mapping(path: Path, text: str) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except yaml.reader.ReaderError as error:
+        raise DataError(f"{path}: not valid YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise DataError(f"{path}{line}: not valid YAML: {error.problem}") from None

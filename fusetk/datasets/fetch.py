@@ -1,6 +1,7 @@
 """Downloads that can be resumed, with sizes and checksums."""
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from fusetk.datasets.table import ArchiveConfig
 from fusetk.errors import DataError
-from fusetk.files import BLOCK
+from fusetk.files import BLOCK, locked
 
 RANGE_NOT_SATISFIABLE = 416
 
@@ -25,17 +26,20 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
     if archive.url is None:
         raise DataError(f"{path} is missing: {archive.note or 'supply it'}")
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    report(f"{archive.url} -> {path}")
-    try:
-        _download(archive.url, part)
-    except OSError as error:
-        raise DataError(
-            f"{archive.url} cannot be downloaded ({error}): "
-            f"call the same command again to continue, or put the file into {folder}"
-        ) from None
-    check(archive, part)
-    part.rename(path)
+    with locked(folder):
+        if path.is_file():  # another process downloaded it
+            return path
+        part = path.with_name(f"{path.name}.part")
+        report(f"{archive.url} -> {path}")
+        try:
+            _download(archive.url, part)
+        except (OSError, http.client.HTTPException) as error:
+            raise DataError(
+                f"{archive.url} cannot be downloaded ({error}): "
+                f"call the same command again to continue, or put the file into {folder}"
+            ) from None
+        check(archive, part)
+        part.rename(path)
     return path
 
 
@@ -52,9 +56,15 @@ def _download(url: str, part: Path) -> None:
                 while block := response.read(BLOCK):
                     received += file.write(block)
     except urllib.error.HTTPError as error:
-        if error.code == RANGE_NOT_SATISFIABLE:  # the file has all bytes already
+        if error.code != RANGE_NOT_SATISFIABLE:
+            raise
+        content_range = error.headers.get("Content-Range", "") if error.headers else ""
+        size = content_range.rpartition("/")[2]
+        if not size.isdecimal() or int(size) == start:  # the file has all bytes already
             return
-        raise
+        part.unlink()  # it is not a part of this file
+        _download(url, part)
+        return
     if expected is not None and received != int(expected):
         raise OSError(f"it ended after {received:,} of {int(expected):,} bytes")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from fusetk.data.text import writer
+from fusetk.data.text import cannot_write, writer
 from fusetk.datasets import formats
 from fusetk.datasets.fetch import check, fetch
 from fusetk.datasets.table import DatasetConfig, TextConfig
@@ -44,6 +44,7 @@ def make(
         missing = [text for text in dataset.texts if not _exists(text, dataset, raw)]
         if not missing:
             return counts
+        shutil.rmtree(raw / UNPACKED, ignore_errors=True)  # of a call that was killed
         try:
             _unpack(dataset, missing, files, raw / UNPACKED, fetching, report)
             for text in missing:
@@ -93,7 +94,7 @@ def _unpack(
 def _extract(path: Path, patterns: list[str], folder: Path) -> None:
     """Write the members of an archive whose names match a pattern.
 
-    Raises DataError if the archive is damaged.
+    Raises DataError if the archive is damaged or a member cannot be written.
     """
     try:
         for name, file in _members(path):
@@ -102,6 +103,8 @@ def _extract(path: Path, patterns: list[str], folder: Path) -> None:
                 with open(folder / base, "wb") as output:
                     shutil.copyfileobj(file, output, 1 << 20)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system
+            raise cannot_write(error.filename or folder, error) from None
         raise DataError(
             f"{path} ({path.stat().st_size:,} bytes) is not a complete archive ({error}): "
             "delete it and get it again"

@@ -45,10 +45,11 @@ def open_output(target: str, keep: int | None = None) -> Iterator[OutputFile]:
     """Open a file for writing, or standard output for -.
 
     The first ``keep`` bytes of the file remain; with None the file is emptied. If ``keep`` is given
-    and an error occurs before the first write, the file does not change. Standard output and
-    compressed files are never shortened. Raises DataError if the file cannot be written.
+    and an error occurs before the first write, the file does not change. Standard output, devices,
+    pipes and compressed files are never shortened. Raises DataError if the file cannot be written.
     """
-    if target == "-" or Path(target).suffix == ".gz":
+    path = Path(target)
+    if target == "-" or path.suffix == ".gz" or (path.exists() and not path.is_file()):
         keep = None
     try:
         file = _open(target, keep)

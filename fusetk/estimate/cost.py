@@ -1,6 +1,6 @@
 """Estimates of a training: memory, updates, hours and money."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from fusetk import system
 from fusetk.data import manifest
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.corpus import Corpus
+from fusetk.data.corpus_weights import sampling_spans
 from fusetk.data.sampler import batches, split_size
 from fusetk.errors import DataError
 from fusetk.estimate.operations import META, BatchShape, batch_cost, optimizer_bytes
@@ -97,7 +98,7 @@ def estimate(recipe: Recipe, sizes: tuple[int, int], text: TextLengths) -> Train
 def _stage_cost(
     model: Seq2Seq, stage: StageConfig, text: TextLengths, smoothing: float, seed: int
 ) -> StageCost:
-    shapes, count = sample_batches(stage.batch, text, seed)
+    shapes, count = sample_batches(stage.batch, text, seed, stage.weights)
     costs = [batch_cost(model, shape, smoothing) for shape in shapes]
     accumulate = stage.batch.accumulate
     tokens = float(np.mean([shape.target_tokens for shape in shapes]))
@@ -122,17 +123,22 @@ def _updates(stage: StageConfig, batches_in_epoch: int | None) -> int | None:
 
 
 def sample_batches(
-    config: BatchConfig, text: TextLengths, seed: int
+    config: BatchConfig,
+    text: TextLengths,
+    seed: int,
+    weights: Mapping[str, float] | None = None,
 ) -> tuple[list[BatchShape], int | None]:
     """Return the shapes of some batches of the first epoch, and the number of batches in an epoch.
 
+    ``weights`` are the sampling weights of the training corpora, as in the config of a stage.
     The number is None if the number of pairs is unknown. Raises DataError if a sentence is longer
     than a batch.
     """
     if text.corpus is None:
         return [mean_batch(config, text)], _batches_in_epoch(config, text)
     source, target = text.corpus.source.lengths, text.corpus.target.lengths
-    order = batches(source, target, config, seed, 0)
+    spans = sampling_spans(text.corpus.parts, weights)
+    order = batches(source, target, config, seed, 0, spans)
     if not len(order):
         raise DataError("the prepared training text has no pair: check data.train and data.steps")
     places = np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)

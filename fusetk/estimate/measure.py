@@ -27,7 +27,7 @@ def measured_speed(
     """
     stage = recipe.training.stages[0]
     smoothing = recipe.training.label_smoothing
-    shapes, _ = sample_batches(stage.batch, text, recipe.training.seed)
+    shapes, _ = sample_batches(stage.batch, text, recipe.training.seed, stage.weights)
     with META:
         counted = system.build(recipe, *sizes).train()
     # Counting between the updates would slow them down.

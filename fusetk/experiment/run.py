@@ -112,7 +112,7 @@ class Experiment:
         sys.stdout.flush()
         launch.call(words, locks=self._locks)
 
-    def _machine(self) -> list[object]:
+    def machine_options(self) -> list[str]:
         """Return the options for device and threads."""
         threads = [f"--threads={self.options.threads}"] if self.options.threads else []
         return [f"--device={self.options.device}", *threads]
@@ -159,7 +159,7 @@ class Experiment:
         for line in describe_updates(self.recipe.training.stages, self.options.devices):
             self.say(line)
         self._call(
-            *("train", self.places.config, "-r", self.places.run, *self._machine()),
+            *("train", self.places.config, "-r", self.places.run, *self.machine_options()),
             devices=self.options.devices,
         )
 
@@ -201,7 +201,7 @@ class Experiment:
                 part = translation.with_name(f"{translation.name}.part")
                 self._call(
                     *("decode", "-m", checkpoint, "-i", source, "-o", part, "--tokenized"),
-                    *self._machine(),
+                    *self.machine_options(),
                     devices=self.options.devices,
                 )
                 part.replace(translation)

@@ -13,12 +13,15 @@ from fusetk.files import replace_file
 SCRIPT = Path(__file__).parent / "train.sbatch"
 
 
-def submit(places: Places, options: Sequence[str], rest: Sequence[str]) -> tuple[str, str]:
+def submit(
+    places: Places, options: Sequence[str], machine: Sequence[str], rest: Sequence[str]
+) -> tuple[str, str]:
     """Submit the training and the steps after it; return the numbers of both jobs.
 
-    ``options`` are those of sbatch for the training. ``rest`` is the command of the second job,
-    which starts after the training has ended without error. Raises ConfigError if a job of the
-    experiment is still queued or running, and FusetkError if sbatch fails.
+    ``options`` are those of sbatch for the training, ``machine`` those of `fusetk train` for device
+    and threads. ``rest`` is the command of the second job, which starts after the training has
+    ended without error. Raises ConfigError if a job of the experiment is still queued or running,
+    and FusetkError if sbatch fails.
     """
     record = places.out / f".{places.run.name}.slurm.json"
     if jobs := queued(record):
@@ -29,7 +32,9 @@ def submit(places: Places, options: Sequence[str], rest: Sequence[str]) -> tuple
     log = places.out / f"{places.run.name}.slurm.txt"
     common = ["--parsable", f"--output={log}", "--open-mode=append"]
     train = ["sbatch", *common, f"--job-name={places.run.name}", *options]
-    first = _number(launch.output([*train, str(SCRIPT), str(places.config), "-r", str(places.run)]))
+    command = [str(SCRIPT), str(places.config), "-r", str(places.run), *machine]
+    first = _number(launch.output([*train, *command]))
+    replace_file(record, json.dumps([first]) + "\n")  # also if the second job cannot be submitted
     finish = ["sbatch", *common, f"--job-name={places.run.name}.score", "--nodes=1", "--ntasks=1"]
     finish += [f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", *_resources(options)]
     second = _number(launch.output([*finish, f"--wrap={shlex.join(rest)}"]))

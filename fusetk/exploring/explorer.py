@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusetk.data.vocab import EOS, UNK
@@ -66,7 +65,7 @@ class Explorer:
         """``name`` is what the user wrote for the run. Heatmaps have at most ``largest`` cells."""
         self.name = name
         self.largest = largest
-        self.checkpoint = loaded.checkpoint
+        self.checkpoint = loaded.checkpoint.resolve()  # `best` may soon be another checkpoint
         self.recipe = loaded.recipe
         self.model: Seq2Seq = loaded.model
         self.translator = Translator([loaded.model], loaded.pipeline, loaded.recipe.decoding)
@@ -76,11 +75,10 @@ class Explorer:
 
     def describe(self) -> dict[str, Any]:
         """Return the names, the model and the views of the run."""
-        checkpoint: Path = self.checkpoint.resolve()
         pipeline = self.translator.pipeline
         return {
             "name": self.name,
-            "checkpoint": checkpoint.name,
+            "checkpoint": self.checkpoint.name,
             "model": wiring(self.recipe.model),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "source": pipeline.source_language,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fusetk.errors import DataError
 from fusetk.evaluation.metrics import METRICS
 from fusetk.evaluation.significance import SAMPLES, Sampling
+from fusetk.files import digest
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
 from fusetk.reporting.result_files import read_results
@@ -291,7 +292,14 @@ def read_tables(
             "writes them"
         )
     groups: dict[str, dict[str, list[SavedRun]]] = {}
+    known: dict[str, Path] = {}
     for path, result in results.items():
+        identity = digest([result.table, result.row, result.seed, result.overrides])
+        if other := known.get(identity):
+            raise DataError(
+                f"{other} and {path} have the same row, seed and config: remove one of them"
+            )
+        known[identity] = path
         rows = groups.setdefault(result.table, {})
         rows.setdefault(result.row, []).append(SavedRun(path.stem, result))
     p_values = PValues(folder, TEST)

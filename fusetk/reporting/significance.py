@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import MetricOptions
-from fusetk.evaluation.metrics import make_metrics
+from fusetk.evaluation.metrics import LEARNED_METRICS, make_metrics
 from fusetk.evaluation.significance import Sampling, compare_systems
 from fusetk.files import digest, write_if_changed
 from fusetk.reporting.result_files import (
@@ -70,6 +70,12 @@ class PValues:
             self.notes[
                 f"{run.stem} and {base.stem} are not compared on {column.set_name}: their "
                 f"references or the signatures of {column.metric} differ"
+            ] = run.stem
+            return None
+        if column.metric in LEARNED_METRICS:
+            self.notes[
+                f"{run.stem} and {base.stem} are not compared on {column.set_name} by "
+                f"{column.metric}: call `fusetk compare` with both translations"
             ] = run.stem
             return None
         name = f"{column.checkpoint}.{text_kind(column.metric)}"

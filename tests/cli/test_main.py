@@ -75,8 +75,10 @@ def test_from_config_to_translation(toy: Path, tmp_path: Path) -> None:
     [([], "give exactly one of"), (["--last", "1", "--best", "1"], "give exactly one of")]
     + [
         (["--last", "1", "--name", name], "is reserved")
-        for name in ("best", "a/b", "", "..", "update-0000001")
-    ],
+        for name in ("best", "..", "update-0000001")
+    ]
+    + [(["--last", "1", "--name", name], "is not the name of a folder") for name in ("a/b", "")]
+    + [(["--last", "1", "--metric", "bleu"], "--metric has an effect with --best only")],
 )
 def test_average_refuses_invalid_options(options: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["average", "run", *options])

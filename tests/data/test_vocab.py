@@ -23,6 +23,9 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     vocabulary.save(tmp_path / "vocab")
     loaded = Vocabulary.load(tmp_path / "vocab")
     assert (loaded.tokens, loaded.counts) == (vocabulary.tokens, vocabulary.counts)
+    for tokens in (odd, ["preis\t5", "5"], ["c\r"], ["a", "1"]):
+        Vocabulary(tokens).save(tmp_path / "vocab")
+        assert Vocabulary.load(tmp_path / "vocab").tokens == [*SPECIAL, *tokens]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`fusetk dataset`: formats with their traps, archives, downloads, and the descriptions."""
 
 import gzip
+import http.client
 import io
 import tarfile
 import urllib.error
@@ -251,7 +252,8 @@ class Server:
         start = start if self.ranges else 0
         self.starts.append(start)
         if start >= len(self.content):
-            raise urllib.error.HTTPError("url", 416, "range", None, None)  # type: ignore[arg-type]
+            headers = {"Content-Range": f"bytes */{len(self.content)}"}
+            raise urllib.error.HTTPError("url", 416, "range", headers, None)  # type: ignore[arg-type]
         body = io.BytesIO(self.content[start:][: self.stops_after])
         body.status = 206 if start else 200  # type: ignore[attr-defined]
         body.headers = {"Content-Length": str(len(self.content) - start)}  # type: ignore[attr-defined]
@@ -283,6 +285,21 @@ def test_a_download_that_was_complete_is_checked_and_used(tmp_path, monkeypatch)
     (tmp_path / "a.tgz.part").write_bytes(CONTENT)
     monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
     assert fetch(archive(size=len(CONTENT)), tmp_path, print).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_longer_than_the_file_is_fetched_again(tmp_path, monkeypatch):
+    (tmp_path / "a.tgz.part").write_bytes(b"x" * (len(CONTENT) + 5))
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    assert fetch(archive(), tmp_path, lambda line: None).read_bytes() == CONTENT
+
+
+def test_a_broken_answer_of_the_server_is_one_error(tmp_path, monkeypatch):
+    def urlopen(request, timeout):
+        raise http.client.BadStatusLine("nonsense")
+
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", urlopen)
+    with pytest.raises(DataError, match="call the same command again to continue"):
+        fetch(archive(), tmp_path, lambda line: None)
 
 
 @pytest.mark.parametrize("options", [{"size": 7}, {"sha256": "0" * 64}, {"md5": "0" * 32}])

@@ -115,6 +115,7 @@ def test_batches_of_prepared_text_are_those_of_training() -> None:
 
     class Pairs:
         source = target = Side
+        parts = ()
 
     shapes, number = sample_batches(BatchConfig(size=10), TextLengths(Pairs(), 5.5, 5.5, 8), 1)  # type: ignore[arg-type]
     assert number and len(shapes) <= number

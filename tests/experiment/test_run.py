@@ -425,16 +425,19 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     where = Places(cluster / "out", "g", "x")
     where.out.mkdir()
     rest = ["fusetk", "run", "a b.yaml"]
-    assert slurm.submit(where, ["--nodes=2", "--account=me"], rest) == ("1", "2")
+    machine = ["--device=cpu", "--threads=3"]
+    assert slurm.submit(where, ["--nodes=2", "--account=me"], machine, rest) == ("1", "2")
     first, second = (cluster / "submitted").read_text().splitlines()
-    assert "--nodes=2" in first and f"train.sbatch {where.config} -r {where.run}" in first
+    assert "--nodes=2" in first and (
+        f"train.sbatch {where.config} -r {where.run} --device=cpu --threads=3" in first
+    )
     assert "--dependency=afterok:1" in second and "--wrap=fusetk run 'a b.yaml'" in second
     assert "--account=me" in second and "--nodes=2" not in second
     (cluster / "queued").write_text("7\n2\n")
     with pytest.raises(ConfigError, match=r"has queued or running jobs \(2\)"):
-        slurm.submit(where, [], rest)
+        slurm.submit(where, [], [], rest)
     (cluster / "queued").write_text("")
-    assert slurm.submit(where, [], rest) == ("3", "4")
+    assert slurm.submit(where, [], [], rest) == ("3", "4")
 
 
 def test_the_second_job_repeats_the_command_without_slurm():

@@ -211,6 +211,15 @@ def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     assert "the recipe's" in pilots and "peak = 0.02" in pilots and "peak = 0.03" not in pilots
 
 
+def test_two_results_of_one_training_are_an_error(results: Path) -> None:
+    """For example, after a recipe got another file name and its runs were saved again."""
+    copy = results / "old_name.seed1.json"
+    copy.write_bytes((results / "fused.seed1.json").read_bytes())
+    process = call(results)
+    assert process.exit_code == 2 and "have the same row, seed and config" in process.stderr
+    assert "fused.seed1.json" in process.stderr and copy.name in process.stderr
+
+
 def test_at_a_tie_of_seeds_the_mean_loss_decides(results: Path) -> None:
     result = read_result(results / "other.seed1.json")
     for rate, losses in ((0.02, (1.6, 1.6, 1.6)), (0.03, (1.5, 1.7, 1.7))):
@@ -254,7 +263,8 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
     for name in ("fused", "other"):
         for path in results.glob(f"{name}.*.json"):
             result = read_result(path)
-            path.write_text(result_text(result.model_copy(update={"overrides": {end: 1}})))
+            overrides = {**result.overrides, end: 1}
+            path.write_text(result_text(result.model_copy(update={"overrides": overrides})))
             if (name, result.seed) == ("fused", 2):
                 result = result.model_copy(update={"translations": {}})
                 (results / "fused.seed3.json").write_text(result_text(result))

@@ -113,9 +113,12 @@ class PieceModel:
 
 
 def join_pieces(line: str) -> str:
-    """Return subwords as raw text. Bytes that are not UTF-8 become the replacement character."""
-    text = line.replace(" ", "").replace(SPACE, " ")
-    return BYTES.sub(_decode, text).strip(" ")
+    """Return subwords as one line of raw text.
+
+    Bytes that are not UTF-8 become the replacement character. Bytes that end a line become spaces.
+    """
+    text = BYTES.sub(_decode, line.replace(" ", "").replace(SPACE, " "))
+    return text.replace("\n", " ").replace("\r", " ").strip(" ")
 
 
 def _decode(run: re.Match[str]) -> str:

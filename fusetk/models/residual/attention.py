@@ -136,11 +136,10 @@ class AttentionResidual(Residual):
         return self.normed_input(self.depth(stream)), stream
 
     def after(self, stream: DepthSources, y: Tensor) -> DepthSources:
-        y = self.dropout(y)
         blocks, scales, partial, sublayers = stream
+        y = self.dropout(y).to(blocks.buffer.dtype)  # float32 also in mixed precision
         partial = y if partial is None else partial + y
         if sublayers + 1 < self.block:
             return DepthSources(blocks, scales, partial, sublayers + 1)
-        partial = partial.to(blocks.buffer.dtype)
         scales = torch.cat((scales, inverse_rms(partial)), -1)
         return DepthSources(blocks.append(partial), scales, None, 0)
