@@ -17,6 +17,7 @@ from fusetk.config import dump
 from fusetk.data.pipeline import Pipeline
 from fusetk.errors import ConfigError
 from fusetk.files import checksum, digest
+from fusetk.models.transformer import Transformer
 from fusetk.recipe import load as load_recipe
 from fusetk.runs import CONFIG, MODEL, TEXT
 from fusetk.system import Loaded, System, build, load_model
@@ -117,6 +118,16 @@ def test_other_models_are_refused_with_the_reason(
     with pytest.raises(ConfigError, match=f"CTranslate2 cannot compute {reason}"):
         exporter.export(load_model(run, "cpu"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_subclass_may_compute_anything(toy: Path, tmp_path: Path) -> None:
+    class Other(Transformer):
+        pass
+
+    loaded = load_model(untrained(toy, tmp_path / "run"), "cpu")
+    assert not exporter.unsupported(loaded)
+    loaded.model.__class__ = Other
+    assert exporter.unsupported(loaded)
 
 
 def test_the_command(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

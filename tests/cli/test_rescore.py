@@ -93,6 +93,7 @@ def test_a_score_for_each_line(trained, files, tmp_path):
         and (tmp_path / "scores").read_text().split("\n")[:-1] == printed
     )
     assert len(lines("-m", trained, files[0], files[0])) == len(SOURCE)
+    assert lines("-m", trained, *files, "-o", "/dev/null") == []
 
 
 def test_end_mark_and_length_penalty(trained, files):

@@ -530,3 +530,14 @@ def test_a_lost_file_is_named(folder: Path) -> None:
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):
         Corpus.open(folder / "out", "train")
     assert prepare(config(folder)).made
+
+
+def test_a_foreign_folder_with_a_manifest_is_left_alone(folder: Path) -> None:
+    out = folder / "out"
+    (out / "text").mkdir(parents=True)
+    (out / "manifest.json").write_text('{"name": "my web app"}')
+    (out / "text" / "vocab.de").write_text("mine")
+    with pytest.raises(DataError, match="was not made by fusetk prep"):
+        prepare(config(folder))
+    assert (out / "text" / "vocab.de").read_text() == "mine"
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "text"]

@@ -41,6 +41,7 @@ def test_bpe_and_sentencepiece_exclude_each_other(toy: Path) -> None:
 def test_pieces_and_bytes_become_raw_text() -> None:
     assert join_pieces("▁It ▁is <0xE4> <0xBD> <0xA0> , ▁ü ber") == "It is你, über"
     assert join_pieces("<0xE4> a") == "\ufffda" and join_pieces("") == ""
+    assert join_pieces("▁a <0x0A> b <0x0D> ▁c") == "a b  c"  # one line remains one line
 
 
 def test_raw_text_returns_unchanged(toy: Path, tmp_path: Path) -> None:

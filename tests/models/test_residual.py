@@ -552,6 +552,15 @@ def test_streams_in_bf16(norm: str) -> None:
     torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.1)
 
 
+def test_sums_of_a_block_are_float32_in_mixed_precision() -> None:
+    module = chain("attention-residual", {"block": 6}, "pre").float()
+    stream = module.ends.open(inputs().float())
+    for residual in list(module.residuals)[:2]:
+        h, stream = residual.before(stream)
+        stream = residual.after(stream, h.bfloat16())
+        assert stream.partial.dtype == torch.float32
+
+
 # Errors -------------------------------------------------------------------------------------------
 
 

@@ -366,6 +366,31 @@ def test_another_models_tensors_are_refused_and_one_that_fits_is_offered(
     )
 
 
+def test_an_average_replaces_only_averages(copy: Path) -> None:
+    own = copy / "checkpoints" / "mine"
+    shutil.copytree(folder_of(copy, 4), own)
+    command = ("average", copy, "--last", 2, "--name", "mine")
+    assert "is not an average of checkpoints" in refusal(call(*command))
+    assert (own / TRAINING).exists()
+    for _ in range(2):
+        assert call("average", copy, "--last", 2, "--name", "new").exit_code == 0
+
+
+def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> None:
+    own = copy / "checkpoints" / "update-0000002.keep"
+    shutil.copytree(folder_of(copy, 2), own)
+    assert own not in runs.checkpoints(copy)
+    more = "training.stages.0.end.updates=10"
+    assert train(toy, copy, *GIVEN, more, "training.keep_last=1").exit_code == 0
+    assert (own / MODEL).exists()
+
+
+def test_a_run_in_a_folder_named_checkpoints(copy: Path, tmp_path: Path) -> None:
+    run = tmp_path / "checkpoints" / "base"
+    shutil.copytree(copy, run, symlinks=True)
+    assert runs.find(run) == (run, "best")
+
+
 def test_a_run_with_an_average_is_not_translated_with_raw_weights(
     toy: Path, copy: Path, tmp_path: Path
 ) -> None:
