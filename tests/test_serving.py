@@ -1,5 +1,6 @@
 """The HTTP service: answers, limits, wrong requests, and many requests at once."""
 
+import asyncio
 import http.client
 import signal
 import socket
@@ -8,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -264,6 +265,25 @@ def test_many_requests_at_once_among_wrong_ones(port: int, run: Path) -> None:
     # The number of answers depends on the speed of the machine: the queue is short.
     assert results.count("wrong") == 30 and results.count("answered") > 4
     assert ask(port, {"text": LINES[0]})[1]["text"] == expected[LINES[0]]
+
+
+def test_the_request_of_a_client_that_disconnected_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("starlette")
+    from starlette.requests import ClientDisconnect
+
+    from fusetk.serving import http as service
+
+    class Request:
+        async def is_disconnected(self) -> bool:
+            return True
+
+    monkeypatch.setattr(service, "CHECK_INTERVAL", 0.001)
+    future: Future[int] = Future()
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(service.result_of(Request(), future))  # type: ignore[arg-type]
+    assert future.cancelled()
 
 
 def test_a_client_that_leaves(port: int) -> None:

@@ -3,7 +3,6 @@
 ``docs/explore.md`` describes the requests and the answers.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +18,14 @@ from fusetk.errors import CheckpointError, DataError
 from fusetk.exploring.explorer import Explorer, Heatmap, Search
 from fusetk.exploring.page import page, page_headers
 from fusetk.serving.batching import Batcher
-from fusetk.serving.http import BadRequest, check_line, make_service, read_object, whole_number
+from fusetk.serving.http import (
+    BadRequest,
+    check_line,
+    make_service,
+    read_object,
+    result_of,
+    whole_number,
+)
 
 TRANSLATE_KEYS = ("run", "text", "beam", "prefix", "target")
 HEATMAPS_KEYS = ("run", "text", "tokens", "what", "layer", "head")
@@ -66,8 +72,8 @@ def make_explore_app(
 
     batcher = Batcher(compute, 1, limits.queue)
 
-    async def answered(text: str, answer: Answer) -> Response:
-        [result] = await asyncio.wrap_future(batcher.submit([text], answer))
+    async def answered(request: Request, text: str, answer: Answer) -> Response:
+        [result] = await result_of(request, batcher.submit([text], answer))
         if isinstance(result, BadRequest):
             raise result
         return Response(result, media_type="application/json")
@@ -84,13 +90,14 @@ def make_explore_app(
         explorer = explorers[_run(document, explorers)]
         text = _line(document, "text", limits)
         search = parse_search(document, limits)
-        return await answered(text, partial(explorer.translate, search))
+        return await answered(request, text, partial(explorer.translate, search))
 
     async def heatmaps(request: Request) -> Response:
         document = await read_object(request, HEATMAPS_KEYS, limits.body)
         explorer = explorers[_run(document, explorers)]
         text = _line(document, "text", limits)
-        return await answered(text, partial(explorer.heatmaps, parse_heatmap(document, limits)))
+        heatmap = parse_heatmap(document, limits)
+        return await answered(request, text, partial(explorer.heatmaps, heatmap))
 
     async def reload(request: Request) -> Response:
         number = _run(await read_object(request, RELOAD_KEYS, limits.body), explorers)
@@ -99,7 +106,7 @@ def make_explore_app(
             explorers[number] = load(number)
             return explorers[number].describe()
 
-        return await answered("", replace)
+        return await answered(request, "", replace)
 
     endpoints = [
         ("GET", "/", show),

@@ -1,6 +1,5 @@
 """The HTTP service: requests and answers in JSON."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,14 @@ from starlette.responses import JSONResponse
 from fusetk.decoding.alignment import AttentionHeads, hard
 from fusetk.decoding.translate import Extras, Translation, Translator
 from fusetk.serving.batching import Batcher
-from fusetk.serving.http import BadRequest, check_line, make_service, read_object, whole_number
+from fusetk.serving.http import (
+    BadRequest,
+    check_line,
+    make_service,
+    read_object,
+    result_of,
+    whole_number,
+)
 from fusetk.system import System, changed
 
 KEYS = ("text", "n_best", "alignment")
@@ -66,7 +72,7 @@ def make_app(system: System, limits: Limits) -> Starlette:
     async def answer(request: Request) -> JSONResponse:
         document = await read_object(request, KEYS, limits.body)
         lines, wish, single = parse(document, limits)
-        results = await asyncio.wrap_future(batcher.submit(lines, wish))
+        results = await result_of(request, batcher.submit(lines, wish))
         sentences = []
         for number, (line, result) in enumerate(zip(lines, results, strict=True), 1):
             if isinstance(result, BadRequest):

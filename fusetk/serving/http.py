@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,6 +20,9 @@ from fusetk.serving.batching import Batcher, Closed, QueueFull
 
 BUSY = {"Retry-After": "1"}  # header of the answer of a full queue, in seconds
 
+CHECK_INTERVAL = 0.5  # seconds between the checks whether a client is still connected
+
+Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,21 @@ async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[
     if unknown := sorted(set(document) - set(keys)):
         raise BadRequest(400, f"unknown key {unknown[0]!r}; the keys are {', '.join(keys)}")
     return document
+
+
+async def result_of(request: Request, future: "Future[Result]") -> Result:
+    """Return the result of a request to a ``Batcher``.
+
+    If the client disconnects, the request is cancelled. Raises ClientDisconnect then.
+    """
+    waiting = asyncio.wrap_future(future)
+    try:
+        while not (await asyncio.wait([waiting], timeout=CHECK_INTERVAL))[0]:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+        return waiting.result()
+    finally:
+        waiting.cancel()  # no effect if there is a result
 
 
 def whole_number(name: str, value: Any, low: int, high: int) -> int:
