@@ -45,7 +45,7 @@ ALLOWED = {
     "serving": {"system", "decoding"},
     "exploring": {"serving", "system", "plotting", "decoding", "models", "data"},
     "datasets": {"data"},
-    "experiment": {"recipe", "papers", "training", "runs", "data", "datasets"},
+    "experiment": {"recipe", "papers", "training", "runs", "data", "datasets", "evaluation"},
     "estimate": {"system", "recipe", "training", "models", "data", "machine"},
     "reporting": {
         "plotting",

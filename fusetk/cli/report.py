@@ -114,14 +114,17 @@ def command(
         if page and page.suffix not in (".html", ".htm"):
             raise click.UsageError(f"--html {page}: the name of a page ends with .html")
         result_tables = read_tables(recipes[0], choices, all_scores)
-        if page:
-            save_results_page(result_tables, recipes[0], page)
-        elif as_json:
-            print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
-        else:
-            show_tables([text for table in result_tables for text in text_tables(table)], output)
-        for table in result_tables:
-            table.p_values.save()
+        try:
+            if page:
+                save_results_page(result_tables, recipes[0], page)
+            elif as_json:
+                print_json({"tables": [result_table_as_dict(table) for table in result_tables]})
+            else:
+                texts = [text for table in result_tables for text in text_tables(table)]
+                show_tables(texts, output)
+        finally:  # also if the reader of the output has ended
+            for table in result_tables:
+                table.p_values.save()
         return
     if page:
         raise click.UsageError("--html needs a folder of results, which --save makes")

@@ -58,6 +58,7 @@ class Experiment:
         self.places = places
         self.options = options
         self.say = say
+        metrics_of(recipe, options.metrics)  # an unknown metric is an error before the first step
         self._locks: list[int] = []  # open files that the commands hold, too
         self.steps: dict[str, Callable[[], None]] = {
             "prep": self.prepare,

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from fusetk.config.messages import unknown_choice
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
+from fusetk.errors import ConfigError
+from fusetk.evaluation.metrics import METRICS
 from fusetk.recipe import Recipe
 
 TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
@@ -15,14 +18,19 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
 
     If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
     both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
-    default, multi-bleu, if there are no published scores.
+    default, multi-bleu, if there are no published scores. Raises ConfigError if `fusetk score` has
+    no such metric, or if the metric needs a model of its own (COMET).
     """
     published = recipe.paper.metric if recipe.paper else None
     default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
     names = [published or default] if published or not others else []
     if _splits_hyphens(recipe):
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
-    return list(dict.fromkeys([*names, *others]))
+    names = list(dict.fromkeys([*names, *others]))
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError(unknown_choice("metric", name, list(METRICS)))
+    return names
 
 
 def decoded_checkpoints(recipe: Recipe, average: int | None, existing: int) -> list[str]:

@@ -4,7 +4,7 @@ Fusions and attention are configurable.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -361,6 +361,15 @@ class Recurrent(Seq2Seq):
         self._projected_input = None
         super().train(mode)
         return self
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Recurrent":  # to() and similar call it
+        self._projected_input = None
+        super()._apply(*args, **kwargs)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # load_state_dict calls it
+        self._projected_input = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _packing(
         self, tgt_in: Tensor, lengths: Tensor | None, sentences: int, embedding: Tensor

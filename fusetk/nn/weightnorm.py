@@ -28,7 +28,8 @@ class NormedLinear(nn.Module):
     def weight(self) -> Tensor:
         """W (out, width). In evaluation without gradients it is computed once and cached.
 
-        Changing the mode, the number type or the device invalidates the cache.
+        Changing the mode, the number type or the device, and `load_state_dict`, invalidate the
+        cache.
         """
         if self.training or torch.is_grad_enabled():
             return self._weight()
@@ -45,6 +46,10 @@ class NormedLinear(nn.Module):
         self._cached_weight = None
         super()._apply(*args, **kwargs)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # load_state_dict calls it
+        self._cached_weight = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _weight(self) -> Tensor:
         """Compute W in one pass; the backward pass computes both gradients in one pass."""

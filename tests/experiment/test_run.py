@@ -440,6 +440,12 @@ def test_slurm_gets_the_training_and_a_job_that_follows_it(cluster):
     assert slurm.submit(where, [], [], rest) == ("3", "4")
 
 
+def test_an_unknown_metric_is_an_error_before_the_first_step(config, tmp_path):
+    recipe = load(config)
+    with pytest.raises(ConfigError, match="metric 'blue'"):
+        Experiment(recipe, Places(tmp_path, "g", "x"), Options(metrics=["blue"]), print)
+
+
 def test_the_second_job_repeats_the_command_without_slurm():
     arguments = "run a.yaml --sbatch --nodes=2 --raw b --sbatch=-p x --slurm --seed 2".split()
     assert without_slurm(arguments) == "run a.yaml --raw b x --seed 2".split()

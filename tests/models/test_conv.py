@@ -323,6 +323,18 @@ def test_cached_weights_follow_training(kind: str) -> None:
         optimizer.step()
 
 
+def test_cached_weights_follow_loaded_weights() -> None:
+    model, other = make().eval(), make().eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1)
+    with torch.inference_mode():
+        before = model.out.weight
+        model.load_state_dict(other.state_dict())
+        assert not torch.equal(model.out.weight, before)
+        torch.testing.assert_close(model.out.weight, other.out.weight)
+
+
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     """Both sides use ``checkpoint``, with dropout."""
     ids = torch.tensor([SRC])
