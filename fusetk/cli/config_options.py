@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from fusetk.cli.parameters import Decorator, Parsed, all_of
+from fusetk.cli.parameters import Decorator, FiniteRange, Parsed, all_of
 from fusetk.config import field_docs
 from fusetk.decoding.config import SearchConfig, SearchOption
 
@@ -97,7 +97,7 @@ def _range(field: FieldInfo) -> click.ParamType:
     assert field.annotation is not None
     if not bounds:
         return click.types.convert_type(field.annotation)
-    return click.IntRange(**bounds) if field.annotation is int else click.FloatRange(**bounds)
+    return click.IntRange(**bounds) if field.annotation is int else FiniteRange(**bounds)
 
 
 def _help(name: str) -> str:

@@ -4,7 +4,7 @@ import click
 
 from fusetk import DEVICE
 from fusetk.cli.options import config_argument, set_option, threads_option
-from fusetk.cli.parameters import Decorator, all_of
+from fusetk.cli.parameters import Decorator, FiniteRange, all_of
 
 OPTIONS: tuple[Decorator, ...] = (
     config_argument,
@@ -19,7 +19,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--share",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         metavar="S",
         help="Share of the peak that training reaches on h100, a100 or v100. Default: 0.3, an "
         "assumption.",
@@ -40,7 +40,7 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Number of devices. N devices are taken to be N times as fast as one.",
     ),
     click.option(
-        "--price", type=click.FloatRange(0), metavar="P", help="Price of a device for an hour."
+        "--price", type=FiniteRange(0), metavar="P", help="Price of a device for an hour."
     ),
     click.option(
         "--src-vocab-size",
@@ -55,14 +55,14 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--src-length",
-        type=click.FloatRange(1),
+        type=FiniteRange(1),
         metavar="L",
         help="Mean length of a source sentence in tokens. Default: that of the prepared text, or "
         "25.",
     ),
     click.option(
         "--tgt-length",
-        type=click.FloatRange(1),
+        type=FiniteRange(1),
         metavar="L",
         help="Mean length of a target sentence in tokens. Default: as for --src-length.",
     ),

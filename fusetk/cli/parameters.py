@@ -1,5 +1,6 @@
 """Types of option values, and groups of options."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -30,6 +31,18 @@ class Parsed(click.ParamType):
             return self.parse(value)
         except ValueError as error:
             self.fail(str(error), parameter, context)
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers of a range without NaN and infinity."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", parameter, context)
+        return number
 
 
 def all_of(options: Iterable[Decorator]) -> Decorator:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from fusetk.cli.common_options import inform
+from fusetk.cli.parameters import FiniteRange
 from fusetk.data.text import Pair, readable
 from fusetk.errors import DataError
 
@@ -32,7 +33,7 @@ from fusetk.errors import DataError
 )
 @click.option(
     "--max-ratio",
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     help="Largest ratio of the longer side's length to the shorter side's.",
 )
 @click.option("--deduplicate", is_flag=True, help="Drop pairs that equal an earlier pair.")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from fusetk.cli.parameters import FiniteRange
 from fusetk.cli.text_options import (
     Change,
     LineCommand,
@@ -121,7 +122,7 @@ LINE_COMMANDS = {
                 "--dropout",
                 default=0.0,
                 show_default=True,
-                type=click.FloatRange(0, 1),
+                type=FiniteRange(0, 1),
                 metavar="P",
                 help="Probability that a merge is left out (BPE dropout); 0.1 is usual.",
             ),

@@ -235,3 +235,17 @@ def test_a_prefix_with_the_suffix_of_its_file(toy: Path, tmp_path: Path) -> None
     settings = ["--set", f"data.train=[{prefix}.de]", "--set", f"data.folder={tmp_path / 'a'}"]
     advice = f"{prefix}.de is a file: give the prefix without the suffix, {prefix}"
     assert refused("prep", str(toy), *settings).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("estimate", "toy.yaml", "--price", "nan"),
+        ("estimate", "toy.yaml", "--src-length", "inf"),
+        ("text", "filter", "a", "b", "--max-ratio", "nan"),
+        ("text", "apply-bpe", "-c", "codes", "--dropout", "nan"),
+    ],
+)
+def test_numbers_are_finite(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and "is not a finite number" in result.output
