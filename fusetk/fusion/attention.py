@@ -49,7 +49,7 @@ class AttentionFusionConfig(LayerFusionConfig):
 
 
 class AttentionFusion(LayerFusion):
-    """Multi-hop self-attention over the layers; its equations are at the beginning of this file."""
+    """Multi-hop self-attention over the layers (MLRF, Equations 5 to 7)."""
 
     Config = AttentionFusionConfig
 

@@ -1,6 +1,6 @@
 """Iterative aggregation of the layers, from the lowest to the highest.
 
-Dou et al. 2018, and RTAL Table 5.
+The structure is that of Dou et al. 2018, with the aggregations of RTAL (RTAL Table 5).
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,8 @@ class LinearFusionConfig(LayerFusionConfig):
 class ScalarMix(nn.Module):
     """sum_l w_l h_l with learned numbers w (Wang et al. 2019).
 
-    With ``normalize="softmax"`` this is the "scalar mix" of Peters et al. 2018.
+    With ``normalize="softmax"`` this is the "scalar mix" of Peters et al. 2018 without its factor
+    gamma.
     """
 
     def __init__(self, layers: int, normalize: Literal["none", "softmax"], name: str):

@@ -18,9 +18,9 @@ class TreeFusionConfig(AggregateConfig):
 
     kind: str = "tree"
     embedding: bool = False
-    """Allow the word embedding as the lowest leaf, for a stack that has one layer less than the
-    tree has leaves. This key does not affect the residual connections, which read the embedding if
-    it is the input of the lowest leaf."""
+    """Allow the word embedding to be a leaf. It is the lowest leaf if the stack has one layer fewer
+    than `leaves`. The residual connection of the first node reads the embedding also with `false`,
+    if the embedding is the input of the lowest leaf."""
     leaves: int = Field(4, ge=2)
     """Number of the highest layers that are aggregated, a power of two. RTAL uses 4, with stacks of
     4 and of 6 layers."""

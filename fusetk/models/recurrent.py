@@ -40,8 +40,8 @@ class TransitionConfig(Config):
     cell: InputCell = "l-gru"
     """The lowest cell, which reads the input."""
     depth: int = Field(1, ge=0)
-    """Number of T-GRU cells above the lowest cell, which read the state only. With 0, this part of
-    the model is shallow (Table 4)."""
+    """Number of T-GRU cells above the lowest cell, which read the state only. With 0 and `cell:
+    gru`, this part of the model is shallow (Table 4)."""
 
 
 class RecurrentEncoderConfig(TransitionConfig):
@@ -96,10 +96,9 @@ class RecurrentConfig(ModelConfig):
     positions: Literal["sinusoidal", "none"] = "sinusoidal"
     """Add sines and cosines, times 1 / sqrt(features), to embeddings."""
     first_target_position: Literal[0, 1] = 1
-    """Position of the first target word, which the decoder reads after BOS. The paper does not give
-    it. With 1, positions are those of the decoder's inputs, and BOS has position 0. With 0 they are
-    those of the target words, as in the authors' code, which adds them before it shifts the
-    target."""
+    """Position of the first target word. The decoder reads this word after BOS. The paper does not
+    give the position. With 1, BOS has position 0. With 0, the first word has position 0, as in the
+    authors' code."""
     project_context: bool = False
     """Project the result of attention to `width` before the decoder reads it, as the authors' code
     does. The paper's parameter counts imply that its systems do not."""
@@ -118,8 +117,8 @@ class RecurrentConfig(ModelConfig):
     """Initial matrices and embeddings are uniform between -init and init."""
     init_biases: Literal["zero", "uniform"] = "zero"
     """Initial biases: zero, or drawn like matrices. "The parameters are initialized uniformly"
-    (section "Training Setup") and the authors' code include the biases, but not the shift of layer
-    normalisation."""
+    (section "Training Details") and the authors' code include the biases, but not the shift of
+    layer normalisation."""
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "RecurrentConfig":

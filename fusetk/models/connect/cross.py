@@ -16,11 +16,12 @@ class CrossConnectionConfig(ConnectConfig):
 
     kind: str = "cross"
     last: int | None = Field(None, ge=1)
-    """Read the embedding, the sum of the layers between, and this number of highest layers. By
-    default, read each layer. (The paper's k-DCA.)"""
+    """Number k of the highest layers that are read one by one. The layers below them are read as
+    one sum, and the embedding separately (k-DCA in the paper). By default, every layer is read."""
     initial_std: float = Field(1e-3, gt=0)
-    """Standard deviation of the initial weights that depend on the position, times the square root
-    of the width. In the paper they are 0, where PyTorch's ReLU has no gradient."""
+    """The initial vectors w are normal. Their standard deviation is this number divided by the
+    square root of the width. The paper begins with w = 0, but PyTorch's ReLU has no gradient at
+    0."""
 
     @property
     def separate_inputs(self) -> bool:
@@ -78,10 +79,10 @@ class ResidualMix(nn.Module):
 
 
 class CrossConnection(SourcesConnection):
-    """Three ``ResidualMix`` for the queries, keys and values of each layer.
+    """Three sums for the queries, keys and values of each layer (GRN-v3, DeepCrossAttention).
 
-    The mix of the queries is also the residual input of self-attention, as in the published code. A
-    last mix makes the output of the stack. The differences of the layers add up to the output of
+    The sum of the queries is also the residual input of self-attention, as in the published code. A
+    last sum makes the output of the stack. The differences of the layers add up to the output of
     the highest layer, so a new model computes nearly the same function as with ``connect: last``.
     """
 

@@ -8,7 +8,7 @@ from fusetk.models.connect.base import Connection
 class LastConnection(Connection):
     """The usual connection: a layer reads the output of the layer below it.
 
-    The output may be a stream of residual connections (``fusetk.models.residual``).
+    With some kinds of `residual`, the output is a stream of several states.
     """
 
     def register_output(self, width: int, first: bool) -> None:

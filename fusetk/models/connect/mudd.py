@@ -19,9 +19,9 @@ class MuddConfig(ConnectConfig):
 
     kind: str = "mudd"
     streams: Literal[1, 4] = 4
-    """Number of sums that a layer reads. 4: one each for the queries, the keys and the values of
-    self-attention, and for the residual sum; only the `transformer` has layers that read them. 1:
-    one sum for all."""
+    """Number of sums that a layer reads. With 4, the queries, the keys, the values and the residual
+    sum each read their own sum; only `transformer` supports this. With 1, they read the same
+    sum."""
 
     @property
     def separate_inputs(self) -> bool:
@@ -59,7 +59,7 @@ class DepthAggregate(nn.Module):
 
 
 class MuddConnection(SourcesConnection):
-    """A ``DepthAggregate`` for each layer; one more, with one stream, makes the stack's output."""
+    """Sums for each layer (MUDDFormer, Equation 6). One more sum makes the output of the stack."""
 
     Config = MuddConfig
 

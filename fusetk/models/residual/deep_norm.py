@@ -39,8 +39,8 @@ def deep_norm_factors(sublayer: SubLayer) -> tuple[float, float]:
 class DeepNormResidual(Residual):
     """LayerNorm(alpha x + f(x)) (DeepNet, Wang et al. 2022).
 
-    The initial weights of feed-forward layers, of values and of the output of attention are
-    multiplied by beta; see ``deep_norm_factors``.
+    alpha and beta depend on the numbers of layers of both sides. The initial weights of
+    feed-forward layers, of values and of the output of attention are multiplied by beta.
     """
 
     Config = DeepNormConfig

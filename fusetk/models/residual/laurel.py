@@ -80,7 +80,7 @@ class LaurelPreviousConfig(LaurelLowRankConfig):
 
     kind: str = "laurel-previous"
     states: int = Field(3, ge=1)
-    """Number of states in the sum, this sub-layer's included."""
+    """Number of states in the sum. The state before this sub-layer is one of them."""
 
 
 class LaurelPreviousEnds(StreamEnds):
