@@ -27,16 +27,17 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     cells = zip(*(column.cells for column in columns), strict=True)
     rows = [[row.name, *others] for row, others in zip(table.rows, cells, strict=True)]
     heads = ["", *(column.head for column in columns)]
-    tables = [TextTable(table.title, heads, rows, _notes(table, columns))]
+    others: list[TextTable] = []
     compared = [row for row in table.rows if table.base_of(row) is not row]
     if compared and table.columns:
-        tables.append(_comparison_table(table, compared))
+        others.append(_comparison_table(table, compared))
     pairs = [pair for row in table.rows for pair in table.equal_configs(row)]
     if pairs and table.columns:
-        tables.append(_equal_config_table(table, pairs))
+        others.append(_equal_config_table(table, pairs))
     if table.hidden_runs:
-        tables.append(_pilot_table(table))
-    return tables
+        others.append(_pilot_table(table))
+    # The notes come last: they name the runs that the comparisons above could not test.
+    return [TextTable(table.title, heads, rows, _notes(table, columns)), *others]
 
 
 # Notes --------------------------------------------------------------------------------------------
@@ -44,14 +45,16 @@ def text_tables(table: ResultTable) -> list[TextTable]:
 
 def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
     """Return an explanation of each column, the baselines and the warnings."""
-    first = table.rows[0].name
+    first = table.baseline_name
     bases = {row.first.compared_with for row in table.rows} - {None, first}
     notes = list(dict.fromkeys(column.note for column in columns))
     if table.costs:
         costs = table.costs
         notes.append(f"measured in one run: {costs.settings}; on {costs.processor}, {costs.device}")
-    if len(table.rows) > 1:
-        notes.append(f"baseline: {first}" + (", except for the rows named below" if bases else ""))
+    if len(table.rows) > 1 or table.baseline is None:
+        missing = ", which has no complete training" if table.baseline is None else ""
+        others = ", except for the rows named below" if bases else ""
+        notes.append(f"baseline: {first}{missing}{others}")
     for name in sorted(filter(None, bases)):
         rows = [
             row.name for row in table.rows if row.first.compared_with == name and row.name != name
@@ -94,7 +97,7 @@ def table_warnings(table: ResultTable) -> list[str]:
         warnings += _differing(
             f"the signature {what}", members, (score.signature for _, score in scored)
         )
-    stems = {run.stem for run in runs}
+    stems = {run.stem for row in table.rows for run in (*row.runs, *row.pilots)}
     warnings += [note for note, stem in table.p_values.notes.items() if stem in stems]
     return list(dict.fromkeys(warnings))
 
@@ -125,7 +128,7 @@ def _comparison_table(table: ResultTable, rows: Sequence[ResultRow]) -> TextTabl
         cells.append(
             [
                 row.name,
-                row.first.compared_with or table.rows[0].name,
+                row.first.compared_with or table.baseline_name,
                 f"{first.difference:+.2f}" if first else None,
                 _deviations(first) if first else None,
                 *(_by_seed(each) if each else None for each in comparisons),

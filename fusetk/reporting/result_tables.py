@@ -24,9 +24,9 @@ DEFAULT_METRICS = (("sacrebleu", "multi-bleu", "multi-bleu-lc"), ("chrf", "chrf+
 
 
 SHOWN_CONFIG = (
-    "A row has the config with the most seeds; at a tie, that with the lowest validation loss. A "
-    "training whose config changes training.stages.*.end is a trial. The rows do not show trials, "
-    "unless all trainings of the table are trials"
+    "A row has the config with the most seeds; at a tie, that with the lowest mean validation "
+    "loss. A training whose config changes training.stages.*.end is a trial. The rows do not show "
+    "trials, unless all trainings of the table are trials"
 )
 
 
@@ -160,6 +160,11 @@ class ResultTable(NamedTuple):
     costs: MeasuredCosts | None  # of all systems in one run
     hidden_rows: list[ResultRow]  # rows that have trials only
     baseline: ResultRow | None  # of rows that name none; None if it is hidden
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the first row of the table, also if it is hidden."""
+        return (self.baseline or self.hidden_rows[0]).name
 
     @property
     def hidden_runs(self) -> list[tuple[str, SavedRun]]:

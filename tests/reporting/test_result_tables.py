@@ -277,6 +277,7 @@ def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> N
         result = read_result(path)
         path.write_text(result_text(result.model_copy(update={"overrides": {end: 1}})))
     assert cells(results)["fused"]["gain"] == "no baseline" and "plain" not in cells(results)
+    assert "baseline: plain, which has no complete training" in output(results)
     for name in ("plain", "fused"):
         for path in results.glob(f"{name}.*.json"):
             path.unlink()
