@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -109,11 +110,15 @@ def _kernel(name: str) -> str:
 
 def _cache_state(folder: Path) -> str:
     """Return the number of files in a cache folder, or why it cannot be used."""
-    if not folder.exists():
-        return "does not exist"
-    if not os.access(folder, os.W_OK):
-        return "cannot be written"
-    return f"{sum(path.is_file() for path in folder.iterdir())} files"
+    try:
+        if folder.exists():
+            if not os.access(folder, os.W_OK):
+                return UNUSABLE
+            return f"{sum(path.is_file() for path in folder.iterdir())} files"
+        existing = next(parent for parent in folder.parents if parent.exists())
+        return "does not exist" if os.access(existing, os.W_OK) else UNUSABLE
+    except OSError:  # a folder above it cannot be entered
+        return UNUSABLE
 
 
 def _rate(multiply: Callable[..., object], dtype: torch.dtype) -> float | None:
@@ -134,6 +139,8 @@ def _rate(multiply: Callable[..., object], dtype: torch.dtype) -> float | None:
     return round(2 * products * SIZE**3 / (time.perf_counter() - start) / 1e9, 1)
 
 
+UNUSABLE = "cannot be written"  # state of a cache folder
+
 PRODUCTS: dict[str, tuple[Callable[..., object], torch.dtype]] = {
     "float32": (torch.matmul, torch.float32),
     "bf16": (torch.matmul, torch.bfloat16),
@@ -144,12 +151,18 @@ PRODUCTS: dict[str, tuple[Callable[..., object], torch.dtype]] = {
 def _advice(description: dict[str, Any]) -> list[str]:
     """Return a sentence for each thing that makes fusetk slow here."""
     advice = []
-    if any("disabled" in state for state in description["kernels"].values()):
+    kernels = description["kernels"].values()
+    if any("disabled" in state for state in kernels):
         advice.append("the compiled kernels are disabled: unset FUSETK_KERNELS")
-    elif any(state != "compiled" for state in description["kernels"].values()):
+    elif any(re.search("there is no .*compiler", state) for state in kernels):
         advice.append(
             "the C++ kernels are not compiled, so training is several times slower on CPU: install "
             "a C++ compiler (g++ or clang++), or name it in CXX"
+        )
+    elif any(state != "compiled" for state in kernels):
+        advice.append(
+            "the C++ kernels are not compiled, so training is several times slower on CPU: remove "
+            "the cause that is given above"
         )
     threads, processors = description["threads"], description["processors"]
     if threads < processors:
@@ -163,7 +176,7 @@ def _advice(description: dict[str, Any]) -> list[str]:
             "products in bf16 are not faster than in float32 on this processor, which emulates "
             "them: train and decode on CPU with fp32"
         )
-    if all(state == "cannot be written" for state in description["cache"].values()):
+    if all(state == UNUSABLE for state in description["cache"].values()):
         advice.append(
             "no cache folder can be written, so each process compiles and measures again: set "
             "XDG_CACHE_HOME to a folder that you can write"

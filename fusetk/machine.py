@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fusetk.errors import ConfigError
-from fusetk.files import replace_file
+from fusetk.files import locked, replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused.build import cache_folders
 
@@ -156,8 +156,9 @@ def _choices(matmul: str, threads: int) -> Choices:
     for folder in cache_folders():
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_choices(folder / name, measured, replace=False)
-            return read_choices(folder / name) or measured  # another process may have been first
+            with locked(folder):  # another process may have been first
+                write_choices(folder / name, measured, replace=False)
+            return read_choices(folder / name) or measured
     return measured
 
 

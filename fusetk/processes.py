@@ -98,19 +98,37 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: "
             "start the processes with torchrun"
         )
+    _check_rank()
     options: dict[str, Any] = {}
     if device.type == "cuda":
         torch.cuda.set_device(device)  # torch sends pickled objects through the current device
         options["device_id"] = device
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _end_with_parent()
-    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    store = dist.PrefixStore(_agree_on_prefix(store, rank, size), store)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
-    )
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        store = dist.PrefixStore(_agree_on_prefix(store, rank, size), store)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timeout, **options
+        )
+    except dist.DistError as error:
+        raise ConfigError(
+            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not connect to the "
+            f"others at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+            f"({str(error).splitlines()[0]}): read their messages"
+        ) from None
     return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _check_rank() -> None:
+    """Raise ConfigError unless RANK and WORLD_SIZE are numbers, RANK the smaller one."""
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise ConfigError(
+            f"RANK is {rank} and WORLD_SIZE is {size}: RANK is a number from 0 to WORLD_SIZE - 1; "
+            "start the processes with torchrun"
+        )
 
 
 def _agree_on_prefix(store: dist.Store, rank: int, size: int) -> str:

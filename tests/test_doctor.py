@@ -47,6 +47,19 @@ def test_advice_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert any("install a C++ compiler" in sentence for sentence in description["advice"])
 
 
+def test_cache_folders_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert doctor._cache_state(tmp_path / "home" / "cache") == "cannot be written"
+    monkeypatch.undo()
+    assert doctor._cache_state(tmp_path / "home" / "cache") == "does not exist"
+    assert doctor._cache_state(tmp_path) == "0 files"
+
+
 def test_advice_with_disabled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("FUSETK_KERNELS", "off")

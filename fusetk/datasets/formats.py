@@ -32,7 +32,7 @@ def line_function(text: TextConfig) -> Callable[[str], str]:
 
     def change(line: str) -> str:
         if text.entities:
-            line = html.unescape(line)
+            line = html.unescape(line).replace("\n", " ").replace("\r", " ")
         if text.apostrophes:
             line = line.replace("\u2019", "'")
         if text.commas:
@@ -50,7 +50,7 @@ def plain_lines(path: Path, text: TextConfig) -> Iterator[str]:
         return
     dropped = re.compile("|".join(rf"</?{tag}\b" for tag in text.dropped))
     for line in read_lines(path):
-        if not dropped.search(line):
+        if not (text.dropped and dropped.search(line)):
             yield change(STRIPPED.sub("", line).strip(" \r"))
 
 

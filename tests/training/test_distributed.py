@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fusetk import processes as process_module
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
+from fusetk.errors import ConfigError
 from fusetk.recipe import load
 from fusetk.weights import read_state
 from tests.helpers.forks import train
@@ -197,6 +199,26 @@ def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("0", "abc"), ("-1", "2")])
+def test_a_rank_that_is_not_one_of_the_group(
+    monkeypatch: pytest.MonkeyPatch, rank: str, size: str
+) -> None:
+    variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE is {size}"):
+        process_module.connect(torch.device("cpu"))
+
+
+def test_a_process_that_finds_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_module, "TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(ConfigError, match=r"process 1 of 2 could not connect .* localhost:1 "):
+        process_module.connect(torch.device("cpu"))
+
+
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     """Two launchers with one process each, connected by a rendezvous, train as one launcher."""
     with socket.socket() as probe:
