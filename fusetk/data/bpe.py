@@ -297,4 +297,7 @@ def _parse(codes: Sequence[str], name: str) -> tuple[str, list[tuple[str, str]]]
                 "give a file that learn-bpe wrote"
             )
         pairs.append((parts[0], parts[1]))
+    if not first and all(right.isdecimal() for _, right in pairs):
+        what = "a vocabulary with counts" if pairs else "empty"
+        raise DataError(f"{name} is {what}, not BPE codes: give a file that learn-bpe wrote")
     return version, pairs

@@ -149,6 +149,10 @@ def _read_ids(path: Path) -> list[str]:
             line = _line_of(text, token)
             raise DataError(f"{path}{line}: the id of {token!r} is {str(i)[:20]!r}, not a number")
         ids[token] = int(str(i))
+    by_id: dict[int, str] = {}
+    for token, i in ids.items():
+        if (other := by_id.setdefault(i, token)) is not token:
+            raise DataError(f"{path}: {other!r} and {token!r} have the same id, {i}: correct one")
     return [
         token
         for token in sorted(ids, key=lambda token: ids[token])
@@ -159,8 +163,8 @@ def _read_ids(path: Path) -> list[str]:
 def _parse_mapping(path: Path, text: str) -> Any:
     try:
         if path.suffix == ".json":
-            return json.loads(text)
-        return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+            return json.loads(text, object_pairs_hook=lambda entries: _unique(path, entries))
+        return yaml.load(text, Loader=_loader(path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except yaml.reader.ReaderError as error:
@@ -168,6 +172,28 @@ def _parse_mapping(path: Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise DataError(f"{path}{line}: not valid YAML: {error.problem}") from None
+
+
+def _loader(path: Path) -> type[Any]:
+    base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+    class Loader(base):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+            _unique(path, [(key.value, None) for key, _ in node.value])
+            mapping: dict[str, Any] = super().construct_mapping(node, deep)
+            return mapping
+
+    return Loader
+
+
+def _unique(path: Path, entries: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the entries of a mapping. Raises DataError if a token occurs twice."""
+    mapping = {}
+    for token, i in entries:
+        if token in mapping:
+            raise DataError(f"{path} has {token!r} twice: remove one of the entries")
+        mapping[token] = i
+    return mapping
 
 
 def _line_of(text: str, token: str) -> str:

@@ -162,3 +162,12 @@ def test_a_token_as_frequent_as_the_threshold_is_in_the_vocabulary(tmp_path: Pat
     path = tmp_path / "vocabulary"
     path.write_text("a 3\nb 2\nc 1\n", encoding="utf-8")
     assert bpe.read_vocabulary(path, 2) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("", "is empty"), ("hund 3\nda 3\n", "is a vocabulary with counts")]
+)
+def test_a_file_without_merges_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "codes").write_text(content)
+    with pytest.raises(DataError, match=said):
+        BPE.load(tmp_path / "codes")

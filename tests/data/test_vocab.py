@@ -63,3 +63,18 @@ def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> Non
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         Vocabulary.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("v.json", '{"a": 4, "b": 5, "a": 6}', "has 'a' twice"),
+        ("v.yml", "a: 4\nb: 5\na: 6\n", "has 'a' twice"),
+        ("v.json", '{"a": 4, "b": 4}', "'a' and 'b' have the same id, 4"),
+        ("v.yml", '"\x07": 2\n', "not valid YAML"),
+    ],
+)
+def test_ambiguous_mappings_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        Vocabulary.load(tmp_path / name)
