@@ -1,7 +1,10 @@
 """All steps on training pairs, with the reason for each pair that is dropped."""
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from fusetk.data.steps.base import (
@@ -93,17 +96,37 @@ class Deduplicator:
         return outcome.reason
 
 
+@contextmanager
+def _new(outputs: Pair) -> Iterator[list[Path]]:
+    """Yield temporary files that replace the outputs at the end, unless an error occurs."""
+    paths = [
+        path.with_name(f".{os.getpid()}.{path.name}")
+        if path.is_file() or not path.exists()
+        else path
+        for path in outputs
+    ]
+    try:
+        yield paths
+        for new, path in zip(paths, outputs, strict=True):
+            os.replace(new, path)
+    finally:
+        for new, path in zip(paths, outputs, strict=True):
+            if new != path:
+                new.unlink(missing_ok=True)
+
+
 def filter_files(
     inputs: Pair, outputs: Pair, step: PairStep, unique: Sequence[UniquePairStep]
 ) -> tuple[int, Counter[str]]:
     """Copy the pairs of lines that the steps keep, unchanged.
 
+    The outputs appear when both are complete. After an error, files that existed are unchanged.
     Returns the number of these pairs, and the number of dropped pairs for each reason.
     """
     deduplicator = Deduplicator(unique)
     num_kept = 0
     dropped: Counter[str] = Counter()
-    with writer(outputs.source) as source_file, writer(outputs.target) as target_file:
+    with _new(outputs) as new, writer(new[0]) as source_file, writer(new[1]) as target_file:
         for source, target in read_pairs(inputs):
             reason = step.drop_reason(source, target)
             if not reason:

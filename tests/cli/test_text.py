@@ -73,6 +73,16 @@ def test_bpe_learned_applied_removed(tmp_path: Path) -> None:
     assert out(*options, "--threshold", 3, text="hund\n") == "h@@ u@@ n@@ d\n"
 
 
+def test_a_filter_that_fails_changes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "in.de").write_text("a\nb\nc\n")
+    (tmp_path / "in.en").write_text("a\nb\n")
+    (tmp_path / "out.de").write_text("old\n")
+    names = sorted(tmp_path.iterdir())
+    words = ["text", "filter", tmp_path / "in.de", tmp_path / "in.en", "-o", tmp_path / "out"]
+    assert CliRunner().invoke(main, list(map(str, words))).exit_code == 2
+    assert sorted(tmp_path.iterdir()) == names and (tmp_path / "out.de").read_text() == "old\n"
+
+
 def test_filtered(tmp_path: Path) -> None:
     (tmp_path / "x.de").write_text("a b\nc\n\nd d d d\na b\n")
     (tmp_path / "x.en").write_text("a\nc c c c\ny\nd\na\n")
