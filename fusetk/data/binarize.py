@@ -48,7 +48,8 @@ def train_counts(
     counts: list[Counter[str]] = [Counter(), Counter()]
     files = Pair(*(build.find(f"words/train.{language}") for language in languages(config)))
     lines = build.stages["words.train"]["results"]["pairs_out"]
-    for pair in display.tracked(read_pairs(files), "counting words", "lines", lines, BLOCK):
+    pairs = read_pairs(files, bom=False)
+    for pair in display.tracked(pairs, "counting words", "lines", lines, BLOCK):
         if longest is not None and codes and _too_long(pair, codes, longest):
             continue
         for side in (0, 1):

@@ -80,7 +80,7 @@ def train_words(build: Build, config: DataConfig, pairs: Sequence[Pair]) -> Resu
             total = num_kept + sum(dropped_now.values())
         dropped.update(dropped_now)
         output = Pair(*(build.aside / f"pass{i}.{language}" for language in languages(config)))
-        read = partial(read_pairs, output)
+        read = partial(read_pairs, output, bom=False)
         numbers = build.aside / f"pass{i}.lines"
     if not num_kept:
         reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())

@@ -23,7 +23,7 @@ STANDARD_INPUT = "standard input"
 
 
 def read_lines(path: Path | str, bom: bool = True) -> Iterator[str]:
-    """Yield the lines of a file without line ends.
+    """Yield the lines of a file without line feeds and the carriage returns before them.
 
     With ``bom``, a byte order mark at the start of the file is dropped.
 
@@ -45,9 +45,7 @@ def decode_lines(file: Iterable[bytes], name: str, bom: bool = True) -> Iterator
                 line = line[len(BOM) :]
                 if not line:
                     return  # a file that holds only a byte order mark has no line
-            if line.endswith(b"\n"):
-                line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
-            yield line.decode("utf-8")
+            yield line.removesuffix(b"\n").rstrip(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise _not_utf8(name, number, error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -197,13 +195,14 @@ class Pair(NamedTuple):
     target: Path
 
 
-def read_pairs(pair: Pair) -> Iterator[tuple[str, str]]:
+def read_pairs(pair: Pair, bom: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the pairs of lines of two files.
 
+    With ``bom``, a byte order mark at the beginning of a file is omitted.
     If one file ends first, raises DataError with both counts and the first suspicious line.
     """
-    source = read_lines(pair.source)
-    target = read_lines(pair.target)
+    source = read_lines(pair.source, bom=bom)
+    target = read_lines(pair.target, bom=bom)
     count = 0
     while True:
         left = next(source, None)

@@ -26,9 +26,9 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_bytes()[:2] == (b"\x1f\x8b" if name.endswith("gz") else b"\na")
 
 
-def test_a_carriage_return_alone_is_a_character(tmp_path: Path) -> None:
+def test_a_carriage_return_within_a_line_is_a_character(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"a\rb\r\r\nc\r")
-    assert list(read_lines(tmp_path / "x")) == ["a\rb\r", "c\r"]
+    assert list(read_lines(tmp_path / "x")) == ["a\rb", "c"]
 
 
 def test_a_mark_alone_is_no_line(tmp_path: Path) -> None:

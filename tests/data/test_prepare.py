@@ -24,7 +24,7 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.text import read_lines
-from fusetk.data.vocab import EOS
+from fusetk.data.vocab import EOS, UNK
 from fusetk.errors import ConfigError, DataError
 
 STEPS = [
@@ -541,3 +541,15 @@ def test_a_foreign_folder_with_a_manifest_is_left_alone(folder: Path) -> None:
         prepare(config(folder))
     assert (out / "text" / "vocab.de").read_text() == "mine"
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "text"]
+
+
+def test_ids_are_those_of_the_counted_words(folder: Path) -> None:
+    """Line ends of several systems and byte order marks within the text change no word."""
+    for language in ("de", "en"):
+        text = b"x\n\xef\xbb\xbfa b\r\r\nc d\r\r\n\r\r\n" if language == "de" else b"\n1\n2\n3\n"
+        (folder / f"train.{language}").write_bytes(text)
+    settings: dict[str, Any] = {"steps": [], "bpe": None}
+    prepare(config(folder, **settings))
+    corpus = Corpus.open(folder / "out", "train")
+    assert len(corpus) == 2
+    assert UNK not in np.concatenate([corpus.source[i] for i in range(2)])
