@@ -22,7 +22,7 @@ from fusetk.models.transformer import (
 from fusetk.nn.attention import SelfAttention
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.positions import Learned, sinusoids
-from fusetk.runs import TEXT
+from fusetk.runs import TEXT, find
 from fusetk.special_tokens import BOS, EOS, SPECIAL, UNK
 from fusetk.system import Loaded
 
@@ -67,7 +67,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
     try:
         aside.mkdir(parents=True)
         spec.save(str(aside))
-        run = loaded.checkpoint.absolute().parent.parent
+        run, _ = find(loaded.checkpoint)
         shutil.copytree(run / TEXT, aside / TEXT)
         aside.rename(output)
     except OSError as error:

@@ -32,6 +32,7 @@ INSTRUCTIONS = (
     "sve",
 )
 SIZE = 1024  # rows and columns of the matrices of a large product
+UNUSABLE = "cannot be written"  # state of a cache folder
 SECONDS = 0.3  # duration of the measurement of a product
 
 
@@ -112,13 +113,17 @@ def _cache_state(folder: Path) -> str:
     """Return the number of files in a cache folder, or why it cannot be used."""
     try:
         if folder.exists():
-            if not os.access(folder, os.W_OK):
+            if not _can_be_written(folder):
                 return UNUSABLE
             return f"{sum(path.is_file() for path in folder.iterdir())} files"
         existing = next(parent for parent in folder.parents if parent.exists())
-        return "does not exist" if os.access(existing, os.W_OK) else UNUSABLE
+        return "does not exist" if _can_be_written(existing) else UNUSABLE
     except OSError:  # a folder above it cannot be entered
         return UNUSABLE
+
+
+def _can_be_written(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _rate(multiply: Callable[..., object], dtype: torch.dtype) -> float | None:
@@ -138,8 +143,6 @@ def _rate(multiply: Callable[..., object], dtype: torch.dtype) -> float | None:
         return None
     return round(2 * products * SIZE**3 / (time.perf_counter() - start) / 1e9, 1)
 
-
-UNUSABLE = "cannot be written"  # state of a cache folder
 
 PRODUCTS: dict[str, tuple[Callable[..., object], torch.dtype]] = {
     "float32": (torch.matmul, torch.float32),

@@ -152,14 +152,17 @@ def _choices(matmul: str, threads: int) -> Choices:
     for folder in cache_folders():
         if stored := read_choices(folder / name):
             return stored
-    measured = _measure(matmul)
+    measured: Choices | None = None
     for folder in cache_folders():
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with locked(folder):  # another process may have been first
-                write_choices(folder / name, measured, replace=False)
-            return read_choices(folder / name) or measured
-    return measured
+            with locked(folder):  # parallel processes wait for the first one
+                if stored := read_choices(folder / name):
+                    return stored
+                measured = measured or _measure(matmul)
+                write_choices(folder / name, measured)
+                return measured
+    return measured or _measure(matmul)
 
 
 def read_choices(path: Path) -> Choices | None:
@@ -192,13 +195,12 @@ def _ways_of_format_1(values: dict[str, Any]) -> dict[str, Way]:
     return {PRODUCTS: values["products"], **limits}
 
 
-def write_choices(path: Path, values: Choices, replace: bool = True) -> None:
+def write_choices(path: Path, values: Choices) -> None:
     """Write choices as JSON. The write is atomic: it never leaves an incomplete file.
 
-    Without ``replace``, a valid file is not changed. Raises OSError if the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
-    if replace or not read_choices(path):
-        replace_file(path, json.dumps(asdict(values), indent=1) + "\n")
+    replace_file(path, json.dumps(asdict(values), indent=1) + "\n")
 
 
 @contextmanager

@@ -116,14 +116,17 @@ def connect(device: torch.device, timeout: timedelta = TIMEOUT) -> World:
         raise ConfigError(
             f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not connect to the "
             f"others at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
-            f"({str(error).splitlines()[0]}): read their messages"
+            f"({str(error).splitlines()[0]}): check MASTER_ADDR and MASTER_PORT, and read the "
+            "messages of the other processes"
         ) from None
     return World(dist.get_rank(), dist.get_world_size(), device)
 
 
 def _check_rank() -> None:
-    """Raise ConfigError unless RANK and WORLD_SIZE are numbers, RANK the smaller one."""
-    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    """Raise ConfigError unless RANK is a number below WORLD_SIZE and MASTER_PORT is a port."""
+    rank, size, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if not (port.isdecimal() and int(port) < 65536):
+        raise ConfigError(f"MASTER_PORT is {port}: set it to a port, a number below 65536")
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise ConfigError(
             f"RANK is {rank} and WORLD_SIZE is {size}: RANK is a number from 0 to WORLD_SIZE - 1; "

@@ -13,8 +13,8 @@ from fusetk.models.seq2seq import ModelConfig
 from fusetk.sections import SectionsWithoutModel
 
 # Patterns of the keys that do not change the trained model: which checkpoints training keeps, what
-# it prints and how it computes. A resumed run may change them, and `fusetk report` does not list
-# them as deviations from a recipe.
+# it prints, how it computes, and when it stops with an error. A resumed run may change them, and
+# `fusetk report` does not list them as deviations from a recipe.
 NEUTRAL_KEYS = (
     r"training\.(keep_last|keep_best|log_every|save_every|max_skipped|tensorboard|compile|shard)",
     r"model\.(encoder|decoder|stack)\.checkpoint",

@@ -10,7 +10,7 @@ from fusetk.data import integrity, manifest
 from fusetk.errors import ConfigError, DataError
 from fusetk.machine import Choices, read_choices
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
-from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, checkpoints, is_intact
+from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, checkpoint_folders, checkpoints, is_intact
 from fusetk.training import checkpoint, schedule
 from fusetk.weights import read_state
 
@@ -40,7 +40,8 @@ def last_checkpoint(run: Path) -> Path | None:
         if is_intact(folder):
             return folder
     # A damaged checkpoint is an error of the caller, which must not start the training again.
-    return max((run / CHECKPOINTS).glob("update-*"), default=None)
+    folders = checkpoint_folders(run)
+    return folders[-1] if folders else None
 
 
 def find_changes(

@@ -38,16 +38,16 @@ def find(path: Path) -> tuple[Path, str]:
     ``best``, or ``last`` if there is no ``best``. Its name is empty if there is neither.
     Raises CheckpointError if the path is neither a run nor a checkpoint.
     """
-    is_checkpoint = path.is_dir() and path.absolute().parent.name == CHECKPOINTS
-    if not (path / CONFIG).exists() and ((path / STATE).exists() or is_checkpoint):
-        for folder in (path.absolute(), path.resolve()):
-            if (folder.parent.parent / CONFIG).exists():
-                return folder.parent.parent, path.absolute().name
-        raise CheckpointError(
-            f"{path} is a checkpoint, but there is no {CONFIG} two folders above it: "
-            "keep it in its run folder"
-        )
     if not (path / CONFIG).exists():
+        is_checkpoint = path.is_dir() and path.absolute().parent.name == CHECKPOINTS
+        if (path / STATE).exists() or is_checkpoint:
+            for folder in (path.absolute(), path.resolve()):
+                if (folder.parent.parent / CONFIG).exists():
+                    return folder.parent.parent, path.absolute().name
+            raise CheckpointError(
+                f"{path} is a checkpoint, but there is no {CONFIG} two folders above it: "
+                "keep it in its run folder"
+            )
         reason = "there is no such folder"
         if path.exists():
             reason = f"it has no {CONFIG}" if path.is_dir() else "it is a file"
@@ -105,10 +105,15 @@ def checkpoint_name(update: int) -> str:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first. Their content is not verified."""
+    return [path for path in checkpoint_folders(run) if (path / STATE).exists()]
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders that have the name of a checkpoint, oldest first."""
     folders = [
         path
         for path in (run / CHECKPOINTS).glob("update-*")
-        if path.name.removeprefix("update-").isdecimal() and (path / STATE).exists()
+        if path.name.removeprefix("update-").isdecimal()
     ]
     return sorted(folders, key=lambda path: (len(path.name), path.name))
 

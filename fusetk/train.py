@@ -243,7 +243,6 @@ def _write_run_folder(
     """
     text = Path(recipe.data.folder) / TEXT
     try:
-        run.mkdir(parents=True, exist_ok=True)
         forget_after(run, update)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())

@@ -47,9 +47,7 @@ inputs=$(
         cat "$model/state.json" "$model/checkpoints/best/state.json" 2> /dev/null | cksum || true
     done
 )
-if [ ! -e "$out/inputs" ]; then
-    printf '%s\n' "$inputs" > "$out/inputs"
-elif [ "$inputs" != "$(< "$out/inputs")" ]; then
+if [ -e "$out/greedy.txt" ] && [ "$inputs" != "$(cat "$out/inputs" 2> /dev/null)" ]; then
     die "$out has translations of other models, texts or options: give another --out, or remove it"
 fi
 awk '{ print $1, $2 }' "$reference" > "$out/prefix"
@@ -65,6 +63,7 @@ mode() {
         say "$name"
         fusetk decode -m "$run" -i "$source" -o "$file.part" "${common[@]}" "$@" 2> "$file.log" ||
             die "$(tail -n 1 "$file.log")"
+        printf '%s\n' "$inputs" > "$out/inputs"
         mv "$file.part" "$file.txt"
     fi
     # Keep the text of lines with an alignment, and the first entry of each n-best list.

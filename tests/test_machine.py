@@ -1,9 +1,12 @@
 """The choices of fast computation: measured once, recorded by a run, without effect on results."""
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,12 +106,18 @@ def test_damaged_choices_are_measured_again(
     assert read_choices(file) == again
 
 
-def test_the_first_process_that_measured_decides(tmp_path: Path) -> None:
-    """Processes that measure at the same time use the same choices."""
-    path = tmp_path / "machine.json"
-    for limit in (1, 2):
-        write_choices(path, uniform(limit), replace=False)
-    assert read_choices(path) == uniform(1)
+def test_parallel_processes_measure_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = iter((1, 2, 3, 4))
+
+    def measure(matmul: str) -> Any:
+        limit = next(limits)
+        time.sleep(0.1)
+        return uniform(limit)
+
+    monkeypatch.setattr(machine, "_measure", measure)
+    with ThreadPoolExecutor(3) as pool:  # a thread opens the lock as a process does
+        measured = list(pool.map(lambda _: machine._choices.__wrapped__("auto", 1), range(3)))
+    assert measured == [uniform(1)] * 3
 
 
 def test_a_product_with_rounded_factors_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ BEGIN = re.compile(
     r"made by `python -m tools.results \S+` -->\n"
 )
 END = "<!-- results: end -->"
-MAIN_ROWS = 6  # of the short table
+MAIN_ROWS = 5  # of the short table
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 
 
@@ -74,7 +74,8 @@ def tables(results: Path, name: str, only_main: bool) -> str:
         for text in text_tables(table)[: 1 if only_main else None]:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             if only_main:
-                short = markdown_table("", text.heads, _best(text.heads, rows), ())
+                bases = {row.name: base.name for row in table.rows if (base := table.base_of(row))}
+                short = markdown_table("", text.heads, _best(text.heads, rows, bases), ())
                 texts.append(short.partition("\n\n")[2])
             else:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
@@ -184,16 +185,17 @@ def _loss_in(epoch: int, curve: Curve) -> float | None:
     return float(mean) if np.isfinite(mean) else None
 
 
-def _best(heads: Sequence[str], rows: list[list[str]]) -> list[list[str]]:
-    """Return the first row and those with the highest first scores, in their order."""
+def _best(heads: Sequence[str], rows: list[list[str]], bases: Mapping[str, str]) -> list[list[str]]:
+    """Return the first row, those with the highest first scores, and their baselines, in order."""
     column = heads.index("Δ") - 1
 
     def score(row: list[str]) -> float:
         number = re.match(r"[\d.]+", row[column])
         return float(number[0]) if number else 0.0
 
-    chosen = [rows[0], *sorted(rows[1:], key=score, reverse=True)[: MAIN_ROWS - 1]]
-    return [row for row in rows if row in chosen]
+    best = sorted(rows[1:], key=score, reverse=True)[: MAIN_ROWS - 1]
+    names = {name for row in [rows[0], *best] for name in (row[0], bases.get(row[0]))}
+    return [row for row in rows if row[0] in names]
 
 
 def main() -> int:

@@ -70,7 +70,9 @@ def command(
     metric = metric or recipes.load(run / CONFIG).training.validation.metric
     folders = choose(run, last, best, metric, updates)
     into = run / CHECKPOINTS / name
-    if into.exists() and "averaged" not in read_state_if_valid(into):
-        raise DataError(f"{into} is not an average of checkpoints: choose another --name")
+    if "progress" in read_state_if_valid(into):
+        raise DataError(
+            f"{into} is a checkpoint of a training: choose another --name, or remove this folder"
+        )
     average(folders, into)
     inform(f"{into}: mean of {', '.join(folder.name for folder in folders)}")

@@ -122,7 +122,7 @@ def command(
             else:
                 texts = [text for table in result_tables for text in text_tables(table)]
                 show_tables(texts, output)
-        finally:  # also if the reader of the output has ended
+        finally:  # also if the process that reads the output has ended
             for table in result_tables:
                 table.p_values.save()
         return

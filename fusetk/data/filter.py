@@ -1,11 +1,12 @@
 """All steps on training pairs, with the reason for each pair that is dropped."""
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from fusetk.data.steps.base import (
     LineFunction,
@@ -16,7 +17,7 @@ from fusetk.data.steps.base import (
     line_function,
 )
 from fusetk.data.steps.filter import EMPTY
-from fusetk.data.text import Pair, read_pairs, single_spaces, writer
+from fusetk.data.text import Pair, cannot_write, open_text, read_pairs, single_spaces, writer
 
 SUBWORDS = "too many subwords"  # reason for dropping a pair after BPE
 
@@ -97,22 +98,28 @@ class Deduplicator:
 
 
 @contextmanager
-def _new(outputs: Pair) -> Iterator[list[Path]]:
-    """Yield temporary files that replace the outputs at the end, unless an error occurs."""
-    paths = [
-        path.with_name(f".{os.getpid()}.{path.name}")
-        if path.is_file() or not path.exists()
-        else path
-        for path in outputs
-    ]
+def _replacing(path: Path) -> Iterator[IO[str]]:
+    """Open a file that replaces ``path`` at the end, unless an error occurs.
+
+    Raises DataError if it cannot be written.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a device or a pipe
+        with writer(path) as file:
+            yield file
+        return
+    new = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        yield paths
-        for new, path in zip(paths, outputs, strict=True):
-            os.replace(new, path)
+        with open_text(new) as file:
+            yield file
+        if target.exists():
+            shutil.copymode(target, new)
+        os.replace(new, target)
+    except OSError as error:
+        raise cannot_write(path, error) from None
     finally:
-        for new, path in zip(paths, outputs, strict=True):
-            if new != path:
-                new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink()
 
 
 def filter_files(
@@ -120,13 +127,13 @@ def filter_files(
 ) -> tuple[int, Counter[str]]:
     """Copy the pairs of lines that the steps keep, unchanged.
 
-    The outputs appear when both are complete. After an error, files that existed are unchanged.
+    After an error in the inputs, the outputs are unchanged.
     Returns the number of these pairs, and the number of dropped pairs for each reason.
     """
     deduplicator = Deduplicator(unique)
     num_kept = 0
     dropped: Counter[str] = Counter()
-    with _new(outputs) as new, writer(new[0]) as source_file, writer(new[1]) as target_file:
+    with _replacing(outputs.source) as source_file, _replacing(outputs.target) as target_file:
         for source, target in read_pairs(inputs):
             reason = step.drop_reason(source, target)
             if not reason:

@@ -1,7 +1,8 @@
 r"""Reading and writing of UTF-8 text files, plain or .gz. Only ``\n`` ends a line.
 
-CR LF counts as LF, and a byte order mark at the start of a file is dropped. Every other character
-(U+2028, U+0085, NBSP, form feed, tab, NUL, a lone CR) belongs to its line.
+Carriage returns at the end of a line and a byte order mark at the start of a file are dropped.
+Every other character (U+2028, U+0085, NBSP, form feed, tab, NUL, a carriage return within a line)
+belongs to its line.
 """
 
 import gzip
@@ -198,7 +199,7 @@ class Pair(NamedTuple):
 def read_pairs(pair: Pair, bom: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the pairs of lines of two files.
 
-    With ``bom``, a byte order mark at the beginning of a file is omitted.
+    With ``bom``, a byte order mark at the start of a file is dropped.
     If one file ends first, raises DataError with both counts and the first suspicious line.
     """
     source = read_lines(pair.source, bom=bom)

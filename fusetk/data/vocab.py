@@ -179,7 +179,8 @@ def _loader(path: Path) -> type[Any]:
 
     class Loader(base):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
-            _unique(path, [(key.value, None) for key, _ in node.value])
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            _unique(path, [(key, None) for key in keys])
             mapping: dict[str, Any] = super().construct_mapping(node, deep)
             return mapping
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fusetk.datasets.table import ArchiveConfig
 from fusetk.errors import DataError
-from fusetk.files import BLOCK, locked
+from fusetk.files import BLOCK, lock
 
 RANGE_NOT_SATISFIABLE = 416
 
@@ -26,7 +26,8 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
     if archive.url is None:
         raise DataError(f"{path} is missing: {archive.note or 'supply it'}")
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with open(folder / f".{archive.file}.lock", "a") as file:
+        lock(file, wait=True)
         if path.is_file():  # another process downloaded it
             return path
         part = path.with_name(f"{path.name}.part")

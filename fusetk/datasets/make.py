@@ -44,7 +44,7 @@ def make(
         missing = [text for text in dataset.texts if not _exists(text, dataset, raw)]
         if not missing:
             return counts
-        shutil.rmtree(raw / UNPACKED, ignore_errors=True)  # of a call that was killed
+        shutil.rmtree(raw / UNPACKED, ignore_errors=True)  # a killed call may have left it
         try:
             _unpack(dataset, missing, files, raw / UNPACKED, fetching, report)
             for text in missing:
@@ -103,7 +103,9 @@ def _extract(path: Path, patterns: list[str], folder: Path) -> None:
                 with open(folder / base, "wb") as output:
                     shutil.copyfileobj(file, output, 1 << 20)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system
+            if error.filename == str(path):
+                raise DataError(f"{path} cannot be read: {error.strerror}") from None
             raise cannot_write(error.filename or folder, error) from None
         raise DataError(
             f"{path} ({path.stat().st_size:,} bytes) is not a complete archive ({error}): "

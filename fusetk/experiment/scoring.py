@@ -6,7 +6,8 @@ from fusetk.config.messages import unknown_choice
 from fusetk.data.steps.lowercase import Lowercase
 from fusetk.data.steps.tokenize import Tokenize
 from fusetk.errors import ConfigError
-from fusetk.evaluation.metrics import METRICS
+from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
+from fusetk.evaluation.systems import ALL
 from fusetk.recipe import Recipe
 
 TOKENIZED = "multi-bleu"  # metrics whose names start with this score tokenised text
@@ -19,7 +20,7 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
     If the preparation splits words at hyphens, multi-bleu differs from that of unsplit words, so
     both are printed, and sacreBLEU. ``others`` are metrics that the user adds. They replace the
     default, multi-bleu, if there are no published scores. Raises ConfigError if `fusetk score` has
-    no such metric, or if the metric needs a model of its own (COMET).
+    no such metric, or if the metric needs the source (COMET).
     """
     published = recipe.paper.metric if recipe.paper else None
     default = "multi-bleu-lc" if lowercases_target(recipe) else TOKENIZED
@@ -28,7 +29,12 @@ def metrics_of(recipe: Recipe, others: Sequence[str]) -> list[str]:
         names += ["multi-bleu", "multi-bleu-joined", "sacrebleu"]
     names = list(dict.fromkeys([*names, *others]))
     for name in names:
-        if name not in METRICS:
+        if name in LEARNED_METRICS:
+            raise ConfigError(
+                f"the metric {name} needs the source: call `fusetk score --metric {name} --source` "
+                "after the run"
+            )
+        if name not in METRICS and name != ALL:
             raise ConfigError(unknown_choice("metric", name, list(METRICS)))
     return names
 

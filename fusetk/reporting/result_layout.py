@@ -27,17 +27,17 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     cells = zip(*(column.cells for column in columns), strict=True)
     rows = [[row.name, *others] for row, others in zip(table.rows, cells, strict=True)]
     heads = ["", *(column.head for column in columns)]
-    others: list[TextTable] = []
+    further: list[TextTable] = []
     compared = [row for row in table.rows if table.base_of(row) is not row]
     if compared and table.columns:
-        others.append(_comparison_table(table, compared))
+        further.append(_comparison_table(table, compared))
     pairs = [pair for row in table.rows for pair in table.equal_configs(row)]
     if pairs and table.columns:
-        others.append(_equal_config_table(table, pairs))
+        further.append(_equal_config_table(table, pairs))
     if table.hidden_runs:
-        others.append(_pilot_table(table))
+        further.append(_pilot_table(table))
     # The notes come last: they name the runs that the comparisons above could not test.
-    return [TextTable(table.title, heads, rows, _notes(table, columns)), *others]
+    return [TextTable(table.title, heads, rows, _notes(table, columns)), *further]
 
 
 # Notes --------------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ def _notes(table: ResultTable, columns: Sequence[TableColumn]) -> list[str]:
         notes.append(f"measured in one run: {costs.settings}; on {costs.processor}, {costs.device}")
     if len(table.rows) > 1 or table.baseline is None:
         missing = ", which has no complete training" if table.baseline is None else ""
-        others = ", except for the rows named below" if bases else ""
-        notes.append(f"baseline: {first}{missing}{others}")
+        exception = ", except for the rows named below" if bases else ""
+        notes.append(f"baseline: {first}{missing}{exception}")
     for name in sorted(filter(None, bases)):
         rows = [
             row.name for row in table.rows if row.first.compared_with == name and row.name != name

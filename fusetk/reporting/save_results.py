@@ -185,10 +185,10 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
         if current != result or stem != path.stem:
             changes.append((path, stem, current))
     moved = {path for path, _, _ in changes}
-    names_of: dict[Path, Path] = {}
+    source_of: dict[Path, Path] = {}
     for path, stem, _ in changes:
         target = folder / f"{stem}.json"
-        other = names_of.setdefault(target, path)
+        other = source_of.setdefault(target, path)
         if other is not path:
             raise DataError(
                 f"{other} and {path} have the same system, seed and config: remove one of them"

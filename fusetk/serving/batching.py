@@ -50,7 +50,6 @@ class Batcher(Generic[Wish, Result]):
         self.queue = queue
         self.window = window
         self._jobs: deque[Job[Wish, Result]] = deque()
-        self._waiting = 0  # sentences in the queue
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
@@ -65,10 +64,9 @@ class Batcher(Generic[Wish, Result]):
         with self._changed:
             if self._closed:
                 raise Closed
-            if self._waiting + len(lines) > self.queue:
+            if self.waiting + len(lines) > self.queue:
                 raise QueueFull
             self._jobs.append(job)
-            self._waiting += len(lines)
             self._changed.notify()
         return job.result
 
@@ -84,8 +82,8 @@ class Batcher(Generic[Wish, Result]):
 
     @property
     def waiting(self) -> int:
-        """The number of sentences in the queue."""
-        return self._waiting
+        """The number of sentences in the queue, without those of cancelled requests."""
+        return sum(len(job.lines) for job in list(self._jobs) if not job.result.cancelled())
 
     def _run(self) -> None:
         while jobs := self._next_batch():
@@ -98,7 +96,7 @@ class Batcher(Generic[Wish, Result]):
                 while not self._jobs and not self._closed:
                     self._changed.wait()
                 end = time.monotonic() + self.window
-                while self._waiting < self.batch and not self._closed:
+                while self.waiting < self.batch and not self._closed:
                     if not self._changed.wait(max(0.0, end - time.monotonic())):
                         break
                 if self._closed:
@@ -115,7 +113,6 @@ class Batcher(Generic[Wish, Result]):
             if not fits:
                 continue
             self._jobs.remove(job)
-            self._waiting -= len(job.lines)
             if job.result.set_running_or_notify_cancel():
                 taken.append(job)
                 size += len(job.lines)

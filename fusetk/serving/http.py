@@ -61,7 +61,7 @@ async def read_object(request: Request, keys: Sequence[str], size: int) -> dict[
 async def result_of(request: Request, future: "Future[Result]") -> Result:
     """Return the result of a request to a ``Batcher``.
 
-    If the client disconnects, the request is cancelled. Raises ClientDisconnect then.
+    If the client disconnects, cancel the request and raise ClientDisconnect.
     """
     waiting = asyncio.wrap_future(future)
     try:

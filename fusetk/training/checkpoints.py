@@ -135,11 +135,13 @@ class Checkpoints:
         )
         best = [self.path(update) for _, update in ranked[: self.config.keep_best]]
         folders = checkpoints(self.run)
-        current = [path.name for path in folders].index(folder.name)
+        names = [path.name for path in folders]
+        # A run may resume from a copy with another name, which is newer than all others.
+        current = names.index(folder.name) if folder.name in names else len(names)
         regular = [
             path for path in folders[:current] if not read_state_if_valid(path).get("interrupted")
         ]
-        last = [*regular, folders[current]][-self.config.keep_last :]
+        last = [*regular, folder][-self.config.keep_last :]
         checkpoint.prune(self.run, [*last, *best])
 
     # Load

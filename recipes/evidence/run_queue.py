@@ -407,7 +407,8 @@ class Queue:
     def describe(self) -> None:
         """Print the trainings that are left, and an estimate of their hours.
 
-        It assumes that each one takes the mean time of the complete trainings on such a device.
+        It assumes that each one takes the mean time of the complete trainings on a device of the
+        same kind.
         """
         results = self.results()
         for job in jobs_left(self.plan, self.own, results):

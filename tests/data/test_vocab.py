@@ -72,6 +72,7 @@ def test_malformed(tmp_path: Path, name: str, content: str, message: str) -> Non
         ("v.yml", "a: 4\nb: 5\na: 6\n", "has 'a' twice"),
         ("v.json", '{"a": 4, "b": 4}', "'a' and 'b' have the same id, 4"),
         ("v.yml", '"\x07": 2\n', "not valid YAML"),
+        ("v.yml", "? [a, b]\n: 2\n", "not valid YAML"),
     ],
 )
 def test_ambiguous_mappings_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:

@@ -6,6 +6,7 @@ import io
 import tarfile
 import urllib.error
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fusetk.datasets.formats import plain_lines, references, segments
 from fusetk.datasets.make import make
 from fusetk.datasets.table import ArchiveConfig, DatasetConfig, TextConfig
 from fusetk.errors import DataError
+from fusetk.files import locked
 from tests.helpers.rows import RECIPES
 
 
@@ -243,6 +245,8 @@ def test_damaged_missing_and_ambiguous_files_are_errors(tmp_path):
 class Server:
     """A replacement of the network: it can break off after some bytes, and know no ranges."""
 
+    names_size = True  # in the answer to a range that it does not have
+
     def __init__(self, content: bytes, stops_after: int | None = None, ranges: bool = True):
         self.content, self.stops_after, self.ranges = content, stops_after, ranges
         self.starts: list[int] = []
@@ -252,7 +256,7 @@ class Server:
         start = start if self.ranges else 0
         self.starts.append(start)
         if start >= len(self.content):
-            headers = {"Content-Range": f"bytes */{len(self.content)}"}
+            headers = {"Content-Range": f"bytes */{len(self.content)}"} if self.names_size else None
             raise urllib.error.HTTPError("url", 416, "range", headers, None)  # type: ignore[arg-type]
         body = io.BytesIO(self.content[start:][: self.stops_after])
         body.status = 206 if start else 200  # type: ignore[attr-defined]
@@ -281,9 +285,12 @@ def test_an_interrupted_download_continues(tmp_path, monkeypatch, ranges):
     assert len(server.starts) == 2, "an existing file is not fetched again"
 
 
-def test_a_download_that_was_complete_is_checked_and_used(tmp_path, monkeypatch):
+@pytest.mark.parametrize("names_size", [True, False])
+def test_a_download_that_was_complete_is_checked_and_used(tmp_path, monkeypatch, names_size):
     (tmp_path / "a.tgz.part").write_bytes(CONTENT)
-    monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
+    server = Server(CONTENT)
+    server.names_size = names_size
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", server)
     assert fetch(archive(size=len(CONTENT)), tmp_path, print).read_bytes() == CONTENT
 
 
@@ -291,6 +298,14 @@ def test_a_part_that_is_longer_than_the_file_is_fetched_again(tmp_path, monkeypa
     (tmp_path / "a.tgz.part").write_bytes(b"x" * (len(CONTENT) + 5))
     monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
     assert fetch(archive(), tmp_path, lambda line: None).read_bytes() == CONTENT
+
+
+def test_parallel_downloads_of_a_file_are_one(tmp_path, monkeypatch):
+    server = Server(CONTENT)
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", server)
+    with locked(tmp_path), ThreadPoolExecutor(4) as pool:  # `dataset` may lock the same folder
+        paths = list(pool.map(lambda _: fetch(archive(), tmp_path, lambda line: None), range(4)))
+    assert {path.read_bytes() for path in paths} == {CONTENT} and server.starts == [0]
 
 
 def test_a_broken_answer_of_the_server_is_one_error(tmp_path, monkeypatch):

@@ -198,7 +198,6 @@ def test_processes_of_a_start_agree_on_a_name_despite_old_entries() -> None:
     assert len(set(names)) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "size"), [("x", "2"), ("2", "2"), ("0", "abc"), ("-1", "2")])
 def test_a_rank_that_is_not_one_of_the_group(
     monkeypatch: pytest.MonkeyPatch, rank: str, size: str
@@ -207,6 +206,15 @@ def test_a_rank_that_is_not_one_of_the_group(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE is {size}"):
+        process_module.connect(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("port", ["abc", "99999999"])
+def test_a_port_that_is_none(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"MASTER_PORT is {port}: set it to a port"):
         process_module.connect(torch.device("cpu"))
 
 
@@ -219,6 +227,7 @@ def test_a_process_that_finds_no_other_one(monkeypatch: pytest.MonkeyPatch) -> N
         process_module.connect(torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_two_hosts(toy: Path, tmp_path: Path) -> None:
     """Two launchers with one process each, connected by a rendezvous, train as one launcher."""
     with socket.socket() as probe:

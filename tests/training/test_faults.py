@@ -370,10 +370,11 @@ def test_an_average_replaces_only_averages(copy: Path) -> None:
     own = copy / "checkpoints" / "mine"
     shutil.copytree(folder_of(copy, 4), own)
     command = ("average", copy, "--last", 2, "--name", "mine")
-    assert "is not an average of checkpoints" in refusal(call(*command))
+    assert "is a checkpoint of a training" in refusal(call(*command))
     assert (own / TRAINING).exists()
     for _ in range(2):
         assert call("average", copy, "--last", 2, "--name", "new").exit_code == 0
+        (copy / "checkpoints" / "new" / STATE).write_text("")  # it is made again
 
 
 def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> None:
@@ -383,6 +384,10 @@ def test_a_copied_checkpoint_is_not_one_of_training(toy: Path, copy: Path) -> No
     more = "training.stages.0.end.updates=10"
     assert train(toy, copy, *GIVEN, more, "training.keep_last=1").exit_code == 0
     assert (own / MODEL).exists()
+    last = copy / "checkpoints" / "last"
+    last.unlink()
+    last.symlink_to(own.name)
+    assert train(toy, copy, *GIVEN, more).exit_code == 0 and (own / MODEL).exists()
 
 
 def test_a_run_in_a_folder_named_checkpoints(copy: Path, tmp_path: Path) -> None:

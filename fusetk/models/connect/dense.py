@@ -24,9 +24,9 @@ class DenseConnectionConfig(ConnectConfig):
     (DenseNMT has no summary layers in stacks of 4 layers; in stacks of 8 layers the number is
     6.)"""
     summary_layer: Literal["in-place", "added"] = "in-place"
-    """`in-place`: every layer whose number is a multiple of `summary_every` is itself a summary, as
-    in the authors' code. `added`: a simpler layer above it is the summary. This is another reading
-    of the paper's text."""
+    """`in-place`: every layer whose number is a multiple of `summary_every` is itself a summary,
+    except the highest layer, as in the authors' code. `added`: a simpler layer above it is the
+    summary. This is another reading of the paper's text."""
 
     def check(self, layers: int) -> None:
         if self.summary_layer == "added" and not self.summarised_layers(layers):
