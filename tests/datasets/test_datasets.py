@@ -325,6 +325,20 @@ def test_another_file_than_the_published_one_is_refused(tmp_path, monkeypatch, o
     assert not (tmp_path / "a.tgz").exists()
 
 
+def test_entities_end_no_line(tmp_path):
+    (tmp_path / "a").write_text("x &#10; y\nz&#13;\n")
+    text = TextConfig.model_validate(
+        {"name": "t", "source": "a", "target": "a", "format": "lines", "entities": True}
+    )
+    assert list(plain_lines(tmp_path / "a", text)) == ["x   y", "z "]
+
+
+def test_without_dropped_tags_no_line_is_dropped(tmp_path):
+    (tmp_path / "a").write_text("x\ny\n")
+    text = TextConfig.model_validate({"name": "t", "source": "a", "target": "a", "format": "wit3"})
+    assert list(plain_lines(tmp_path / "a", text)) == ["x", "y"]
+
+
 # Descriptions -------------------------------------------------------------------------------------
 
 # The data set of each config of text in the recipes.

@@ -245,22 +245,14 @@ def test_a_run_that_cannot_be_loaded_is_named(tab: Browser, runs: list[Path]) ->
 
 def test_light_dark_and_narrow_windows(tab: Browser, tmp_path: Path) -> None:
     translate(tab)
-    pictures = []
-    backs = []
-    for theme in ("light", "dark"):
+    picture = f"""document.querySelector("{LAST} .attention figure canvas").toDataURL()"""
+    before = ""
+    for theme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 25, 28)")):
         tab.use_theme(theme)
-        tab.wait(f"matchMedia('(prefers-color-scheme: {theme})').matches")
-        backs.append(tab.run("getComputedStyle(document.body).backgroundColor"))
-        pictures.append(
-            tab.run(
-                f"""(() => {{
-                    const canvas = document.querySelector("{LAST} .attention figure canvas");
-                    return canvas.toDataURL();
-                }})()"""
-            )
-        )
+        tab.wait(f"getComputedStyle(document.body).backgroundColor === '{background}'")
+        tab.wait(f"{picture} !== {json.dumps(before)}")
+        before = tab.run(picture)
         tab.save_picture(tmp_path / f"{theme}.png")
-    assert backs == ["rgb(255, 255, 255)", "rgb(23, 25, 28)"] and pictures[0] != pictures[1]
     for width in (1400, 800, 420):
         tab.resize(width, 900)
         assert tab.run("document.documentElement.scrollWidth") <= width

@@ -158,6 +158,19 @@ def test_a_bf16_model_keeps_its_state_in_float32() -> None:
     torch.testing.assert_close(features.float(), expected, rtol=0.1, atol=0.05)
 
 
+def test_a_projected_input_follows_loaded_weights() -> None:
+    model, other = make(project_context=True).eval(), make(project_context=True).eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1)
+    data = random_batch()
+    with torch.inference_mode():
+        model(data.src, data.src_mask, data.tgt_in)
+        model.load_state_dict(other.state_dict())
+        expected = other(data.src, data.src_mask, data.tgt_in)
+        assert torch.equal(model(data.src, data.src_mask, data.tgt_in), expected)
+
+
 def test_each_dropout_rate_has_an_effect() -> None:
     data = random_batch()
     none = {"embedding_dropout": 0.0, "candidate_dropout": 0.0, "output_dropout": 0.0}
