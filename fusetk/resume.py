@@ -12,6 +12,7 @@ from fusetk.machine import Choices, read_choices
 from fusetk.recipe import NEUTRAL_KEYS, Recipe
 from fusetk.runs import CHECKPOINTS, CONFIG, MACHINE, checkpoint_folders, checkpoints, is_intact
 from fusetk.training import checkpoint, schedule
+from fusetk.training.progress import read_progress
 from fusetk.weights import read_state
 
 # Patterns of keys that may change when a run is resumed. They do not affect the trained model.
@@ -19,7 +20,7 @@ CHANGEABLE_KEYS = (
     r"data\..*",  # paths; the prepared data are compared by fingerprint
     r"paper(\..*)?",
     *NEUTRAL_KEYS,
-    r"training\.stages\.\d+\.end\..*",
+    r"training\.stages\.\d+\.end\..*",  # of a stage that has not ended
 )
 SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
 # Changeable unless validation affects a learning rate, or the start or end of a stage.
@@ -102,7 +103,13 @@ def _config_changes(
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
     changeable = re.compile("|".join(_changeable_keys(recipe)))
-    fixed = [change for change in changes if not changeable.fullmatch(change.partition(":")[0])]
+    stage = read_progress(last).stage
+    fixed = [
+        change
+        for change in changes
+        for key in [change.partition(":")[0]]
+        if not changeable.fullmatch(key) or _ends_earlier_stage(key, stage)
+    ]
     if fixed or removed:
         raise ConfigError(
             f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
@@ -115,6 +122,12 @@ def _config_changes(
             "prepare them with the settings of that run, or choose another --run"
         )
     return [*changes, *added]
+
+
+def _ends_earlier_stage(key: str, stage: int) -> bool:
+    """Whether a key is a limit of a stage before ``stage``, which the run has finished."""
+    match = re.match(r"training\.stages\.(\d+)\.end\.", key)
+    return match is not None and int(match[1]) < stage
 
 
 def _describe_stage(stage: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def command(
         raise ConfigError("give the folder of the raw text by --raw")
     raw = raw.expanduser()
     settings = [*overrides, *([] if seed is None else [f"training.seed={seed}"])]
-    _check(settings, devices, slurm, smoke, sbatch)
+    _check(config, settings, devices, slurm, smoke, sbatch, until)
     start = time.monotonic()
     recipe = load_recipe(config, settings)
     from fusetk.experiment.places import is_row, places, recipe_with_folders
@@ -89,9 +89,17 @@ def command(
 
 
 def _check(
-    settings: list[str], devices: int, slurm: bool, smoke: bool, sbatch: tuple[str, ...]
+    config: str,
+    settings: list[str],
+    devices: int,
+    slurm: bool,
+    smoke: bool,
+    sbatch: tuple[str, ...],
+    until: str,
 ) -> None:
     """Raise ConfigError for options that contradict each other."""
+    if config == "-":
+        raise ConfigError("CONFIG -: the outputs have the name of the config: give a file")
     for setting in settings:
         if setting.partition("=")[0].split(".")[:2] in [key.split(".") for key in PLACES]:
             raise ConfigError(
@@ -99,6 +107,8 @@ def _check(
             )
     if slurm and smoke:
         raise ConfigError("--slurm and --smoke exclude each other: run the smoke test here first")
+    if slurm and until == "prep":
+        raise ConfigError("--slurm submits a training, and --until prep excludes it: leave one out")
     if slurm and devices > 1:
         raise ConfigError(
             "--slurm and --devices exclude each other: give the devices of the job as an option of "

@@ -157,6 +157,8 @@ def find_resume_point(target: str, form: OutputFormat, start: int) -> ResumePoin
         )
     if not Path(target).exists():
         return None
+    if Path(target).is_fifo() or Path(target).is_char_device():
+        raise ConfigError(f"{target}: --resume continues a file, and this is a pipe or a device")
     with open_bytes(target) as file:
         if form.kind == "moses":
             return _resume_moses(file, target, form, start)

@@ -11,14 +11,14 @@ from torch import Tensor
 from fusetk.errors import CheckpointError, Interrupted
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.processes import World
-from fusetk.runs import CHECKPOINTS, EMA, STATE, checkpoint_name, checkpoints, read_state_if_valid
+from fusetk.runs import CHECKPOINTS, EMA, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
 from fusetk.training.config import TrainingConfig
 from fusetk.training.ema import Ema
-from fusetk.training.progress import Progress
+from fusetk.training.progress import Progress, read_progress
 from fusetk.training.sharding import gather, shard_like
 from fusetk.training.validation_config import rank
-from fusetk.weights import damaged, load_weights, read_state, read_tensors
+from fusetk.weights import load_weights, read_tensors
 
 
 class Checkpoints:
@@ -157,12 +157,8 @@ class Checkpoints:
 
         Raises CheckpointError if the checkpoint is damaged.
         """
-        state = read_state(folder)
+        progress = read_progress(folder)
         self.load_weights(folder)
-        try:
-            progress = Progress.from_state(state["progress"])
-        except (KeyError, TypeError, ValueError):
-            raise damaged(folder, f"{folder / STATE} has no valid training progress") from None
         return progress
 
     def repair(self, folder: Path, progress: Progress) -> None:

@@ -4,13 +4,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fusetk.processes import World
-from fusetk.runs import LOWER_IS_BETTER
+from fusetk.runs import LOWER_IS_BETTER, STATE
 from fusetk.training.config import EndConfig
 from fusetk.training.schedule import Schedule
 from fusetk.training.validation_config import ValidationConfig, rank
+from fusetk.weights import damaged, read_state
 
 
 @dataclass
@@ -106,6 +108,15 @@ class Progress:
             for update, value, *loss in progress.ranking
         ]
         return progress
+
+
+def read_progress(folder: Path) -> Progress:
+    """Read the progress of a checkpoint. Raises CheckpointError if it is damaged."""
+    state = read_state(folder)
+    try:
+        return Progress.from_state(state["progress"])
+    except (KeyError, TypeError, ValueError):
+        raise damaged(folder, f"{folder / STATE} has no valid training progress") from None
 
 
 def stage_ended(end: EndConfig, progress: Progress, schedule: Schedule) -> bool:

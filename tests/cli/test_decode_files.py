@@ -151,6 +151,8 @@ def test_outputs_that_cannot_be_resumed(trained, text, tmp_path):
     assert "name one by -o" in refused("-m", trained, "-i", text, "--resume")
     assert "not .gz" in refused("-m", trained, "-i", text, "-o", tmp_path / "out.gz", "--resume")
     assert "is a folder" in refused("-m", trained, "-i", text, "-o", tmp_path, "--resume")
+    os.mkfifo(tmp_path / "pipe")
+    assert "a pipe" in refused("-m", trained, "-i", text, "-o", tmp_path / "pipe", "--resume")
 
 
 def test_a_kill_loses_nothing(trained, tmp_path):

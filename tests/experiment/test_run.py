@@ -496,12 +496,18 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
+        (["--raw", ".", "--slurm", "--until=prep"], "--slurm submits a training, and --until prep"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
     ],
 )
 def test_wrong_options_are_one_sentence(config, arguments, text):
     result = CliRunner().invoke(main, ["run", str(config), *arguments])
     assert result.exit_code == 2 and text in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_config_is_a_file():
+    result = CliRunner().invoke(main, ["run", "-", "--raw", "."], input="")
+    assert result.exit_code == 2 and "the outputs have the name of the config" in result.stderr
 
 
 def test_the_script_of_slurm_is_part_of_the_package():

@@ -723,6 +723,15 @@ def test_the_end_may_be_moved(toy: Path, copy: Path) -> None:
     assert folder_of(copy, 12).exists()
 
 
+def test_the_end_of_a_finished_stage_is_fixed(toy: Path, copy: Path) -> None:
+    assert train(toy, copy, *GIVEN, f"training.stages=[{FIRST}, {SECOND}]").exit_code == 0
+    longer = FIRST.replace("updates: 8", "updates: 80")
+    assert longer != FIRST
+    assert "training.stages.0.end.updates: 8 -> 80" in refusal(
+        train(toy, copy, *GIVEN, f"training.stages=[{longer}, {SECOND}]")
+    )
+
+
 def test_only_what_changes_no_model_is_free() -> None:
     def free(key: str) -> bool:
         return any(resume.re.fullmatch(pattern, key) for pattern in resume.CHANGEABLE_KEYS)
@@ -731,6 +740,7 @@ def test_only_what_changes_no_model_is_free() -> None:
         map(
             free,
             (
+                "training.max_skipped",
                 "training.stages.0.end.updates",
                 "training.stages.12.end.hours",
                 "data.bpe.merges",
