@@ -46,7 +46,7 @@ def person_index(subject: Phrase) -> int:
 
 def present(verb: Verb, subject: Phrase) -> str:
     """Return the present tense without a separable prefix: lese, liest, liest, lesen."""
-    stem = verb.er[:-1]
+    stem = verb.er.removesuffix("t")  # er weiß has no t
     du = stem + ("t" if stem[-1] in "sßzx" else "st")
     ich = (
         verb.er

@@ -98,7 +98,7 @@ NOUNS = {
         n Fenster Fenster window
         m Schrank Schränke cupboard
         m Koffer Koffer suitcase
-        f Kiste Kisten box
+        f Kiste Kisten box boxes
         n Tor Tore gate
     """,
     "device": """
@@ -116,7 +116,7 @@ NOUNS = {
         m Hut Hüte hat
         f Jacke Jacken jacket
         n Hemd Hemden shirt
-        n Kleid Kleider dress
+        n Kleid Kleider dress dresses
         m Schuh Schuhe shoe
     """,
     "thing": """

@@ -1,6 +1,7 @@
 """The grammar of the demo: sentences are distinct and held out, and the German is correct."""
 
 import re
+from itertools import chain
 
 import pytest
 
@@ -219,6 +220,15 @@ def test_articles_and_adjectives_agree(noun, kind, plural, adjective, expected):
 )
 def test_numbers(n, german, english):
     assert phrases.number(n) == (german, english)
+
+
+def test_irregular_forms():
+    plurals = {noun.english: noun.english_plural for noun in chain(*lexicon.nouns().values())}
+    assert not [plural for plural in plurals.values() if re.search("(s|x|ch|sh)s$", plural)]
+    pronouns = {phrase.german["nominative"]: phrase for phrase in phrases.PRONOUNS}
+    know = lexicon.Verb("", "wissen", "weiß", "", "", "", "", "", "", ())
+    for subject, form in (("ich", "weiß"), ("du", "weißt"), ("er", "weiß"), ("wir", "wissen")):
+        assert clauses.present(know, pronouns[subject]) == form
 
 
 def test_a_corpus_has_six_files_or_none(tmp_path, monkeypatch):
