@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from fusetk.cli.common_options import inform, is_quiet
 from fusetk.cli.options import config_argument, set_option
 from fusetk.cli.recipes import load_recipe
+from fusetk.cli.tables import print_complete
 from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.display import Display
@@ -57,8 +59,11 @@ def run(
     with Display(is_quiet()):
         manifest = prepare(data, jobs, force, inform, validate)
     seconds = time.perf_counter() - start
+    folder = manifest.folder
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
     if not manifest.made:
-        inform(f"{manifest.folder}: nothing changed, nothing to do")
+        inform(f"{folder}: nothing changed, nothing to do")
     if not is_quiet():
         print_table(manifest)
     if manifest.made:
@@ -69,7 +74,7 @@ def run(
             for side in ("source", "target")
         )
         speed = f" ({words / seconds:,.0f} words/s)" if words else ""
-        inform(f"{manifest.folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
+        inform(f"{folder}: made {', '.join(manifest.made)} in {seconds:.1f} s{speed}")
     if as_json:
         keys = ("fingerprint", "splits", "vocabulary", "bpe")
         click.echo(json.dumps({key: manifest.data[key] for key in keys}, indent=2))
@@ -77,12 +82,13 @@ def run(
 
 def print_table(manifest: Manifest) -> None:
     """Print a table of the splits, and the sizes of the vocabularies."""
+    from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     languages = manifest.data["languages"]
-    table = Table(title=escape(str(manifest.folder)), title_justify="left")
+    table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("split", "pairs in", "out", "dropped"):
         table.add_column(heading, justify="left" if heading in ("split", "dropped") else "right")
     for side in ("source", "target"):
@@ -96,7 +102,7 @@ def print_table(manifest: Manifest) -> None:
             escape(name),
             f"{counts['pairs_in']:,}",
             f"{counts['pairs_out']:,}",
-            ", ".join(dropped) or "none",
+            "\n".join(dropped) or "none",
         ]
         for side in ("source", "target"):
             cells += [f"{counts[side]['tokens']:,}", f"{counts[side]['unknown_rate']:.2%}"]
@@ -104,9 +110,7 @@ def print_table(manifest: Manifest) -> None:
         if "segmentations" in counts:
             table.add_row(*_dropout_row(name, counts))
     console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(table)
+    print_complete(table, console)
     sizes = manifest.data["vocabulary"]
     kind = "joint vocabulary" if sizes["joint"] else "vocabularies"
     entries = [f"{languages[side]} {sizes[side]:,}" for side in ("source", "target")]

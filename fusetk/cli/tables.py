@@ -3,11 +3,15 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusetk.evaluation.metric import Score
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 NONE = "-"  # an unknown value
 
@@ -70,12 +74,16 @@ def _draw(
     )
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console()
-    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    # A table wider than the terminal is wrapped by the terminal; no cell is cut.
-    Console(width=max(wide, console.width)).print(table)
+    print_complete(table, Console())
     for line in lines:
-        console.print(Text(line, style="dim"))
+        Console().print(Text(line, style="dim"))
+
+
+def print_complete(table: "Table", console: "Console") -> None:
+    """Print a table with its natural width: the terminal wraps long lines, and no cell is cut."""
+    wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    console.width = max(wide, console.width)
+    console.print(table)
 
 
 def draw_scores(scores: Sequence[Score]) -> None:
