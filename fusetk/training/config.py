@@ -146,3 +146,13 @@ class TrainingConfig(Config):
     skipped if its gradient is not finite."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder (needs the package tensorboard)."""
+
+    @field_validator("stages")
+    @classmethod
+    def _first_stage_has_no_earlier_one(cls, stages: list[StageConfig]) -> list[StageConfig]:
+        if stages[0].start == "best":
+            raise ValueError(
+                "the first stage has start: best, but there is no checkpoint before it: remove the "
+                "key"
+            )
+        return stages

@@ -36,16 +36,27 @@ class NoamConfig(ScheduleConfig):
     """Factor of the rate."""
 
 
-class InverseSqrtConfig(ScheduleConfig):
-    """Linear warm-up to a peak, then decay with the inverse square root of the update."""
+class WarmupConfig(ScheduleConfig):
+    """A schedule whose rate rises linearly to a peak first."""
 
-    kind: str = "inverse-sqrt"
     peak: float = Field(gt=0)
     """Highest rate, reached at the end of the warm-up."""
     warmup: int = Field(4000, ge=1)
     """Number of updates of the warm-up."""
     start: float = Field(1e-7, ge=0)
     """Rate at the start of the warm-up."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> "WarmupConfig":
+        if self.start > self.peak:
+            raise ValueError(f"start {self.start} is above peak {self.peak}: give a lower start")
+        return self
+
+
+class InverseSqrtConfig(WarmupConfig):
+    """Linear warm-up to a peak, then decay with the inverse square root of the update."""
+
+    kind: str = "inverse-sqrt"
 
 
 class ConstantConfig(ScheduleConfig):
@@ -59,16 +70,12 @@ class ConstantConfig(ScheduleConfig):
         return self.rate, self.rate
 
 
-class LinearDecayConfig(ScheduleConfig):
+class LinearDecayConfig(WarmupConfig):
     """Linear warm-up to a peak, then linear decay to a floor over a given number of updates."""
 
     kind: str = "linear"
-    peak: float = Field(gt=0)
-    """Highest rate, reached at the end of the warm-up."""
     warmup: int = Field(4000, ge=0)
     """Number of updates of the warm-up; 0 is no warm-up."""
-    start: float = Field(1e-7, ge=0)
-    """Rate at the start of the warm-up."""
     floor: float = Field(0.0, ge=0)
     """Lowest rate, reached at the last of `updates`."""
     updates: int = Field(ge=1)

@@ -295,6 +295,7 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),
         ({"updates": 9_000, "warmup": -1}, "warmup"),
+        ({"updates": 9_000, "start": 0.6}, r"start 0\.6 is above peak 0\.5"),
         ({}, "updates"),
     ],
 )

@@ -180,6 +180,7 @@ def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_pa
         ("data.bpe={codes: [a, b, c]}", "data.bpe.codes: must have at most 2 items"),
         ("data.vocabulary={extend: true}", "extend has an effect with source or target only"),
         ("data.vocabulary={joint: true, source: a, target: b}", "a joint vocabulary has one file"),
+        ("training.stages.0.start=best", "the first stage has start: best"),
     ],
 )
 def test_settings_that_contradict(toy: Path, setting: str, said: str) -> None:
