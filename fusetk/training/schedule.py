@@ -48,7 +48,7 @@ class WarmupConfig(ScheduleConfig):
 
     @model_validator(mode="after")
     def _rises(self) -> "WarmupConfig":
-        if self.start > self.peak:
+        if self.warmup and self.start > self.peak:
             raise ValueError(f"start {self.start} is above peak {self.peak}: give a lower start")
         return self
 
