@@ -526,8 +526,8 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         line.endswith(" really .") and line == line.lower() for line in lines
     )
     reported = CliRunner().invoke(main, ["report", str(arguments[0]), "--runs", str(out), "--json"])
-    [remark] = [
-        remark for table in json.loads(reported.stdout)["tables"] for remark in table["remarks"]
+    [warning] = [
+        warning for table in json.loads(reported.stdout)["tables"] for warning in table["warnings"]
     ]
     measured = [
         (score["checkpoint"], score["metric"])
@@ -537,7 +537,7 @@ def test_a_row_from_raw_text_to_bleu_with_further_references(tmp_path):
         if score["set_name"] == "test"
     ]
     assert measured == [("best", "multi-bleu-lc")]
-    changed = re.findall(r"(?:data|model|training|decoding)\.[a-z0-9_.]+", remark)
+    changed = re.findall(r"(?:data|model|training|decoding)\.[a-z0-9_.]+", warning)
     assert {
         "data.bpe.merges",
         "model.width",

@@ -27,7 +27,7 @@ from tests.helpers.services import ask, running
 LINES = ["eins zwei", "drei", "", "vier fünf sechs sieben", "unbekannt"]
 
 
-class Wish(NamedTuple):
+class RequestOptions(NamedTuple):
     """The options of a request to a batcher."""
 
     n_best: int = 1
@@ -38,10 +38,10 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.batches: list[tuple[list[str], Wish]] = []
+        self.batches: list[tuple[list[str], RequestOptions]] = []
 
-    def __call__(self, lines: Sequence[str], wish: Wish) -> list[list[Translation]]:
-        self.batches.append((list(lines), wish))
+    def __call__(self, lines: Sequence[str], options: RequestOptions) -> list[list[Translation]]:
+        self.batches.append((list(lines), options))
         self.open.wait(10)
         if "fail" in lines:
             raise ValueError("failed")
@@ -59,10 +59,10 @@ def waits(batcher: Batcher, gate: Gate) -> None:
 def test_requests_are_translated_together_and_answered_in_order() -> None:
     gate = Gate()
     batcher = Batcher(gate, batch=4, queue=100, window=0.0)
-    first = batcher.submit(["a"], Wish())
+    first = batcher.submit(["a"], RequestOptions())
     waits(batcher, gate)
-    futures = [batcher.submit([f"b{i}", f"c{i}"], Wish()) for i in range(3)]
-    other = batcher.submit(["d"], Wish(n_best=2))
+    futures = [batcher.submit([f"b{i}", f"c{i}"], RequestOptions()) for i in range(3)]
+    other = batcher.submit(["d"], RequestOptions(n_best=2))
     futures[1].cancel()
     gate.open.set()
     assert first.result(10)[0][0].text == "A"
@@ -75,27 +75,27 @@ def test_requests_are_translated_together_and_answered_in_order() -> None:
 def test_the_queue_is_bounded_and_a_failure_ends_one_batch_only() -> None:
     gate = Gate()
     batcher = Batcher(gate, batch=2, queue=3, window=0.0)
-    batcher.submit(["a"], Wish())
+    batcher.submit(["a"], RequestOptions())
     waits(batcher, gate)
-    failing = batcher.submit(["fail"], Wish(n_best=3))
-    last = batcher.submit(["b", "c"], Wish())
+    failing = batcher.submit(["fail"], RequestOptions(n_best=3))
+    last = batcher.submit(["b", "c"], RequestOptions())
     with pytest.raises(QueueFull):
-        batcher.submit(["d"], Wish())
+        batcher.submit(["d"], RequestOptions())
     gate.open.set()
     with pytest.raises(ValueError, match="failed"):
         failing.result(10)
     assert len(last.result(10)) == 2
     batcher.close()
     with pytest.raises(Closed):
-        batcher.submit(["e"], Wish())
+        batcher.submit(["e"], RequestOptions())
 
 
 def test_closing_cancels_what_waits() -> None:
     gate = Gate()
     batcher = Batcher(gate, batch=1, queue=3, window=0.0)
-    running = batcher.submit(["a"], Wish())
+    running = batcher.submit(["a"], RequestOptions())
     waits(batcher, gate)
-    waiting = batcher.submit(["b"], Wish())
+    waiting = batcher.submit(["b"], RequestOptions())
     closing = threading.Thread(target=batcher.close)
     closing.start()
     with pytest.raises(CancelledError):

@@ -142,7 +142,7 @@ def command(
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         contents = [table_as_dict(table) for table in tables]
-        print_json({"tables": contents, "strangers": unmatched_runs, "warnings": warnings})
+        print_json({"tables": contents, "unmatched_runs": unmatched_runs, "warnings": warnings})
         return
     show_tables([text_table(table, costs=output != "text") for table in tables], output)
     inform_unmatched(unmatched_runs)

@@ -318,7 +318,7 @@ class RunView {
     this.find(".result").hidden = false;
     this.find(".result").removeAttribute("aria-busy");
     this.showChanges();
-    this.showRivals();
+    this.showHypotheses();
     this.select(0);
   }
 
@@ -349,8 +349,8 @@ class RunView {
     return given ? [...translations, given] : translations;
   }
 
-  showRivals() {
-    const body = this.find(".rivals tbody");
+  showHypotheses() {
+    const body = this.find(".hypotheses tbody");
     body.replaceChildren();
     this.candidates().forEach((translation, i) => {
       const row = create("tr", undefined, body);
@@ -372,7 +372,7 @@ class RunView {
   select(i) {
     this.translation = this.candidates()[i];
     this.find(".text").textContent = this.translation.text;
-    this.find(".rivals tbody").querySelectorAll("button").forEach((button, row) => {
+    this.find(".hypotheses tbody").querySelectorAll("button").forEach((button, row) => {
       button.setAttribute("aria-pressed", String(row === i));
     });
     const tokens = this.find(".tokens");

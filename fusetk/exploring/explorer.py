@@ -1,4 +1,4 @@
-"""A trained model that explains its translations: rivals, probable tokens, layers and attention."""
+"""A trained model that explains its translations: hypotheses, next tokens, layers and attention."""
 
 import hashlib
 import time

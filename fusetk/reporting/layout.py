@@ -259,7 +259,7 @@ def _deviation_warnings(table: PaperTable) -> list[str]:
 def table_as_dict(table: PaperTable) -> dict[str, Any]:
     """Return the table for JSON."""
     rows = [_row_as_dict(table, row) for row in table.rows]
-    return {"table": table.title, "rows": rows, "remarks": table_warnings(table)}
+    return {"table": table.title, "rows": rows, "warnings": table_warnings(table)}
 
 
 def _row_as_dict(table: PaperTable, row: PaperRow) -> dict[str, Any]:

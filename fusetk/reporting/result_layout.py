@@ -235,7 +235,7 @@ def result_table_as_dict(table: ResultTable) -> dict[str, Any]:
         "results_without_row": [
             run.stem for row in table.hidden_rows for run in row.runs + row.pilots
         ],
-        "remarks": table_warnings(table),
+        "warnings": table_warnings(table),
     }
 
 

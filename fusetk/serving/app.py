@@ -23,7 +23,7 @@ from fusetk.system import System, changed
 KEYS = ("text", "n_best", "alignment")
 
 
-class Wish(NamedTuple):
+class RequestOptions(NamedTuple):
     """The options of a request, which hold for all its sentences."""
 
     n_best: int = 1
@@ -55,29 +55,31 @@ def make_app(system: System, limits: Limits) -> Starlette:
 
     The help of ``fusetk serve`` describes the requests and the answers.
     """
-    translators: dict[Wish, Translator] = {}
+    translators: dict[RequestOptions, Translator] = {}
 
-    def translate(lines: Sequence[str], wish: Wish) -> list[list[Translation] | BadRequest]:
-        if wish not in translators:
-            beam = max(wish.n_best, system.config.beam)
+    def translate(
+        lines: Sequence[str], options: RequestOptions
+    ) -> list[list[Translation] | BadRequest]:
+        if options not in translators:
+            beam = max(options.n_best, system.config.beam)
             beam += -beam % system.config.groups
-            settings = {"n_best": wish.n_best, "beam": beam}
+            settings = {"n_best": options.n_best, "beam": beam}
             config = changed(system.config, settings)
-            extras = Extras(attention=AttentionHeads() if wish.alignment else None)
-            translators[wish] = Translator(system.models, system.pipeline, config, extras)
-        return _translate(translators[wish], lines)
+            extras = Extras(attention=AttentionHeads() if options.alignment else None)
+            translators[options] = Translator(system.models, system.pipeline, config, extras)
+        return _translate(translators[options], lines)
 
     batcher = Batcher(translate, limits.batch, limits.queue)
 
     async def answer(request: Request) -> JSONResponse:
         document = await read_object(request, KEYS, limits.body)
-        lines, wish, single = parse(document, limits)
-        results = await result_of(request, batcher.submit(lines, wish))
+        lines, options, single = parse(document, limits)
+        results = await result_of(request, batcher.submit(lines, options))
         sentences = []
         for number, (line, result) in enumerate(zip(lines, results, strict=True), 1):
             if isinstance(result, BadRequest):
                 raise BadRequest(result.status, f"sentence {number} {result}")
-            sentences.append(_sentence(system, line, result, wish))
+            sentences.append(_sentence(system, line, result, options))
         return JSONResponse(sentences[0] if single else {"sentences": sentences})
 
     async def health(request: Request) -> JSONResponse:
@@ -104,8 +106,8 @@ def _translate(
     return results
 
 
-def parse(document: dict[str, Any], limits: Limits) -> tuple[list[str], Wish, bool]:
-    """Return the sentences, the wish, and whether the text was a single string.
+def parse(document: dict[str, Any], limits: Limits) -> tuple[list[str], RequestOptions, bool]:
+    """Return the sentences, the options, and whether the text was a single string.
 
     Raises BadRequest for a request that is not valid.
     """
@@ -121,17 +123,17 @@ def parse(document: dict[str, Any], limits: Limits) -> tuple[list[str], Wish, bo
     alignment = document.get("alignment", False)
     if not isinstance(alignment, bool):
         raise BadRequest(400, "alignment must be true or false")
-    return lines, Wish(n_best, alignment), isinstance(text, str)
+    return lines, RequestOptions(n_best, alignment), isinstance(text, str)
 
 
 def _sentence(
-    system: System, line: str, translations: Sequence[Translation], wish: Wish
+    system: System, line: str, translations: Sequence[Translation], options: RequestOptions
 ) -> dict[str, Any]:
     """Return the answer for a sentence. A blank sentence has no translations."""
     if not translations:
         return {"text": "", "translations": []}
     answer: dict[str, Any] = {"text": translations[0].text}
-    if wish.alignment:
+    if options.alignment:
         words = system.pipeline.words("source", line)
         answer["source_tokens"] = system.pipeline.subwords("source", words)
     rows = []
@@ -141,7 +143,7 @@ def _sentence(
             "score": translation.score,
             "normalized": translation.normalized,
         }
-        if wish.alignment and translation.attention is not None:
+        if options.alignment and translation.attention is not None:
             row["tokens"] = translation.tokens
             row["alignment"] = hard(translation.attention)
         rows.append(row)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-Wish = TypeVar("Wish")  # the options of a request, which hold for all its sentences
+Options = TypeVar("Options")  # the options of a request
 Result = TypeVar("Result")  # the result of a sentence
 
 
@@ -21,25 +21,25 @@ class Closed(Exception):
 
 
 @dataclass
-class Job(Generic[Wish, Result]):
+class Job(Generic[Options, Result]):
     """The sentences of one request."""
 
     lines: Sequence[str]
-    wish: Wish
+    options: Options
     result: "Future[list[Result]]" = field(default_factory=Future)
 
 
-class Batcher(Generic[Wish, Result]):
+class Batcher(Generic[Options, Result]):
     """A queue of requests and a thread that computes their results.
 
     The thread takes the oldest request, waits up to ``window`` seconds for others, and computes
-    those with the same wish together, up to ``batch`` sentences (or one larger request). The queue
-    holds ``queue`` sentences, those in computation not counted.
+    those with the same options together, up to ``batch`` sentences (or one larger request). The
+    queue holds ``queue`` sentences, those in computation not counted.
     """
 
     def __init__(
         self,
-        compute: Callable[[Sequence[str], Wish], list[Result]],
+        compute: Callable[[Sequence[str], Options], list[Result]],
         batch: int,
         queue: int,
         window: float = 0.005,
@@ -49,18 +49,18 @@ class Batcher(Generic[Wish, Result]):
         self.batch = batch
         self.queue = queue
         self.window = window
-        self._jobs: deque[Job[Wish, Result]] = deque()
+        self._jobs: deque[Job[Options, Result]] = deque()
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
-    def submit(self, lines: Sequence[str], wish: Wish) -> "Future[list[Result]]":
+    def submit(self, lines: Sequence[str], options: Options) -> "Future[list[Result]]":
         """Return a future of the results. Cancel it if they are not needed any more.
 
         Raises QueueFull if the queue has no room, and Closed after ``close``.
         """
-        job: Job[Wish, Result] = Job(lines, wish)
+        job: Job[Options, Result] = Job(lines, options)
         with self._changed:
             if self._closed:
                 raise Closed
@@ -89,7 +89,7 @@ class Batcher(Generic[Wish, Result]):
         while jobs := self._next_batch():
             self._compute(jobs)
 
-    def _next_batch(self) -> list[Job[Wish, Result]]:
+    def _next_batch(self) -> list[Job[Options, Result]]:
         """Wait for requests and take those of one batch; an empty list after ``close``."""
         with self._changed:
             while True:
@@ -104,12 +104,14 @@ class Batcher(Generic[Wish, Result]):
                 if jobs := self._take():
                     return jobs
 
-    def _take(self) -> list[Job[Wish, Result]]:
+    def _take(self) -> list[Job[Options, Result]]:
         """Remove the oldest request and those that fit into its batch, without cancelled ones."""
-        taken: list[Job[Wish, Result]] = []
+        taken: list[Job[Options, Result]] = []
         size = 0
         for job in list(self._jobs):
-            fits = not taken or (job.wish == taken[0].wish and size + len(job.lines) <= self.batch)
+            fits = not taken or (
+                job.options == taken[0].options and size + len(job.lines) <= self.batch
+            )
             if not fits:
                 continue
             self._jobs.remove(job)
@@ -118,10 +120,10 @@ class Batcher(Generic[Wish, Result]):
                 size += len(job.lines)
         return taken
 
-    def _compute(self, jobs: Sequence[Job[Wish, Result]]) -> None:
+    def _compute(self, jobs: Sequence[Job[Options, Result]]) -> None:
         lines = [line for job in jobs for line in job.lines]
         try:
-            results = self.compute(lines, jobs[0].wish)
+            results = self.compute(lines, jobs[0].options)
         except Exception as error:  # a failure of one batch must not end the thread
             for job in jobs:
                 job.result.set_exception(error)

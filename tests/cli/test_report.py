@@ -153,7 +153,7 @@ def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> No
         "difference": pytest.approx(mean - 40),
     }
     assert [run["seed"] for run in table["rows"][2]["runs"]] == [0, 1, 2]
-    assert table["rows"][1]["measured"] == [] and table["remarks"] == []
+    assert table["rows"][1]["measured"] == [] and table["warnings"] == []
 
 
 def test_markdown(recipes: Path, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_run_serves_each_row_with_its_config(printed: Path, tmp_path: Path) ->
     first, second = tables(printed, "--runs", tmp_path / "run")["tables"]
     assert [len(row["runs"]) for row in first["rows"]] == [0, 1, 0, 0]
     assert [len(row["runs"]) for row in second["rows"]] == [1]
-    assert not first["remarks"] and not second["remarks"]
+    assert not first["warnings"] and not second["warnings"]
 
 
 def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path) -> None:
@@ -395,13 +395,13 @@ def test_runs_that_were_scored_otherwise_are_named(printed: Path, tmp_path: Path
     ]
     make_run(tmp_path / "run", printed / "2.yaml", 1, *scores)
     [table, _] = tables(printed, "--runs", tmp_path / "run")["tables"]
-    assert table["remarks"] == [
+    assert table["warnings"] == [
         "scored otherwise than in the paper: run: best by sacrebleu, last by multi-bleu-lc, not "
         "average-2 by multi-bleu-lc (--all shows the scores)"
     ]
     for words in (["--all"], ["--checkpoint", "last"], ["--metric", "sacrebleu"]):
         [table, _] = tables(printed, "--runs", tmp_path / "run", *words)["tables"]
-        assert table["rows"][2]["measured"] and not table["remarks"]
+        assert table["rows"][2]["measured"] and not table["warnings"]
 
 
 def test_the_best_validation_is_beside_the_printed_one(toy: Path, tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_latex_has_no_special_character_of_its_own(recipes: Path) -> None:
 
 def table_warnings(recipes: Path, runs: Path) -> list[str]:
     [table] = tables(recipes, "--runs", runs)["tables"]
-    return list(table["remarks"])
+    return list(table["warnings"])
 
 
 def test_different_updates_are_a_column_and_a_warning(recipes: Path, tmp_path: Path) -> None:
@@ -804,5 +804,5 @@ def test_from_training_to_the_report(recipes: Path, tmp_path: Path) -> None:
         "fp32",
         64,
     )
-    assert table["remarks"] == [] and table["rows"][0]["measured"][0]["checkpoint"] == "average"
+    assert table["warnings"] == [] and table["rows"][0]["measured"][0]["checkpoint"] == "average"
     assert line(report(recipes, "--runs", tmp_path / "runs"), "plain")[-2:] == ["100.00", "(1)"]

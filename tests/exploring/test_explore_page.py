@@ -81,7 +81,7 @@ def test_a_typed_sentence_is_translated_and_drawn(tab: Browser, runs: list[Path]
         rows = answer["translations"]
         place = f".run:{name}-child"
         assert texts(tab, f"{place} .text") == [rows[0]["text"]]
-        shown = texts(tab, f"{place} .rivals td button")
+        shown = texts(tab, f"{place} .hypotheses td button")
         assert [text.split() for text in shown] == [row["text"].split() for row in rows]
         steps = tab.run(f"document.querySelectorAll('{place} .tokens button').length")
         assert steps == len(rows[0]["steps"])
@@ -193,10 +193,10 @@ def test_a_click_forces_a_prefix_and_shows_the_change(tab: Browser) -> None:
 def test_a_given_translation_is_a_rival(tab: Browser, url: str) -> None:
     tab.open(url + "#" + urlencode({"text": TEXT, "target": "DREI EINS"}))
     settle(tab, 1)
-    tab.run(f"document.querySelector('{LAST} .rivals tbody tr:last-child button').click()")
+    tab.run(f"document.querySelector('{LAST} .hypotheses tbody tr:last-child button').click()")
     settle(tab, 1)
     assert texts(tab, f"{LAST} .text") == ["DREI EINS"]
-    assert texts(tab, f"{LAST} .rivals tbody tr:last-child td")[0] == "given"
+    assert texts(tab, f"{LAST} .hypotheses tbody tr:last-child td")[0] == "given"
     assert [text[:4] for text in texts(tab, f"{LAST} .tokens button")] == [
         "DREI",
         "EINS",
@@ -223,7 +223,7 @@ def test_text_is_never_html(tab: Browser, url: str) -> None:
     tab.open(url + "#" + urlencode({"text": NASTY, "prefix": NASTY, "target": NASTY}))
     settle(tab, 1)
     assert tab.run("document.querySelectorAll('img, main b').length") == 0
-    assert NASTY in texts(tab, f"{LAST} .rivals tbody tr:last-child")[0]
+    assert NASTY in texts(tab, f"{LAST} .hypotheses tbody tr:last-child")[0]
     assert "onerror=alert(1)>" in texts(tab, f"{LAST} .state")[0]
 
 
