@@ -1,5 +1,7 @@
 """Fusions before training."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,3 +18,20 @@ def test_linear_fusion_starts_as_the_mean_of_embedding_and_layers(
     model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
     weights = dict(model.named_parameters())["decoder.fuse.combine.weight"]
     torch.testing.assert_close(weights.detach(), torch.full((4,), initial))
+
+
+@pytest.mark.parametrize(
+    ("fuse", "name", "initial"),
+    [
+        ({"kind": "groups", "groups": 2}, "decoder.fuse.weight", [0.0, 0.0]),
+        ({"kind": "tree"}, "beta", 1.0),
+    ],
+    ids=str,
+)
+def test_new_weights_of_groups_and_trees(
+    fuse: dict[str, Any], name: str, initial: float | list[float]
+) -> None:
+    options = {**BACKBONES["transformer"].sizes, "decoder": {"layers": 4, "fuse": fuse}}
+    model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
+    found = [weight.tolist() for key, weight in model.named_parameters() if key.endswith(name)]
+    assert found and all(weight == initial for weight in found)

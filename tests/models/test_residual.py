@@ -536,6 +536,30 @@ def test_layer_scale_begins_smaller_in_deeper_stacks() -> None:
     assert all(a > b for a, b in pairwise(factors))
 
 
+def test_a_new_rezero_chain_is_the_identity() -> None:
+    x = inputs()
+    torch.testing.assert_close(Chain("rezero", {}, "none").double()(x), x)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid"])
+def test_new_laurel_weights_give_half_to_state_and_sublayer(normalize: str) -> None:
+    """Both numbers are 0 at first. The norm after the sum cancels the common factor."""
+    x = inputs()
+    plain, laurel = (
+        Chain(kind, options, "post").double()
+        for kind, options in (("plain", {}), ("laurel-weights", {"normalize": normalize}))
+    )
+    torch.testing.assert_close(laurel(x), plain(x), rtol=1e-3, atol=1e-3)  # eps of the norm
+    assert laurel.residuals[0].weight.tolist() == [0, 0]  # type: ignore[union-attr, operator]
+
+
+def test_admin_begins_with_the_factor_of_its_package() -> None:
+    """A sum with equal variances has the variance L / ln(L + 1) (Liu et al. 2020)."""
+    residual = Chain("admin", {}, "post", 12).residuals[3]
+    factor = (13 / np.log(13) - 1) ** 0.5
+    torch.testing.assert_close(residual.factor, torch.full((D,), factor, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_streams_in_bf16(norm: str) -> None:
     """The stream is bf16 in a model in bf16, and with autocast in layers that project it."""
