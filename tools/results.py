@@ -2,7 +2,7 @@
 
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
-first system and those with the highest scores, without title and notes. If ``costs`` follows, it is
+first system and those with the highest scores, with the main columns, without title and notes. If ``costs`` follows, it is
 a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
 table of their validation losses after some epochs. ``training-losses`` makes a table of their
 training losses in these epochs. A name alone selects the trainings with the recipe's values;
@@ -32,6 +32,7 @@ BEGIN = re.compile(
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 5  # of the short table
+MAIN_HEADS = ("valid loss", "training speed", "decoding speed")  # and all columns up to the gain
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 
 
@@ -75,8 +76,8 @@ def tables(results: Path, name: str, only_main: bool) -> str:
             rows = [[NONE if cell is None else cell for cell in row] for row in text.rows]
             if only_main:
                 bases = {row.name: base.name for row in table.rows if (base := table.base_of(row))}
-                short = markdown_table("", text.heads, _best(text.heads, rows, bases), ())
-                texts.append(short.partition("\n\n")[2])
+                heads, *best = _main_columns([text.heads, *_best(text.heads, rows, bases)])
+                texts.append(markdown_table("", heads, best, ()).partition("\n\n")[2])
             else:
                 texts.append(markdown_table(text.title, text.heads, rows, text.notes))
         table.p_values.save()
@@ -196,6 +197,13 @@ def _best(heads: Sequence[str], rows: list[list[str]], bases: Mapping[str, str])
     best = sorted(rows[1:], key=score, reverse=True)[: MAIN_ROWS - 1]
     names = {name for row in [rows[0], *best] for name in (row[0], bases.get(row[0]))}
     return [row for row in rows if row[0] in names]
+
+
+def _main_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the columns of the short table; the first row has the headings."""
+    last = rows[0].index("gain")
+    keep = [i for i, head in enumerate(rows[0]) if i <= last or head in MAIN_HEADS]
+    return [[row[i] for i in keep] for row in rows]
 
 
 def main() -> int:
