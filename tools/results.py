@@ -2,11 +2,11 @@
 
 The command replaces the text between two markers by the tables of the folder of results that the
 first marker names, relative to the file. If ``main`` follows the folder, it is a short table: the
-first system and those with the highest scores, with the main columns, without title and notes. If ``costs`` follows, it is
-a table of the measured costs of all systems. If ``losses`` and names of systems follow, it is a
-table of their validation losses after some epochs. ``training-losses`` makes a table of their
-training losses in these epochs. A name alone selects the trainings with the recipe's values;
-``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values.
+first system and those with the highest scores, with the main columns, without title and notes. If
+``costs`` follows, it is a table of the measured costs of all systems. If ``losses`` and names of
+systems follow, it is a table of their validation losses after some epochs. ``training-losses``
+makes a table of their training losses in these epochs. A name alone selects the trainings with the
+recipe's values; ``NAME@KEY=VALUE,KEY=VALUE`` selects those with other values.
 """
 
 import argparse
