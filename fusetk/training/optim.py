@@ -135,6 +135,7 @@ def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         nesterov=True,
+        fused=True,
     )
 
 
@@ -146,7 +147,11 @@ def sgd(config: SGDConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim
     import torch
 
     return torch.optim.SGD(
-        parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay
+        parameters,
+        lr=0.0,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
 
 
