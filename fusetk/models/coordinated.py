@@ -201,10 +201,22 @@ class TopSourceLayer(Layer):
     No other layer reads its output, so it computes only the tensor that the target attends to.
     """
 
-    def __init__(self, config: CoordinatedConfig, input_width: int, width: int, readout: nn.Module):
-        """``readout`` maps the stream of residual connections to a tensor."""
+    def __init__(
+        self,
+        config: CoordinatedConfig,
+        input_width: int,
+        width: int,
+        readout: nn.Module,
+        residual: Residual,
+    ):
+        """``readout`` maps the stream of residual connections to a tensor.
+
+        ``residual`` is the connection of the self-attention that this layer does not have.
+        """
         super().__init__()
         self.width = width
+        # In a tuple, because its parameters have no effect and are not those of the model.
+        self._residual = (residual,)
         self.readout = readout
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)
         self.norm = (
@@ -213,6 +225,9 @@ class TopSourceLayer(Layer):
         self.project: nn.Module = nn.Identity()
         if config.cross_weights == "shared":
             self.project = KeysValues(width, 2 * width, config.attention_bias)
+
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        return [(self._residual[0], self.project)]
 
     def forward(self, x: Stream, context: SourceContext) -> tuple[None, Tensor]:
         """(B, S, input width) -> None, and the tensor that the target attends to.
@@ -229,7 +244,9 @@ def build_source_stack(config: CoordinatedConfig) -> Stack:
 
     def build_layer(planned: PlannedModule, name: str, input_width: int) -> Layer:
         if planned.layer + 1 == depth:
-            return TopSourceLayer(config, input_width, planned.width, residuals.ends.readout())
+            readout = residuals.ends.readout()
+            [residual] = residuals.layer(planned.width, 1)
+            return TopSourceLayer(config, input_width, planned.width, readout, residual)
         options = layer_options(config, config.stack, planned.layer)
         return CoordinatedLayer(
             options, planned.layer, input_width, planned.width, residuals, target=False

@@ -18,7 +18,7 @@ from fusetk.models.connect import (
     build_connection,
 )
 from fusetk.models.memory import ATTENDS, MemoryAttention, memory_attention_class
-from fusetk.models.residual import Stream, StreamEnds
+from fusetk.models.residual import Residual, Stream, StreamEnds
 
 T = TypeVar("T")
 
@@ -83,6 +83,10 @@ class Layer(nn.Module):
         uses only its state.
         """
         raise NotImplementedError
+
+    def sublayers(self) -> list[tuple[Residual, nn.Module]]:
+        """Return the sub-layers whose initial weights the residual connections may change."""
+        return []
 
 
 class StackOutput(NamedTuple):

@@ -252,7 +252,7 @@ class TransformerLayer(Layer):
 def initialise_sublayers(model: Seq2Seq) -> None:
     """Change the initial weights of all sub-layers as their residual connections require it."""
     for layer in model.layers():
-        if isinstance(layer, TransformerLayer):
+        if isinstance(layer, Layer):
             for residual, sublayer in layer.sublayers():
                 residual.initialise(sublayer)
 

@@ -267,6 +267,19 @@ def test_a_model_has_the_expected_parameters(layers: int) -> None:
     )
 
 
+def test_deep_norm_scales_the_values_of_the_highest_source_layer() -> None:
+    """With separate layers it has only a projection to keys and values."""
+    plain, deep = (
+        make(share_weights=False, norm="post", stack={"residual": kind})
+        for kind in ("plain", "deep-norm")
+    )
+    weights, scaled = (model.source_stack.layers[-1].project.weight for model in (plain, deep))
+    noise = plain.stack.layers[0].ffn.out.weight - deep.stack.layers[0].ffn.out.weight
+    assert noise.abs().max() > 0  # the other layers are scaled, too
+    same, values = (scaled - weights).chunk(2)
+    assert same.abs().max() == 0 and values.abs().max() > 0
+
+
 def test_own_cross_weights_need_two_sublayers() -> None:
     with pytest.raises(ValueError, match="no effect with mixed_attention: true"):
         make(cross_weights="own")

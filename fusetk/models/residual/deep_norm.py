@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.models.residual.base import Norm, Residual, ResidualConfig, SubLayer, require_norm
-from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
 from fusetk.nn.feedforward import FeedForward, GatedFeedForward
 
 
@@ -64,6 +64,8 @@ def _scaled_weights(sublayer: nn.Module) -> list[Tensor]:
         weight = sublayer.project.weight
         rows = (len(weight) - weight.shape[1]) // 2  # of the keys, and of the values after them
         return [weight[-rows:], sublayer.out.weight]
+    if isinstance(sublayer, KeysValues):
+        return [sublayer.weight.chunk(2)[1]]
     if isinstance(sublayer, CrossAttention):
         projections = cast(Iterable[nn.Linear], sublayer.project)
         values = [project.weight.chunk(2)[1] for project in projections]
