@@ -25,6 +25,7 @@ from fusetk.machine import (
     processor,
     read_choices,
     revision,
+    use_huge_pages,
     write_choices,
 )
 from fusetk.models import Seq2Seq
@@ -58,6 +59,7 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
     Raises DataError or ConfigError if data, config and run do not fit together; then nothing is
     written. Raises Interrupted after a signal, and FusetkError if training fails.
     """
+    use_huge_pages()
     device = device_of(local_device(device_name))
     world = connect(device)
     try:

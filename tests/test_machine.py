@@ -1,6 +1,7 @@
 """The choices of fast computation: measured once, recorded by a run, without effect on results."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ from torch.nn import functional as F
 from fusetk import machine, runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
+from fusetk.errors import ConfigError
 from fusetk.machine import Choices, choices, computing, read_choices, write_choices
 from fusetk.nn import attention
-from fusetk.recipe import load
+from fusetk.recipe import Recipe, load
 
 CPU = torch.device("cpu")
 
@@ -220,3 +222,15 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     assert f"changed: processor: another -> {machine.processor()}" in log
     assert "changed: longest plain attention, fp32 training: 7 -> " in log
     assert json.loads((run / "machine.json").read_text())["processor"] == machine.processor()
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_training_uses_huge_pages_unless_the_user_decided(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    if chosen:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", chosen)
+    with pytest.raises(ConfigError, match="there is no device"):
+        train_module.train(Recipe.model_construct(), Path(), "no such device")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == (chosen or "1")

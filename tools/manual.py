@@ -57,6 +57,11 @@ ENVIRONMENT: dict[str, tuple[str, set[str]]] = {
         "Number of compiled products of each kind that PyTorch keeps on CPU. Default: 64.",
         MODEL_COMMANDS,
     ),
+    "THP_MEM_ALLOC_ENABLE": (
+        "1: PyTorch asks for huge pages for large tensors on CPU, which lowers the peak memory of "
+        "training. 0: it does not. Default: 1.",
+        {"train", "run", "demo"},
+    ),
     "CUDA_VISIBLE_DEVICES": ("GPUs that the command may use.", MODEL_COMMANDS),
     "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT": (
         "The process and its group, as torchrun sets them.",
