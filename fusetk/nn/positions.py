@@ -23,15 +23,19 @@ class Sinusoidal(nn.Module):
     max_positions: int | None = None
 
     def __init__(self, width: int, rows: int = 1024):
+        """``rows`` is the first size of the table, which is doubled for longer sentences."""
         super().__init__()
         self.register_buffer("table", sinusoids(rows, width), persistent=False)
         self.table: Tensor
 
     def forward(self, start: int, length: int) -> Tensor:
         """Return the vectors of positions start .. start + length - 1: (length, D)."""
-        if start + length <= len(self.table):
-            return self.table[start : start + length]
-        return sinusoids(start + length, self.table.shape[1])[start:].to(self.table)
+        end = start + length
+        if end > len(self.table):
+            with torch.inference_mode(False):  # the table may be used in training later
+                rows = 1 << (end - 1).bit_length()
+                self.table = sinusoids(rows, self.table.shape[1]).to(self.table)
+        return self.table[start:end]
 
 
 class Learned(nn.Module):

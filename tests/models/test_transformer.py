@@ -101,7 +101,11 @@ def test_sinusoids_follow_the_formula_of_the_paper() -> None:
 
 
 def test_only_learned_positions_have_a_longest_sentence() -> None:
-    assert torch.equal(Sinusoidal(6, rows=4)(2, 9), sinusoids(11, 6)[2:])
+    positions = Sinusoidal(6, rows=4)
+    with torch.inference_mode():
+        assert torch.equal(positions(2, 9), sinusoids(11, 6)[2:])
+    assert len(positions.table) == 16 and not positions.table.is_inference()
+    assert torch.equal(positions(0, 16), sinusoids(16, 6))
     with pytest.raises(ValueError, match="max_positions"):
         Learned(6, 4)(2, 3)
 
