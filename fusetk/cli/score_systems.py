@@ -11,6 +11,7 @@ from fusetk.display import Display
 from fusetk.evaluation.significance import Sampling, SignificanceResult
 from fusetk.evaluation.systems import ScoredSystems, SystemScores, score_files
 from fusetk.evaluation.texts import ScoredTexts, describe_inputs
+from fusetk.reporting.formats import signed
 
 
 def run(
@@ -64,7 +65,7 @@ def _test_row(column: SystemScores, system: str, test: SignificanceResult) -> li
     return [
         system,
         f"{column.scores[system].value:.2f}",
-        NONE if is_first else f"{column.difference(system):+.2f}",
+        NONE if is_first else signed(column.difference(system)),
         f"{test.mean:.2f}",
         f"±{test.interval:.2f}",
         NONE if is_first else f"{test.p:.4f}",

@@ -13,6 +13,8 @@ _LATEX = {
     "±": r"$\pm$",
     "Δ": r"$\Delta$",
     "<": r"$<$",
+    ">": r"$>$",
+    "|": r"\textbar{}",
     "×": r"$\times$",
     "¹": r"\textsuperscript{1}",
     "²": r"\textsuperscript{2}",
@@ -63,6 +65,11 @@ def latex_text(table: TextTable) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines)
+
+
+def signed(difference: float, digits: int = 2) -> str:
+    """Return a difference with its sign. One that is rounded to 0 has a plus sign."""
+    return f"{round(difference, digits) + 0.0:+.{digits}f}"
 
 
 def _escape(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusetk.reporting.deviations import config_deviations
-from fusetk.reporting.formats import TextTable
+from fusetk.reporting.formats import TextTable, signed
 from fusetk.reporting.runs import (
     MeanScore,
     MeasuredRun,
@@ -124,7 +124,7 @@ def _differences(table: PaperTable, values: Sequence[float | None], digits: int)
         elif value is None or base_value is None:
             cells.append(None)
         else:
-            cells.append(f"{value - base_value:+.{digits}f}")
+            cells.append(signed(value - base_value, digits))
     return cells
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusetk.reporting.deviations import short_keys
+from fusetk.reporting.formats import signed
 from fusetk.reporting.gain import RULE
 from fusetk.reporting.result_tables import ResultRow, ResultTable, mean_of
 from fusetk.reporting.runs import MeanScore, ScoreColumn
@@ -121,7 +122,7 @@ def _difference(table: ResultTable, row: ResultRow, column: ScoreColumn) -> str 
     if base is row:
         return ""
     mean, base_mean = row.mean(column), base.mean(column) if base else None
-    return f"{mean.value - base_mean.value:+.2f}" if mean and base_mean else None
+    return signed(mean.value - base_mean.value) if mean and base_mean else None
 
 
 def mean_text(mean: MeanScore | None, runs: int, digits: int) -> str | None:

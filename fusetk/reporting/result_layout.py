@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fusetk.reporting.formats import TextTable
+from fusetk.reporting.formats import TextTable, signed
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.result_columns import (
     Cells,
@@ -129,7 +129,7 @@ def _comparison_table(table: ResultTable, rows: Sequence[ResultRow]) -> TextTabl
             [
                 row.name,
                 row.first.compared_with or table.baseline_name,
-                f"{first.difference:+.2f}" if first else None,
+                signed(first.difference) if first else None,
                 _deviations(first) if first else None,
                 *(_by_seed(each) if each else None for each in comparisons),
                 table.gain(row),
@@ -162,7 +162,7 @@ def _equal_config_table(
                 base.name,
                 config_text(row.overrides),
                 _loss_difference(row, base),
-                f"{comparison.difference:+.2f}" if comparison else None,
+                signed(comparison.difference) if comparison else None,
                 _by_seed(comparison) if comparison else None,
             ]
         )
@@ -178,7 +178,7 @@ def _equal_config_table(
 
 
 def _loss_difference(row: ResultRow, base: ResultRow) -> str | None:
-    return f"{row.loss.value - base.loss.value:+.3f}" if row.loss and base.loss else None
+    return signed(row.loss.value - base.loss.value, 3) if row.loss and base.loss else None
 
 
 def _deviations(comparison: SeedComparison) -> str | None:
@@ -189,7 +189,7 @@ def _deviations(comparison: SeedComparison) -> str | None:
 
 def _by_seed(comparison: SeedComparison) -> str | None:
     texts = [
-        f"{seed}: {difference:+.2f} ({_p_text(comparison.p_values.get(seed))})"
+        f"{seed}: {signed(difference)} ({_p_text(comparison.p_values.get(seed))})"
         for seed, difference in comparison.differences.items()
     ]
     return ", ".join(texts) or None
