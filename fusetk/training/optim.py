@@ -113,6 +113,21 @@ def adamw(config: AdamConfig, parameters: "Iterable[nn.Parameter]") -> "torch.op
     )
 
 
+def _fused_if_unsharded(parameters: Iterable[Any]) -> list[Any]:
+    """Return parameters or groups; a group of sharded parameters has no fused step.
+
+    PyTorch's fused step of SGD does not support them.
+    """
+    from fusetk.training.sharding import sharded
+
+    return [
+        {**group, "fused": None}
+        if isinstance(group, dict) and sharded(group["params"][0])
+        else group
+        for group in parameters
+    ]
+
+
 @configured_by(NAGConfig)
 def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim.Optimizer":
     """v = mu v + g; w -= lr (g + mu v), Nesterov's momentum (Sutskever et al. 2013).
@@ -130,7 +145,7 @@ def nag(config: NAGConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim
     import torch
 
     return torch.optim.SGD(
-        parameters,
+        _fused_if_unsharded(parameters),
         lr=0.0,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
@@ -147,7 +162,7 @@ def sgd(config: SGDConfig, parameters: "Iterable[nn.Parameter]") -> "torch.optim
     import torch
 
     return torch.optim.SGD(
-        parameters,
+        _fused_if_unsharded(parameters),
         lr=0.0,
         momentum=config.momentum,
         weight_decay=config.weight_decay,

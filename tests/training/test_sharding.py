@@ -125,8 +125,10 @@ for name in NAMES or SYSTEMS:
     accumulate_gradients(split, batches_of_ranks[world.rank], 0.1, "fp32", 41)
     all_reduce_gradients(world, split)
     gradients = gather({n: p.grad for n, p in split.named_parameters()}, True)
+    largest = max(float(p.grad.abs().max()) for p in plain.parameters())
     for n, p in plain.named_parameters():
-        tolerance = 1e-4 * float(p.grad.abs().max()) + 1e-8
+        # Some gradients are 0 but for rounding, such as those of the biases of keys.
+        tolerance = 1e-4 * float(p.grad.abs().max()) + 1e-6 * largest
         assert torch.allclose(gradients[n], p.grad, rtol=1e-4, atol=tolerance), (name, n)
     with unsharded(split), torch.inference_mode():
         for model in models:
@@ -230,12 +232,12 @@ def test_a_signal_in_validation_and_its_resume(toy: Path, tmp_path: Path) -> Non
     overrides = ["training.ema=0.9", "training.validation.metric=bleu", SHARD]
     signal = (
         "import signal\nfrom fusetk.models import transformer\n"
-        "plain = transformer.EncoderLayer.forward\n"
+        "plain = transformer.TransformerEncoderLayer.forward\n"
         "def forward(self, *arguments):\n"
         "    if not self.training and os.environ['RANK'] == '1':\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return plain(self, *arguments)\n"
-        "transformer.EncoderLayer.forward = forward\n"
+        "transformer.TransformerEncoderLayer.forward = forward\n"
     )
     said = train(toy, tmp_path / "parts", overrides, 2, signal).fail()
     assert "received: saved after update 4" in said
