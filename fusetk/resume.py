@@ -55,7 +55,8 @@ def find_changes(
     """Describe what changed since the run started; ``last`` is its last checkpoint, None if new.
 
     ``prepared`` is the manifest of the prepared folder. Raises ConfigError or DataError for a
-    change with which the run cannot be started or resumed.
+    change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
+    damaged.
     """
     return [
         *(_config_changes(recipe, run, last, prepared) if last else []),
@@ -84,7 +85,7 @@ def _config_changes(
 ) -> list[str]:
     """Describe the differences of config and data from those of the run so far.
 
-    Raises ConfigError or DataError for a change with which the run cannot be resumed.
+    Raises the errors of ``find_changes``.
     """
     before = recipes.load(run / CONFIG).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
@@ -125,7 +126,7 @@ def _config_changes(
 
 
 def _ends_earlier_stage(key: str, stage: int) -> bool:
-    """Whether a key is a limit of a stage before ``stage``, which the run has finished."""
+    """Whether a key is a limit of a finished stage; ``stage`` is the current one."""
     match = re.match(r"training\.stages\.(\d+)\.end\.", key)
     return match is not None and int(match[1]) < stage
 

@@ -32,7 +32,8 @@ BEGIN = re.compile(
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 5  # of the short table
-MAIN_HEADS = ("valid loss", "training speed", "decoding speed")  # and all columns up to the gain
+# Columns of the short table after the gain. It has all columns before the gain.
+MAIN_COLUMNS = ("valid loss", "training speed", "decoding speed")
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 
 
@@ -202,7 +203,7 @@ def _best(heads: Sequence[str], rows: list[list[str]], bases: Mapping[str, str])
 def _main_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the columns of the short table; the first row has the headings."""
     last = rows[0].index("gain")
-    keep = [i for i, head in enumerate(rows[0]) if i <= last or head in MAIN_HEADS]
+    keep = [i for i, head in enumerate(rows[0]) if i <= last or head in MAIN_COLUMNS]
     return [[row[i] for i in keep] for row in rows]
 
 

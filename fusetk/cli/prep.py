@@ -109,8 +109,8 @@ def print_table(manifest: Manifest) -> None:
         table.add_row(*cells)
         if "segmentations" in counts:
             table.add_row(*_dropout_row(name, counts))
+    print_complete(table, stderr=True)
     console = Console(stderr=True)
-    print_complete(table, console)
     sizes = manifest.data["vocabulary"]
     kind = "joint vocabulary" if sizes["joint"] else "vocabularies"
     entries = [f"{languages[side]} {sizes[side]:,}" for side in ("source", "target")]

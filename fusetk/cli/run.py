@@ -97,9 +97,9 @@ def _check(
     sbatch: tuple[str, ...],
     until: str,
 ) -> None:
-    """Raise ConfigError for options that contradict each other."""
+    """Raise ConfigError for values that cannot be used, and options that exclude each other."""
     if config == "-":
-        raise ConfigError("CONFIG -: the outputs have the name of the config: give a file")
+        raise ConfigError("CONFIG -: give a file, because the outputs are named after it")
     for setting in settings:
         if setting.partition("=")[0].split(".")[:2] in [key.split(".") for key in PLACES]:
             raise ConfigError(
@@ -108,7 +108,7 @@ def _check(
     if slurm and smoke:
         raise ConfigError("--slurm and --smoke exclude each other: run the smoke test here first")
     if slurm and until == "prep":
-        raise ConfigError("--slurm submits a training, and --until prep excludes it: leave one out")
+        raise ConfigError("--slurm and --until prep exclude each other: leave one out")
     if slurm and devices > 1:
         raise ConfigError(
             "--slurm and --devices exclude each other: give the devices of the job as an option of "

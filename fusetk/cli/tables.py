@@ -10,7 +10,6 @@ import click
 from fusetk.evaluation.metric import Score
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 NONE = "-"  # an unknown value
@@ -74,13 +73,17 @@ def _draw(
     )
     for row in rows:
         table.add_row(*map(Text, row))
-    print_complete(table, Console())
+    print_complete(table)
+    console = Console()
     for line in lines:
-        Console().print(Text(line, style="dim"))
+        console.print(Text(line, style="dim"))
 
 
-def print_complete(table: "Table", console: "Console") -> None:
+def print_complete(table: "Table", stderr: bool = False) -> None:
     """Print a table with its natural width: the terminal wraps long lines, and no cell is cut."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
     wide = console.measure(table, options=console.options.update(max_width=1000)).maximum
     console.width = max(wide, console.width)
     console.print(table)

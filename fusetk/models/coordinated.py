@@ -211,11 +211,11 @@ class TopSourceLayer(Layer):
     ):
         """``readout`` maps the stream of residual connections to a tensor.
 
-        ``residual`` is the connection of the self-attention that this layer does not have.
+        ``residual`` determines the scale of the initial weights; the layer does not run it.
         """
         super().__init__()
         self.width = width
-        # In a tuple, because its parameters have no effect and are not those of the model.
+        # The tuple keeps its parameters out of the model.
         self._residual = (residual,)
         self.readout = readout
         self.read = nn.Identity() if input_width == width else nn.Linear(input_width, width)

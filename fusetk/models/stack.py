@@ -85,7 +85,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
-        """Return the sub-layers whose initial weights the residual connections may change."""
+        """Return the sub-layers with their residual connections, which may scale their weights."""
         return []
 
 

@@ -240,7 +240,6 @@ class TransformerLayer(Layer):
         self.ffn_residual = ffn_residual
 
     def sublayers(self) -> list[tuple[Residual, nn.Module]]:
-        """Return the sub-layers with their residual connections."""
         return [(self.attention_residual, self.attention), (self.ffn_residual, self.ffn)]
 
     def feed_forward(self, stream: Stream) -> Stream:

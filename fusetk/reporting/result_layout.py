@@ -166,11 +166,11 @@ def _equal_config_table(
                 _by_seed(comparison) if comparison else None,
             ]
         )
-    heads = ["", "compared with", "config of both", "Δ valid loss", f"Δ {name}"]
+    heads = ["", "compared with", "config", "Δ valid loss", f"Δ {name}"]
     heads.append(f"{name}, by seed")
     notes = [
         "The first table may compare a row and a baseline that have different configs. This table "
-        "compares runs with equal configs",
+        "compares runs with equal configs; keys that only the row has may have any value",
         "Δ: difference of the means over all seeds",
         "by seed: as in the table before this one",
     ]

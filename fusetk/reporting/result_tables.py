@@ -197,7 +197,8 @@ class ResultTable(NamedTuple):
     def equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
         """Return the runs of a row and of its baseline for each config that both have.
 
-        A config that both rows show is not among them.
+        Keys that the baseline does not have may have any value. A config that both rows show is not
+        among them.
         """
         base = self.base_of(row)
         if base is None or base is row:
@@ -206,8 +207,8 @@ class ResultTable(NamedTuple):
             (own, other)
             for own in row.by_config
             for other in base.by_config
-            if own.overrides == other.overrides
-            and not own.overrides == row.overrides == base.overrides
+            if _known_overrides(own, other) == other.overrides
+            and not (own.overrides == row.overrides and other.overrides == base.overrides)
         ]
 
     def gain(self, row: ResultRow) -> str | None:
@@ -375,3 +376,20 @@ def chosen_columns(
                 )
         columns = [column for column in columns if not names or column[i] in names]
     return list(columns)
+
+
+def _known_overrides(row: ResultRow, base: ResultRow) -> dict[str, Any]:
+    """Return the overrides of a row whose keys are in the config of its baseline."""
+
+    def knows(key: str) -> bool:
+        value: Any = base.first.config
+        for part in key.split("."):
+            if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+            elif isinstance(value, dict) and part in value:
+                value = value[part]
+            else:
+                return False
+        return True
+
+    return {key: value for key, value in row.overrides.items() if knows(key)}

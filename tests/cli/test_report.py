@@ -635,6 +635,7 @@ def test_runs_without_a_row_are_counted(recipes: Path, tmp_path: Path) -> None:
         make_run(runs / name, recipes / "b_plain.yaml", 1, bleu(9.0), settings=settings)
     result = call(recipes, "--runs", runs, "--runs", runs / "a")
     assert f"2 runs in {runs} do not belong to a row of these tables" in result.stderr
+    assert tables(recipes, "--runs", runs)["unmatched_runs"] == {str(runs): 2}
     assert line(result.stdout, "plain")[-2:] == ["1.00", "(1)"], (
         "a run that is found twice counts once"
     )

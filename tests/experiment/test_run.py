@@ -496,7 +496,7 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--set", "data.folder=x"], "--set data.folder=x: use --raw for the folder"),
         (["--raw", ".", "--slurm", "--smoke"], "--slurm and --smoke exclude each other"),
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
-        (["--raw", ".", "--slurm", "--until=prep"], "--slurm submits a training, and --until prep"),
+        (["--raw", ".", "--slurm", "--until=prep"], "--slurm and --until prep exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
     ],
 )
@@ -507,7 +507,7 @@ def test_wrong_options_are_one_sentence(config, arguments, text):
 
 def test_the_config_is_a_file():
     result = CliRunner().invoke(main, ["run", "-", "--raw", "."], input="")
-    assert result.exit_code == 2 and "the outputs have the name of the config" in result.stderr
+    assert result.exit_code == 2 and "give a file, because the outputs" in result.stderr
 
 
 def test_the_script_of_slurm_is_part_of_the_package():

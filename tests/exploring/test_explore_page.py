@@ -190,7 +190,7 @@ def test_a_click_forces_a_prefix_and_shows_the_change(tab: Browser) -> None:
     assert texts(tab, ".text") == before and not texts(tab, ".forced")
 
 
-def test_a_given_translation_is_a_rival(tab: Browser, url: str) -> None:
+def test_a_given_translation_is_a_hypothesis(tab: Browser, url: str) -> None:
     tab.open(url + "#" + urlencode({"text": TEXT, "target": "DREI EINS"}))
     settle(tab, 1)
     tab.run(f"document.querySelector('{LAST} .hypotheses tbody tr:last-child button').click()")

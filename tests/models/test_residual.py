@@ -554,7 +554,7 @@ def test_new_laurel_weights_give_half_to_state_and_sublayer(normalize: str) -> N
 
 
 def test_admin_begins_with_the_factor_of_its_package() -> None:
-    """A sum with equal variances has the variance L / ln(L + 1) (Liu et al. 2020)."""
+    """At first w^2 + 1 = (L + 1) / ln(L + 1) for L sub-layers."""
     residual = Chain("admin", {}, "post", 12).residuals[3]
     factor = (13 / np.log(13) - 1) ** 0.5
     torch.testing.assert_close(residual.factor, torch.full((D,), factor, dtype=torch.float32))

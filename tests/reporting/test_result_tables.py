@@ -258,6 +258,16 @@ def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(res
     assert configs == ["the recipe's", "peak = 0.02", "peak = 0.03"]
 
 
+def test_the_baseline_need_not_have_the_keys_of_a_fusion(results: Path) -> None:
+    for system, more in (("plain", {}), ("fused", {"model.decoder.fuse.hops": 3})):
+        result = read_result(results / f"{system}.seed1.json")
+        tuned = {"overrides": {RATE: 0.05, **more}, "translations": {}}
+        path = results / f"{system}.seed1.peak=0.05.json"
+        path.write_text(result_text(result.model_copy(update=tuned)))
+    _, equal = output(results, "--markdown").split("comparisons with equal configs**")
+    assert "| fused | plain | peak = 0.05, hops = 3 |" in equal
+
+
 def test_a_row_never_shows_a_trial_beside_complete_trainings(results: Path) -> None:
     end = "training.stages.0.end.epochs"
     for name in ("fused", "other"):

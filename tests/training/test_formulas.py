@@ -295,10 +295,14 @@ def test_the_floor_is_reached_with_the_last_update_and_held(kind: str) -> None:
         ({"updates": 9_000, "floor": 0.5}, r"floor 0\.5 must be below peak 0\.5"),
         ({"updates": 9_000, "floor": -1}, "floor"),
         ({"updates": 9_000, "warmup": -1}, "warmup"),
-        ({"updates": 9_000, "start": 0.6}, r"start 0\.6 is above peak 0\.5"),
         ({}, "updates"),
     ],
 )
 def test_a_fall_that_is_none_is_refused(kind: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         config(SCHEDULES, kind, {"peak": 0.5, **options})
+
+
+def test_a_warm_up_does_not_start_above_its_peak() -> None:
+    with pytest.raises(ValidationError, match=r"start 0\.6 is above peak 0\.5"):
+        config(SCHEDULES, "inverse-sqrt", {"peak": 0.5, "start": 0.6})
