@@ -303,6 +303,10 @@ class RunView {
       this.find(".result").hidden = true;
       this.find(".result").removeAttribute("aria-busy");
       this.answer = null;
+      for (const [kind, group] of Object.entries(this.heatmaps)) {
+        group.answer = null;  // hidden heatmaps must not change the colours of the other run
+        drawHeatmaps(kind);
+      }
       showError(this.find(".error"), error);
     }
   }
@@ -330,7 +334,7 @@ class RunView {
   showChanges() {
     const parent = this.find(".changes");
     parent.replaceChildren();
-    if (this.answer.prefix.tokens.length) {
+    if (this.answer.prefix.tokens.length && this.free) {  // a reload forgets the free translation
       const before = this.free.best;
       const line = addDifference("change by the prefix:", before.text, this.best().text, parent);
       const scores = decimal(before.normalized) + " \u2192 " + decimal(this.best().normalized);
