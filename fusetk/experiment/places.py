@@ -120,10 +120,24 @@ def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
 
 
 def recipe_with_folders(recipe: Recipe, raw: Path, where: Places) -> Recipe:
-    """Return the recipe with its text in ``raw`` and the prepared folder of the experiment."""
+    """Return the recipe with its text in ``raw`` and the prepared folder of the experiment.
+
+    Sampling weights name a corpus by its file name, without the folder.
+    """
     data = with_folders(recipe.data, raw, Path())
+    stages = [
+        stage.model_copy(
+            update={"weights": {Path(name).name: weight for name, weight in stage.weights.items()}}
+        )
+        if stage.weights
+        else stage
+        for stage in recipe.training.stages
+    ]
     return recipe.model_copy(
-        update={"data": data.model_copy(update={"folder": str(where.prepared(data))})}
+        update={
+            "data": data.model_copy(update={"folder": str(where.prepared(data))}),
+            "training": recipe.training.model_copy(update={"stages": stages}),
+        }
     )
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fusetk import recipe as recipes
 from fusetk.cli.main import main
+from fusetk.data.corpus_weights import find
 from fusetk.datasets import table
 from fusetk.errors import ConfigError, DataError
 from fusetk.experiment import counts
@@ -27,6 +29,17 @@ def in_folder(path: Path, raw: Path) -> Recipe:
 
 def run(*arguments: object) -> Any:
     return CliRunner().invoke(main, ["run", *map(str, arguments)])
+
+
+def test_weights_follow_their_corpora_into_another_folder(tmp_path: Path) -> None:
+    [prefix] = load(ROW).data.train
+    recipe = recipes.load(ROW, [f"training.stages.0.weights={{{prefix}: 0.5}}"])
+    moved = recipe_with_folders(recipe, tmp_path, places(ROW, recipe, tmp_path / "out"))
+    weights = moved.training.stages[0].weights
+    assert weights is not None and moved.data.train != [prefix]
+    assert {find(name, moved.data.train): weight for name, weight in weights.items()} == {
+        moved.data.train[0]: 0.5
+    }
 
 
 # Missing text -------------------------------------------------------------------------------------
