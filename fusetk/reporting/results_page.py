@@ -147,7 +147,10 @@ def _pair(folder: Path, base: ResultRow, row: ResultRow) -> dict[str, Any] | Non
 def _compare(
     folder: Path, base: SavedRun, run: SavedRun, set_name: str, name: str
 ) -> dict[str, Any]:
-    texts = read_columns(texts_path(folder, set_name, run.result.texts[set_name]))
+    path = texts_path(folder, set_name, run.result.texts[set_name])
+    if not path.exists():
+        return {"summary": f"{path.name} is missing: there is no text to show.", "sentences": []}
+    texts = read_columns(path)
     kind = name.rpartition(".")[2]
     first, second = (
         read_columns(translations_path(folder, side.stem, set_name))[name] for side in (base, run)
@@ -159,6 +162,8 @@ def _compare(
         (sentence for sentence in compared if sentence.first != sentence.second),
         key=lambda sentence: -sentence.gain,
     )
+    if not differing:
+        return {"summary": "All translations are the same.", "sentences": []}
     chosen = differing
     if len(differing) > MAX_SENTENCES:
         half = MAX_SENTENCES // 2

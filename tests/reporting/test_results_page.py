@@ -118,6 +118,15 @@ def test_the_largest_gains_and_losses_are_chosen(
     assert "5 of 5 translations differ. The 2 with" in pairs[0]["summary"]
 
 
+def test_a_page_without_the_test_text(results: Path) -> None:
+    """The p-values are saved, so only the translations need the text, which may not be public."""
+    call(results)  # computes the p-values
+    shutil.rmtree(results / "texts")
+    [table] = page_of(results).data["tables"]
+    assert [pair["sentences"] for pair in table["pairs"]] == [[], []]
+    assert all("is missing: there is no text" in pair["summary"] for pair in table["pairs"])
+
+
 def test_layer_weights_are_those_of_the_first_seed_that_has_them(results: Path) -> None:
     path = results / "fused.seed2.json"
     result = read_result(path)
