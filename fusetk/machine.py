@@ -464,7 +464,7 @@ def use_huge_pages() -> None:
     """Make PyTorch ask for huge pages for each tensor of 2 MB or more, unless the user decided.
 
     PyTorch reads the variable at its first allocation. In training this lowers the peak memory by
-    14 to 19 % (docs/benchmarks.md). In decoding the additional system calls cost 4 to 10 % of the
-    speed.
+    14 to 19 % (docs/benchmarks.md). In decoding the additional system calls cost up to 11 % of the
+    speed, so decoding does not use it.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -20,7 +20,7 @@ CHANGEABLE_KEYS = (
     r"data\..*",  # paths; the prepared data are compared by fingerprint
     r"paper(\..*)?",
     *NEUTRAL_KEYS,
-    r"training\.stages\.\d+\.end\..*",  # of a stage that has not ended
+    r"training\.stages\.\d+\.end\..*",  # but see _ends_earlier_stage
 )
 SEARCH_KEYS = r"decoding\..*"  # changeable unless BLEU selects the best checkpoint
 # Changeable unless validation affects a learning rate, or the start or end of a stage.

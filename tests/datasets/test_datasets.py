@@ -7,6 +7,7 @@ import tarfile
 import urllib.error
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,10 @@ class Server:
         start = start if self.ranges else 0
         self.starts.append(start)
         if start >= len(self.content):
-            headers = {"Content-Range": f"bytes */{len(self.content)}"} if self.names_size else None
-            raise urllib.error.HTTPError("url", 416, "range", headers, None)  # type: ignore[arg-type]
+            headers = Message()
+            if self.names_size:
+                headers["Content-Range"] = f"bytes */{len(self.content)}"
+            raise urllib.error.HTTPError("url", 416, "range", headers, None)
         body = io.BytesIO(self.content[start:][: self.stops_after])
         body.status = 206 if start else 200  # type: ignore[attr-defined]
         body.headers = {"Content-Length": str(len(self.content) - start)}  # type: ignore[attr-defined]

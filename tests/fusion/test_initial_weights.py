@@ -33,5 +33,5 @@ def test_new_weights_of_groups_and_trees(
 ) -> None:
     options = {**BACKBONES["transformer"].sizes, "decoder": {"layers": 4, "fuse": fuse}}
     model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
-    found = [weight.tolist() for key, weight in model.named_parameters() if key.endswith(name)]
-    assert found and all(weight == initial for weight in found)
+    values = [weight.tolist() for key, weight in model.named_parameters() if key.endswith(name)]
+    assert values and all(value == initial for value in values)

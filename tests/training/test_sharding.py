@@ -127,7 +127,7 @@ for name in NAMES or SYSTEMS:
     gradients = gather({n: p.grad for n, p in split.named_parameters()}, True)
     largest = max(float(p.grad.abs().max()) for p in plain.parameters())
     for n, p in plain.named_parameters():
-        # Some gradients are 0 but for rounding, such as those of the biases of keys.
+        # Some gradients are rounding errors only, such as those of the biases of keys.
         tolerance = 1e-4 * float(p.grad.abs().max()) + 1e-6 * largest
         assert torch.allclose(gradients[n], p.grad, rtol=1e-4, atol=tolerance), (name, n)
     with unsharded(split), torch.inference_mode():
