@@ -327,7 +327,7 @@ MUTATIONS = [
     ),
     Mutation(
         "BPE dropout leaves out a merge at all its places together",
-        "data/bpe_dropout.py",
+        "data/bpe.py",
         "                skipped.append(entry)\n                continue",
         "                skipped.append(entry)\n                break",
         ("data/test_bpe_dropout.py",),
@@ -335,7 +335,7 @@ MUTATIONS = [
     ),
     Mutation(
         "BPE dropout decides twice on a merge between two new symbols",
-        "data/bpe_dropout.py",
+        "data/bpe.py",
         "in {left for position in merged for left in (before[position], position)}:",
         "in [left for position in merged for left in (before[position], position)]:",
         ("data/test_bpe_dropout.py",),

@@ -22,7 +22,7 @@ JOINTS = re.compile(r"(@@ )|(@@ ?$)")
 CACHED_WORDS = 1_000_000  # entries; a full cache is emptied
 CACHED_LENGTH = 100  # longer words are not cached
 FASTBPE = re.compile(r"[^ ]+ [^ ]+ [0-9]+")  # a line of codes that fastBPE wrote
-SHORT = 40  # longer words use the algorithm with a heap: its time is not quadratic in the length
+SHORT = 40  # symbols; for longer words, the time of ``merge`` is not quadratic in the length
 NO_MERGE = sys.maxsize  # rank of a pair that is never merged
 Merges = dict[tuple[str, str], int]
 
@@ -87,6 +87,11 @@ class BPE:
         self.cache = Subwords(self._split)
 
     @cached_property
+    def pairs(self) -> dict[int, tuple[str, str]]:
+        """The pair of symbols that each rank merges."""
+        return {rank: pair for pair, rank in self.merges.items()}
+
+    @cached_property
     def parts(self) -> dict[str, tuple[str, str]]:
         """The two symbols that make each merged symbol."""
         return {left + right: (left, right) for left, right in reversed(self.merges)}
@@ -112,8 +117,9 @@ class BPE:
         if len(word) == 1:
             return word
         symbols = self.symbols(word)
-        merge = merge_short if len(symbols) <= SHORT else merge_long
-        return self.subwords(merge(symbols, self.merges))
+        if len(symbols) <= SHORT:
+            return self.subwords(merge_short(symbols, self.merges))
+        return self.subwords(merge(symbols, self.merges, self.pairs))
 
     def symbols(self, word: str) -> list[str]:
         """Return the symbols of a word before the first merge; `</w>` marks its end."""
@@ -196,47 +202,57 @@ def _merge_all(symbols: list[str], ranks: list[int], best: int) -> list[str]:
     return merged
 
 
-def merge_long(symbols: list[str], merges: Merges) -> list[str]:
-    """Return the result of ``merge_short`` in O(n log n) time for n symbols.
+def merge(
+    symbols: list[str],
+    merges: Merges,
+    pairs: Mapping[int, tuple[str, str]],
+    leaves_out: Callable[[], bool] = lambda: False,
+) -> list[str]:
+    """Apply merges until no possible merge remains. ``leaves_out`` decides which are left out.
 
-    Pairs are in a heap of (rank, position), and the symbols are linked. All positions
-    of a merge are processed before the pairs that it creates.
+    Without ``leaves_out``, the result is that of ``merge_short``. ``merges`` maps pairs of symbols
+    to ranks, and ``pairs`` maps ranks to pairs. If merges are left out with probability p, the time
+    is O(n log n / (1 - p)) for n symbols. The algorithm decides on the merges in the order of their
+    rank and place. It stops at the next rank after a merge that is not left out: decisions on later
+    merges have no effect.
+
+    Pairs are in a heap of (rank, position), and the symbols are linked.
     """
     symbols = list(symbols)
     n = len(symbols)
     before = list(range(-1, n - 1))
     after = list(range(1, n + 1))
-    pairs = {rank: pair for pair, rank in merges.items()}
     heap = [(merges[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in merges]
     heapify(heap)
-    while heap:
-        rank = heap[0][0]
-        left, right = pairs[rank]
+    while True:
+        skipped: list[tuple[int, int]] = []
         merged: list[int] = []
-        while heap and heap[0][0] == rank:
-            position = heappop(heap)[1]
+        best = None
+        while heap and (best is None or heap[0][0] == best):
+            rank, position = entry = heappop(heap)
             following = after[position]
-            if symbols[position] != left or following >= n or symbols[following] != right:
+            if following >= n or (symbols[position], symbols[following]) != pairs[rank]:
                 continue  # another merge has changed one of the two symbols
-            symbols[position] = left + right
+            if leaves_out():
+                skipped.append(entry)
+                continue
+            best = rank
+            symbols[position] += symbols[following]
             symbols[following] = ""
             after[position] = after[following]
             if after[position] < n:
                 before[after[position]] = position
             merged.append(position)
-        for position in merged:
-            _push(heap, merges, symbols, before[position], position)
-            _push(heap, merges, symbols, position, after[position])
-    return [symbol for symbol in symbols if symbol]
-
-
-def _push(
-    heap: list[tuple[int, int]], merges: Merges, symbols: list[str], left: int, right: int
-) -> None:
-    if left >= 0 and right < len(symbols):
-        rank = merges.get((symbols[left], symbols[right]))
-        if rank is not None:
-            heappush(heap, (rank, left))
+        if not merged:
+            return [symbol for symbol in symbols if symbol]
+        for entry in skipped:
+            heappush(heap, entry)
+        # A set, because two merged symbols can be neighbours.
+        for left in {left for position in merged for left in (before[position], position)}:
+            if left >= 0 and after[left] < n:
+                new_rank = merges.get((symbols[left], symbols[after[left]]))
+                if new_rank is not None:
+                    heappush(heap, (new_rank, left))
 
 
 def read_vocabulary(path: Path, threshold: int = 1) -> dict[str, int]:

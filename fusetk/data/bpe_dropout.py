@@ -12,11 +12,10 @@ a probability of 0 gives BPE.
 import math
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from heapq import heapify, heappop, heappush
-from itertools import count, pairwise
+from itertools import count
 from struct import Struct
 
-from fusetk.data.bpe import BPE, CACHED_LENGTH, CACHED_WORDS, JOINER
+from fusetk.data.bpe import BPE, CACHED_LENGTH, CACHED_WORDS, JOINER, merge
 
 # Words in which more merges are left out are not cached: few of their segmentations occur twice.
 CACHED_GAPS = 2
@@ -65,7 +64,6 @@ class DropoutBPE:
 
     def __init__(self, codes: BPE, rate: float):
         self.codes = codes
-        self.pairs = {rank: pair for pair, rank in codes.merges.items()}
         self.gaps = Gaps(rate)
         self.gap = 0  # decisions before the next one that leaves out a merge
         # For some words: the subwords and the number of decisions, if only the given decisions
@@ -129,58 +127,8 @@ class DropoutBPE:
     def _merged(self, word: str, leaves_out: LeavesOut) -> str:
         if len(word) == 1:
             return word
-        symbols = merge(self.codes.symbols(word), self.codes.merges, self.pairs, leaves_out)
+        symbols = merge(self.codes.symbols(word), self.codes.merges, self.codes.pairs, leaves_out)
         return self.codes.subwords(symbols)
-
-
-def merge(
-    symbols: list[str],
-    merges: dict[tuple[str, str], int],
-    pairs: dict[int, tuple[str, str]],
-    leaves_out: LeavesOut,
-) -> list[str]:
-    """Apply merges until no possible merge remains. ``leaves_out`` decides which are left out.
-
-    ``merges`` maps pairs of symbols to ranks, and ``pairs`` maps ranks to pairs. If merges are left
-    out with probability p, the time is O(n log n / (1 - p)) for n symbols. The algorithm decides on
-    the merges in the order of their rank and place. It stops at the next rank after a merge that
-    is not left out: decisions on later merges have no effect.
-    """
-    symbols = list(symbols)
-    n = len(symbols)
-    before = list(range(-1, n - 1))
-    after = list(range(1, n + 1))
-    heap = [(merges[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in merges]
-    heapify(heap)
-    while True:
-        skipped: list[tuple[int, int]] = []
-        merged: list[int] = []
-        best = None
-        while heap and (best is None or heap[0][0] == best):
-            rank, position = entry = heappop(heap)
-            following = after[position]
-            if following >= n or (symbols[position], symbols[following]) != pairs[rank]:
-                continue  # another merge has changed one of the two symbols
-            if leaves_out():
-                skipped.append(entry)
-                continue
-            best = rank
-            symbols[position] += symbols[following]
-            symbols[following] = ""
-            after[position] = after[following]
-            if after[position] < n:
-                before[after[position]] = position
-            merged.append(position)
-        if not merged:
-            return [symbol for symbol in symbols if symbol]
-        for entry in skipped:
-            heappush(heap, entry)
-        # A set, because two merged symbols can be neighbours.
-        for left in {left for position in merged for left in (before[position], position)}:
-            if left >= 0 and after[left] < n:
-                new_rank = merges.get((symbols[left], symbols[after[left]]))
-                if new_rank is not None:
-                    heappush(heap, (new_rank, left))
 
 
 def possible_subwords(codes: BPE, word: str) -> Iterator[str]:
