@@ -15,6 +15,7 @@ import torch
 
 from fusetk import __version__, machine
 from fusetk.nn.fused import build, enabled
+from fusetk.processor import instructions, processor
 
 PACKAGES = ("torch", "numpy", "sacremoses", "subword-nmt", "sacrebleu", "safetensors", "pydantic")
 KERNELS = sorted(path.stem for path in build.FOLDER.glob("*.cpp"))
@@ -49,8 +50,8 @@ def examine(processors: int, threads: int | None = None) -> dict[str, Any]:
         "fusetk": __version__ + (f" ({revision})" if (revision := machine.revision()) else ""),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "processor": machine.processor(),
-        "instructions": _instructions(),
+        "processor": processor(),
+        "instructions": [name for name in INSTRUCTIONS if name in instructions().split()],
         "threads": torch.get_num_threads(),
         "processors": processors,
         "memory_gb": _memory(),
@@ -68,16 +69,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _instructions() -> list[str]:
-    flags: set[str] = set()
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = set(line.partition(":")[2].split())
-                break
-    return [name for name in INSTRUCTIONS if name in flags]
 
 
 def _memory() -> dict[str, float | None]:

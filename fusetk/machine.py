@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
 from fusetk.nn import attention
 from fusetk.nn.fused.build import cache_folders
+from fusetk.processor import processor
 
 
 def device_of(name: str) -> torch.device:
@@ -395,7 +395,7 @@ CHOICES: tuple[Choice, ...] = (
 )
 
 
-# Measurements and the processor ------------------------------------------------------------------
+# Measurements ------------------------------------------------------------------------------------
 
 
 def _seconds(*functions: Callable[[], object]) -> list[float]:
@@ -408,24 +408,6 @@ def _seconds(*functions: Callable[[], object]) -> list[float]:
             if round_number:
                 shortest[j] = min(shortest[j], time.perf_counter() - start)
     return shortest
-
-
-@cache
-def processor() -> str:
-    """Return the processor's name with a checksum of its instruction set.
-
-    Different processors may have the same name.
-    """
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    fields = {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in reversed(lines))
-    }
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    flags = fields.get("flags") or fields.get("Features") or ""
-    return f"{name}, instructions {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
 def _product_error(device: torch.device) -> float:

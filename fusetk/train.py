@@ -22,7 +22,6 @@ from fusetk.machine import (
     computing,
     device_of,
     hardware,
-    processor,
     read_choices,
     revision,
     use_huge_pages,
@@ -30,6 +29,7 @@ from fusetk.machine import (
 )
 from fusetk.models import Seq2Seq
 from fusetk.processes import World, connect, is_peer_failure, local_device
+from fusetk.processor import processor
 from fusetk.recipe import Recipe
 from fusetk.resume import find_changes, last_checkpoint
 from fusetk.runs import (

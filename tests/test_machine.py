@@ -20,6 +20,7 @@ from fusetk import weights as weights_module
 from fusetk.errors import ConfigError
 from fusetk.machine import Choices, choices, computing, read_choices, write_choices
 from fusetk.nn import attention
+from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def uniform(limit: int) -> Choices:
     """Choose plain products for up to ``limit`` keys in each kind of attention."""
     limits = {machine._attention_name(kind): limit for kind in machine.ATTENTION_KINDS}
-    return Choices(machine.processor(), 1, {"float32 products": "MKL", **limits})
+    return Choices(processor(), 1, {"float32 products": "MKL", **limits})
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -219,9 +220,9 @@ def test_another_processor_is_reported_and_measured(toy: Path, tmp_path: Path) -
     write_choices(run / "machine.json", replace(recorded, processor="another", ways=other))
     train_module.train(load(toy), run, "cpu", quiet=True)
     log = (run / "log.txt").read_text()
-    assert f"changed: processor: another -> {machine.processor()}" in log
+    assert f"changed: processor: another -> {processor()}" in log
     assert "changed: longest plain attention, fp32 training: 7 -> " in log
-    assert json.loads((run / "machine.json").read_text())["processor"] == machine.processor()
+    assert json.loads((run / "machine.json").read_text())["processor"] == processor()
 
 
 @pytest.mark.parametrize("chosen", [None, "0"])

@@ -4,7 +4,7 @@ Fusions and attention are configurable.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -25,6 +25,7 @@ from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.transformer import check_tying
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, InputCell, Transition
+from fusetk.nn.derived import DerivedTensor
 from fusetk.nn.dropout import Dropout
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.packing import Packing, packing
@@ -172,7 +173,7 @@ class RecurrentEmbedding(nn.Module):
         return self.dropout(x)
 
 
-class Recurrent(Seq2Seq):
+class Recurrent(DerivedTensor, Seq2Seq):
     """A bidirectional encoder, and a decoder of two transitions with attention between them."""
 
     Config = RecurrentConfig
@@ -219,7 +220,6 @@ class Recurrent(Seq2Seq):
         self.project = None
         if config.project_context:
             self.project = nn.Linear(context_width, width, bias=False)
-        self._projected_input: Tensor | None = None
         self.context_width = width if config.project_context else context_width
         self.decoder = Transition(
             decoder.cell, decoder.depth, self.context_width, width, 1, norm, bias
@@ -343,32 +343,13 @@ class Recurrent(Seq2Seq):
         return self.output_dropout(features)
 
     def _decoder_input(self) -> Tensor:
-        """Return the matrix that projects the result of attention for the decoder's lowest cell.
+        """Return the matrix that projects the result of attention for the decoder's lowest cell."""
+        return self.decoder.input_weight[0] if self.project is None else self.derived
 
-        With ``project_context`` it is the product of two matrices, which is computed only once if
-        no gradients are needed.
-        """
-        if self.project is None:
-            return self.decoder.input_weight[0]
-        if self.training or torch.is_grad_enabled():
-            return self.project.weight.mT @ self.decoder.input_weight[0]
-        if self._projected_input is None:
-            self._projected_input = self.project.weight.mT @ self.decoder.input_weight[0]
-        return self._projected_input
-
-    def train(self, mode: bool = True) -> "Recurrent":
-        self._projected_input = None
-        super().train(mode)
-        return self
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "Recurrent":  # to() and similar call it
-        self._projected_input = None
-        super()._apply(*args, **kwargs)
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # load_state_dict calls it
-        self._projected_input = None
-        super()._load_from_state_dict(*args, **kwargs)
+    def _derive(self) -> Tensor:
+        """With ``project_context``, ``_decoder_input`` is the product of two matrices."""
+        assert self.project is not None
+        return self.project.weight.mT @ self.decoder.input_weight[0]
 
     def _packing(
         self, tgt_in: Tensor, lengths: Tensor | None, sentences: int, embedding: Tensor

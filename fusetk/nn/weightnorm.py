@@ -1,13 +1,13 @@
 """Linear maps with weight normalisation."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.nn.derived import DerivedTensor
 
-class NormedLinear(nn.Module):
+
+class NormedLinear(DerivedTensor):
     """x W^T + b, with w = g v / |v| for each row w of W (Salimans and Kingma 2016).
 
     The shapes are (..., width) -> (..., out).
@@ -22,36 +22,13 @@ class NormedLinear(nn.Module):
         self.v = nn.Parameter(torch.empty(out, width).normal_(std=std))
         self.g = nn.Parameter(self.v.detach().norm(dim=1))
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
-        self._cached_weight: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
-        """W (out, width). In evaluation without gradients it is computed once and cached.
+        """W (out, width)."""
+        return self.derived
 
-        Changing the mode, the number type or the device, and `load_state_dict`, invalidate the
-        cache.
-        """
-        if self.training or torch.is_grad_enabled():
-            return self._weight()
-        if self._cached_weight is None:
-            self._cached_weight = self._weight()
-        return self._cached_weight
-
-    def train(self, mode: bool = True) -> "NormedLinear":
-        self._cached_weight = None
-        super().train(mode)
-        return self
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "NormedLinear":  # to() and similar call it
-        self._cached_weight = None
-        super()._apply(*args, **kwargs)
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # load_state_dict calls it
-        self._cached_weight = None
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _weight(self) -> Tensor:
+    def _derive(self) -> Tensor:
         """Compute W in one pass; the backward pass computes both gradients in one pass."""
         return torch._weight_norm(self.v, self.g[:, None], 0)
 

@@ -32,7 +32,7 @@ from sample_data import prepare_sample  # isort: skip
 
 from fusetk import train
 from fusetk.doctor import examine
-from fusetk.machine import processor
+from fusetk.processor import processor
 from fusetk.recipe import load
 
 HERE = Path(__file__).parent

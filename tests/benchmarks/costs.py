@@ -28,7 +28,8 @@ from fusetk.data.pipeline import Pipeline
 from fusetk.decoding.translate import Translator
 from fusetk.errors import DataError, FusetkError
 from fusetk.experiment.places import places
-from fusetk.machine import device_of, processor, revision
+from fusetk.machine import device_of, revision
+from fusetk.processor import processor
 from fusetk.recipe import Recipe, load
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, write_costs
 from fusetk.reporting.tables import read_rows

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from fusetk.nn.fused import enabled
+from fusetk.processor import instructions
 
 FOLDER = Path(__file__).parent
 # What a user loses without the kernels of each source file.
@@ -142,10 +143,4 @@ def _machine() -> str:
 
     It is part of the library's name, so machines that share a home folder have separate kernels.
     """
-    flags = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = line
-                break
-    return " ".join((platform.machine(), platform.system(), platform.processor(), flags))
+    return " ".join((platform.machine(), platform.system(), platform.processor(), instructions()))
