@@ -186,7 +186,7 @@ SMALL = [
         (
             "densenmt/iwslt14_deen_words/base_4l.yaml",
             "densenmt/data.iwslt14_deen_words",
-            ["dev2010", "tst2010", "tst2011", "tst2012"],
+            SETS,
         ),
     ],
 )
@@ -253,8 +253,8 @@ MLRF = "mlrf/iwslt14_deen/baseline_3layer.yaml"
         (MLRF, (160_239, 7_283, 6_750)),
         ("lwc/iwslt14_deen/coordinated.yaml", (153_326, 6_969, 6_750)),
         ("lwc/iwslt14_deen/table4_transformer_10l.yaml", (153_326, 6_969, 6_750)),
-        ("densenmt/iwslt14_deen/base_4l_e64.yaml", (160_239, 7_283, 5_585)),
-        ("densenmt/iwslt14_deen_words/base_4l.yaml", (160_239, 7_283, 5_585)),
+        ("densenmt/iwslt14_deen/base_4l_e64.yaml", (160_239, 7_283, 6_750)),
+        ("densenmt/iwslt14_deen_words/base_4l.yaml", (160_239, 7_283, 6_750)),
         ("iwslt14/transformer_6x512.yaml", (160_239, 7_283, 6_750)),
     ],
 )

@@ -101,7 +101,7 @@ def _comparison(paper: "PaperConfig", count: int) -> str:
     text = f"parameters: {paper.parameters or 'none'} printed, {count:,} here"
     if paper.vocabulary:
         source, target = paper.vocabulary
-        text += f" with the paper's vocabulary of {source:,} and {target:,}"
+        text += f" with a vocabulary of {source:,} and {target:,}"
     if paper.parameters and not matches_printed(paper.parameters, count):
         text += f"; the printed number does not match, {paper.counted or 'another number'} does"
     return text

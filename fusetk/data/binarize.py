@@ -222,6 +222,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     remaining = np.array(corpora or [], np.int64)
     ends = np.cumsum(corpora or [])
     dropped = read = 0
+    dropped_tokens = [0, 0]
     with ExitStack() as stack:
         writers = _open_writers(build, config, split, stack)
         done = stack.enter_context(
@@ -229,12 +230,15 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
         )
         known = build.shared.get("subwords", {})
         encoded = build.workers.ordered(Encoder, (text, longest, dropout, known), _numbered(pairs))
-        for segmentations, dropped_indices in encoded:
-            if len(remaining) and dropped_indices:
-                corpus = np.searchsorted(ends, read + np.array(dropped_indices), side="right")
+        for segmentations, dropped_pairs in encoded:
+            if len(remaining) and dropped_pairs:
+                indices = np.array([pair.place for pair in dropped_pairs])
+                corpus = np.searchsorted(ends, read + indices, side="right")
                 remaining -= np.bincount(corpus, minlength=len(remaining))
-            dropped += len(dropped_indices)
-            read += len(dropped_indices) + len(segmentations[0][0][1])
+            dropped += len(dropped_pairs)
+            for pair in dropped_pairs:
+                dropped_tokens = [n + m for n, m in zip(dropped_tokens, pair.tokens, strict=True)]
+            read += len(dropped_pairs) + len(segmentations[0][0][1])
             done.set(read)
             for sides, outs in zip(segmentations, writers, strict=True):
                 for out, (ids, lengths, words) in zip(outs, sides, strict=True):
@@ -249,6 +253,7 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     )
     return {
         "dropped": {SUBWORDS: dropped} if dropped else {},
+        **({"dropped_tokens": dict(zip(SIDES, dropped_tokens, strict=True))} if dropped else {}),
         **({"corpora": remaining.tolist()} if corpora else {}),
         **counts,
         **({"segmentations": random_counts} if random_counts else {}),

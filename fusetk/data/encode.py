@@ -71,6 +71,13 @@ class NumberedLines(NamedTuple):
     pairs: list[Lines]
 
 
+class DroppedPair(NamedTuple):
+    """A pair with too many subwords."""
+
+    place: int  # in its chunk
+    tokens: list[int]  # for each side, subwords without dropout, and EOS
+
+
 # For each side: ids, lengths and number of words
 EncodedLines = list[tuple[NDArray[np.uint32], NDArray[np.int64], int]]
 
@@ -97,9 +104,9 @@ class Encoder:
         self.longest = longest
         self.segmentations = 1 + (dropout.segmentations if dropout else 0)
 
-    def __call__(self, chunk: NumberedLines) -> tuple[list[EncodedLines], list[int]]:
-        """Return the lines in each segmentation, and the dropped pairs' indices."""
-        rows: list[list[list[list[int]]]] = [[[], []] for _ in range(self.segmentations)]
+    def __call__(self, chunk: NumberedLines) -> tuple[list[EncodedLines], list[DroppedPair]]:
+        """Return the lines in each segmentation, and the dropped pairs."""
+        segmentations: list[list[list[list[int]]]] = [[[], []] for _ in range(self.segmentations)]
         words = [0, 0]
         dropped = []
         for index, pair in enumerate(chunk.pairs):
@@ -110,13 +117,13 @@ class Encoder:
                 for line, encode in zip(split, self.sides, strict=True)
             ]
             if self.longest is not None and max(len(row) for s in ids for row in s) > self.longest:
-                dropped.append(index)
+                dropped.append(DroppedPair(index, [len(rows[0]) + 1 for rows in ids]))
                 continue
             for side in (0, 1):
                 words[side] += len(split[side])
-                for row, segmentation in zip(ids[side], rows, strict=True):
+                for row, segmentation in zip(ids[side], segmentations, strict=True):
                     segmentation[side].append(row)
         return [
             [(*flat(row), count) for row, count in zip(segmentation, words, strict=True)]
-            for segmentation in rows
+            for segmentation in segmentations
         ], dropped

@@ -29,7 +29,8 @@ class Manifest(NamedTuple):
     def splits(self) -> Mapping[str, Any]:
         """For each split: pairs in and out, dropped pairs by reason, and counts for each side.
 
-        The training split has the counts of its segmentations too if they differ by BPE dropout.
+        The training split also has the tokens of the pairs with too many subwords, if there are
+        such pairs, and the counts of its segmentations if they differ by BPE dropout.
         """
         splits: Mapping[str, Any] = self.data["splits"]
         return splits
@@ -350,8 +351,9 @@ def _describe_split(
     to_valid = words.get("to_valid", 0)
     if to_valid:
         counts["to_valid"] = to_valid
-    if "segmentations" in ids:
-        counts["segmentations"] = ids["segmentations"]
+    for name in ("dropped_tokens", "segmentations"):
+        if name in ids:
+            counts[name] = ids[name]
     if split == "train":
         counts["corpora"] = _corpora(config, ids)
         assert sum(part["pairs"] for part in counts["corpora"]) in (0, pairs_out)

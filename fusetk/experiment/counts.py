@@ -27,8 +27,8 @@ class Count(NamedTuple):
 def compare(published: Mapping[str, TextCountsConfig], prepared: Path) -> list[Count]:
     """Compare the published counts with those of a prepared folder.
 
-    Pairs that were dropped because they have too many subwords are counted, as in the counts of
-    public preparations. Raises DataError if the folder is not prepared.
+    Pairs that were dropped because they have too many subwords, and their tokens, are counted, as
+    in the counts of public preparations. Raises DataError if the folder is not prepared.
     """
     splits: dict[str, Any] = manifest.read(prepared)["splits"]
     counts = []
@@ -38,8 +38,9 @@ def compare(published: Mapping[str, TextCountsConfig], prepared: Path) -> list[C
         split = splits[part]
         pairs = split["pairs_out"] + split["dropped"].get(SUBWORDS, 0)
         counts.append(_pairs(part, expected.pairs, pairs))
+        dropped_tokens = split.get("dropped_tokens", {})
         for side, tokens in zip(("source", "target"), expected.tokens or (), strict=False):
-            number = split[side]["tokens_with_end"]
+            number = split[side]["tokens_with_end"] + dropped_tokens.get(side, 0)
             verdict = _verdict(tokens, number, CLOSE)
             counts.append(Count(part, f"{side} tokens", f"{tokens:,}", number, verdict))
     return counts

@@ -22,7 +22,11 @@ class AggregateConfig(LayerFusionConfig):
     hidden: int | None = Field(None, ge=1)
     """Hidden units of each feed-forward network; by default 4 times the width."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the output of each feed-forward network (RTAL: "dropout [is] also employed")."""
+    """Dropout on the output of each feed-forward network. RTAL section 4.2.3 names dropout for
+    `ewp-ffn`, without its rate and place; this place is our reading."""
+    beta: Literal["scalar", "vector"] = "scalar"
+    """beta of `ewp-ffn`: one learned number, or one for each feature. RTAL gives neither the shape
+    nor the first value; one number, at first 1, is our reading."""
     norm: bool = False
     """Apply layer normalisation to the result."""
 
@@ -32,6 +36,11 @@ class AggregateConfig(LayerFusionConfig):
             raise ValueError(
                 "hidden and dropout are options of a feed-forward network, and aggregation: mean "
                 "has none; remove them"
+            )
+        if self.aggregation != "ewp-ffn" and self.beta != "scalar":
+            raise ValueError(
+                f"beta is an option of aggregation: ewp-ffn, and aggregation: {self.aggregation} "
+                "has none; remove it"
             )
         return self
 
@@ -69,14 +78,16 @@ class ResidualFFN(nn.Module):
 
 
 class EWPAggregation(nn.Module):
-    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s, with a learned number beta.
+    """s = beta (a + b), AGG(a, b) = FFN(LN(s)) + s, with a learned number or vector beta.
 
     These are RTAL Equations 9 and 10. The paper's name is EWP.
     """
 
-    def __init__(self, width: int, hidden: int | None, dropout: float):
+    def __init__(
+        self, width: int, hidden: int | None, dropout: float, beta: Literal["scalar", "vector"]
+    ):
         super().__init__()
-        self.beta = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.ones(() if beta == "scalar" else width))
         self.refine = ResidualFFN(width, hidden, dropout)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
@@ -89,11 +100,14 @@ def build_aggregation(config: AggregateConfig, width: int) -> nn.Module:
         return MeanAggregation()
     if config.aggregation == "concat-ffn":
         return ConcatAggregation(width, config.hidden, config.dropout)
-    return EWPAggregation(width, config.hidden, config.dropout)
+    return EWPAggregation(width, config.hidden, config.dropout, config.beta)
 
 
 def record_betas(nodes: nn.ModuleList, name: str) -> None:
-    """Record the betas of all ``EWPAggregation`` nodes as ``name``: (nodes,), in their order."""
-    betas: list[Tensor] = [node.beta for node in nodes if isinstance(node, EWPAggregation)]
+    """Record the betas of all ``EWPAggregation`` nodes as ``name``: (nodes,), in their order.
+
+    A vector is recorded as its mean.
+    """
+    betas: list[Tensor] = [node.beta.mean() for node in nodes if isinstance(node, EWPAggregation)]
     if betas and trace.wanted(name):
         trace.record(name, torch.stack(betas))

@@ -1,12 +1,14 @@
 """Fusion by multi-hop self-attention over the layers (MLRF section 3.2).
 
-At one position, let z^1, ..., z^L be the outputs of the layers. Hop p = 1, ..., n_hop computes
+At one position, let z^l be the output of layer l, and E^l its embedding. Hop p = 1, ..., n_hop
+computes
 
-    e^l   = W2 sigma(W1 z^l)        the energies of layer l, one for each hop   (Equation 5)
+    y^l   = z^l + E^l                  the layer with its embedding             (Equation 4)
+    e^l   = W2 sigma(W1 y^l)           the energies of layer l, one for each hop   (Equation 5)
     a^l_p = softmax over l of e^l_p    the weight of layer l in hop p           (Equation 6)
-    s_p   = sum over l of a^l_p z^l    the weighted sum of the layers in hop p  (Equation 7)
+    s_p   = sum over l of a^l_p y^l    the weighted sum of the layers in hop p  (Equation 7)
 
-and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of z^l has its own energy
+and phi(Z) = FNN([s_1; ...; s_n_hop]). With ``feature_wise`` each feature of y^l has its own energy
 and its own weight.
 """
 

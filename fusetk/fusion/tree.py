@@ -1,6 +1,7 @@
 """Tree aggregation of the highest layers.
 
-With residual connections it is RTAL section 4.1, without them the "CNN-like tree" of RTAL Table 5.
+With residual connections it is RTAL section 4.1. RTAL Table 5 has a "CNN-like tree", which the text
+does not describe; our reading is the tree without residual connections.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,8 @@ class TreeFusionConfig(AggregateConfig):
     4 and of 6 layers."""
     residual: Literal["preceding", "none"] = "preceding"
     """Residual connection of every node except the root. `preceding`: add the node that precedes
-    its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf
-    (RTAL shows this in a figure only). `none`: add nothing."""
+    its leftmost leaf in post-order. If there is no such node, add the input of the lowest leaf.
+    This is our reading: RTAL's text does not say what is added. `none`: add nothing."""
 
     @field_validator("leaves")
     @classmethod

@@ -1,6 +1,8 @@
 """Layer-wise coordination (He et al. 2018).
 
-One stack serves both languages, and each target layer reads the source layer of the same height.
+One stack serves both languages. Layer i of the target reads layer i - 1 of source and target.
+Attention divides by the square root of a head's width, as in Vaswani et al. 2017. The paper prints
+that of the model's width.
 """
 
 from collections.abc import Sequence
@@ -267,9 +269,9 @@ class Coordinated(Seq2Seq):
     """Model with one stack for source and target, or with two stacks of the same depth.
 
     In layer i, source positions attend to the source positions of the layer below. Target positions
-    attend to the source positions and to the earlier target positions of the layer below. The
-    source does not depend on the target, so it is encoded once; decoding needs only the keys and
-    values of each source layer.
+    attend to the source positions and, up to their own, to the target positions of the layer below.
+    The source does not depend on the target, so it is encoded once; decoding needs only the keys
+    and values of each source layer.
     """
 
     Config = CoordinatedConfig

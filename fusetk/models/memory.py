@@ -89,10 +89,11 @@ class DenseSumAttention(MemoryAttention):
 
 
 class LayerwiseAttention(MemoryAttention):
-    """Attention of decoder layer i to encoder layer i (He et al. 2018, section 3).
+    """Attention of decoder layer i to the output of encoder layer i (after He et al. 2018).
 
-    The attention to the source is separate from self-attention. The mixed attention of the paper is
-    in the backbone ``coordinated``.
+    The attention to the source is separate from self-attention. In the paper, a target layer i
+    reads the source layer i - 1, and both attentions are mixed. The backbone ``coordinated`` does
+    so.
     """
 
     layer_by_layer = True

@@ -102,7 +102,7 @@ class RecurrentConfig(ModelConfig):
     authors' code."""
     project_context: bool = False
     """Project the result of attention to `width` before the decoder reads it, as the authors' code
-    does. The paper's parameter counts imply that its systems do not."""
+    does (there with a bias). The paper's parameter counts imply that its systems do not."""
     embedding_dropout: float = Field(0.3, ge=0, lt=1)
     """Dropout on embeddings."""
     candidate_dropout: float = Field(0.1, ge=0, lt=1)

@@ -234,7 +234,7 @@ class CrossAttention(nn.Module):
 
     Keys and values are computed once per sentence. With n > 1 sources, each source has its own keys
     and values and its own softmax; the queries are the same. The n contexts are summed and scaled
-    by sqrt(1/n), as in DenseAtt-2 of DenseNMT, but with several heads.
+    by sqrt(1/n), as in the code of DenseNMT (DenseAtt-2), but with several heads.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from fusetk.reporting.tables import PRINTED, PaperRow, PaperTable, ParameterCoun
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _ORIGINS = {
-    "paper": "the paper's vocabulary",
+    "paper": "the vocabulary of the recipe",
     "runs": "the runs' vocabulary",
     "data": "the prepared data's vocabulary",
 }
@@ -197,7 +197,7 @@ def _vocabulary_notes(table: PaperTable) -> list[str]:
     for row in table.rows:
         if row.count:
             source, target = row.count.sizes
-            sizes = f"at {_ORIGINS[row.count.origin]} of {source:,} and {target:,}"
+            sizes = f"with {_ORIGINS[row.count.origin]}, {source:,} and {target:,}"
             groups.setdefault(sizes, []).append(row.name)
     if len(groups) == 1:
         return [f"ours: parameters counted {sizes}" for sizes in groups]

@@ -114,7 +114,7 @@ def test_printed_figures_and_counts_without_runs(recipes: Path) -> None:
     assert line(output, "wide")[3:] == ["32.97", "+0.37"]
     assert line(output, "plain")[3:] == ["32.60"], "as many digits as the column has"
     assert line(output, "none")[3:] == ["-", "-"]
-    assert "the prepared data's vocabulary of" in output and "measured" not in output
+    assert "the prepared data's vocabulary," in output and "measured" not in output
 
 
 def test_mean_deviation_and_number_of_seeds(recipes: Path, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_count_that_does_not_add_up_has_a_footnote(toy: Path, tmp_path: Path) 
         f"¹ the paper prints 9.99M, the described system has {total:,} parameters; A misprint."
         in output
     )
-    assert "at the paper's vocabulary of 100 and 100" in output
+    assert "with the vocabulary of the recipe, 100 and 100" in output
 
 
 def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_parameters_are_unknown_without_any_vocabulary(recipes: Path, tmp_path: 
     text = make_run(tmp_path / "run", path, 1, bleu(1.0)) / "text"
     text.symlink_to(Path(recipe.load(recipes / "b_plain.yaml").data.folder) / "text")
     output = report(path, "--runs", tmp_path / "run")
-    assert "the runs' vocabulary of" in output and line(output, "unprepared")[2].endswith("M")
+    assert "the runs' vocabulary," in output and line(output, "unprepared")[2].endswith("M")
 
 
 def test_parameters_of_a_run_are_those_of_its_own_model(

@@ -323,6 +323,10 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
     assert train["dropped"]["too many subwords"] == 301 - len(corpus) > 0
     counts = Pipeline.load(folder / "out" / "text").source_vocab.counts
     assert sum(counts or []) == train["source"]["tokens"]
+    everything = prepare(config(folder, bpe={"merges": 10})).splits["train"]
+    for side in ("source", "target"):
+        kept = train[side]["tokens_with_end"]
+        assert kept + train["dropped_tokens"][side] == everything[side]["tokens_with_end"]
 
 
 # Again -------------------------------------------------------------------------------------------

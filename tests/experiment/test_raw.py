@@ -177,3 +177,9 @@ def test_other_tokens_are_a_warning(tmp_path: Path) -> None:
         assert [count.verdict for count in compared_counts] == ["same", "same", verdict]
         assert "warning" in str(counts.check(compared_counts, any_data=False))
     assert "train: target tokens" in counts.table(compared_counts)
+
+
+def test_tokens_of_pairs_with_too_many_subwords_are_counted(tmp_path: Path) -> None:
+    published = {"train": {"pairs": 5, "tokens": [1000, 2000]}}
+    prepared = split(3, 2, (800, 1700)) | {"dropped_tokens": {"source": 200, "target": 300}}
+    assert counts.check(compared(tmp_path, published, train=prepared), any_data=False) is None

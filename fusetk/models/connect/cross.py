@@ -81,9 +81,10 @@ class ResidualMix(nn.Module):
 class CrossConnection(SourcesConnection):
     """Three sums for the queries, keys and values of each layer (GRN-v3, DeepCrossAttention).
 
-    The sum of the queries is also the residual input of self-attention, as in the published code. A
-    last sum makes the output of the stack. The differences of the layers add up to the output of
-    the highest layer, so a new model computes nearly the same function as with ``connect: last``.
+    The sum of the queries is also the residual input of self-attention, as in a public
+    reimplementation (lucidrains/deep-cross-attention). A last sum makes the output of the stack.
+    The differences of the layers add up to the output of the highest layer, so a new model computes
+    nearly the same function as with ``connect: last``.
     """
 
     Config = CrossConnectionConfig

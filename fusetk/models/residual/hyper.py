@@ -97,7 +97,8 @@ class HyperResidual(Residual):
     layer normalisation: B is 1, A_r is the identity, and sub-layer k reads stream k mod n.
 
     The paper also rescales the initial weights of output matrices by sqrt(n). Its text does not say
-    in which direction, so this is omitted.
+    in which direction, so this is omitted. The paper excludes A_m, A_r and B from weight decay;
+    here, an optimiser with weight decay applies it to all parameters.
     """
 
     Config: type[ResidualConfig] = HyperConfig
