@@ -292,7 +292,11 @@ class TransformerEncoderLayer(TransformerLayer):
 
     def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
-        if isinstance(context, Tensor) and steps.encoder_layer_is_usable(self, x):
+        if (
+            type(self) is TransformerEncoderLayer
+            and isinstance(context, Tensor)
+            and steps.encoder_layer_is_usable(self, x)
+        ):
             return steps.encoder_layer(self, x, context.flatten(1)), None
         x, stream = self.attention_residual.before(self.read(x))
         y = self.attention(x, context)
@@ -538,7 +542,9 @@ class Transformer(Seq2Seq):
         keys_values = self._keys_values(
             memory, lambda cross, sources: steps.keys_values(cross, sources, memory.mask)
         )
-        if steps.decoder_is_usable(self._decoder_layers(), keys_values[0]):
+        layers = self._decoder_layers()
+        ordinary = all(type(layer) is TransformerDecoderLayer for layer in layers)
+        if ordinary and steps.decoder_is_usable(layers, keys_values[0]):
             return State(None, steps.start(keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)
 
