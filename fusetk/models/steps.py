@@ -18,6 +18,7 @@ from fusetk import trace
 from fusetk.models.residual.base import Residual
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.exact import has_hooks
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.output import PIECE
@@ -299,16 +300,12 @@ def _is_plain(layer: Parts, *residuals: Residual) -> bool:
             type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm
             for residual in residuals
         )
-        and not any(_has_hooks(module) for module in layer.modules())
+        and not any(map(has_hooks, layer.modules()))
     )
 
 
 def _are_linear(*modules: nn.Module) -> bool:
     return all(type(m) is nn.Linear or isinstance(m, RoundedLinear) for m in modules)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tensor:
