@@ -13,7 +13,7 @@ from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import steps
 from fusetk.models.connect import PlannedModule
-from fusetk.models.initialise import INITIALISERS
+from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.memory import build_memory_attention
 from fusetk.models.residual import (
     RESIDUALS,
@@ -246,14 +246,6 @@ class TransformerLayer(Layer):
         """Apply the feed-forward sub-layer with its residual connection."""
         x, stream = self.ffn_residual.before(stream)
         return self.ffn_residual.after(stream, self.ffn(x))
-
-
-def initialise_sublayers(model: Seq2Seq) -> None:
-    """Change the initial weights of all sub-layers as their residual connections require it."""
-    for layer in model.layers():
-        if isinstance(layer, Layer):
-            for residual, sublayer in layer.sublayers():
-                residual.initialise(sublayer)
 
 
 class ContextGate(nn.Module):
@@ -504,7 +496,7 @@ class Transformer(Seq2Seq):
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
-        initialise_sublayers(self)
+        initialise_parts(self)
 
     def encoder_layer(
         self,
