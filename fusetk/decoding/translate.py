@@ -208,15 +208,22 @@ class Translator:
         return hypotheses
 
     def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:
-        prefix = self.encode("target", request.prefix, tokenized)
-        phrases = [self.encode("target", phrase, tokenized) for phrase in request.constraints]
+        texts = [request.prefix, *request.constraints]
+        tokens = [self.tokens("target", text, tokenized) for text in texts]
+        vocabulary = self.pipeline.target_vocab
+        unknown = dict.fromkeys(
+            token for part in tokens for token in part if vocabulary.encode([token]) == [UNK]
+        )
+        prefix, *phrases = map(vocabulary.encode, tokens)
         phrases = [phrase for phrase in phrases if phrase]
         self._check_length(len(prefix) + sum(map(len, phrases)), line)
-        if UNK in prefix or any(UNK in phrase for phrase in phrases):
+        if unknown:
             log.warning(
-                "line %d: the prefix or the phrases of its translation have words that are not in "
-                "the target vocabulary",
+                "line %d: tokens of the prefix or the phrases of its translation are not in the "
+                "target vocabulary and become %s: %s",
                 line,
+                vocabulary.tokens[UNK],
+                " ".join(unknown),
             )
         return EncodedRequest(prefix, phrases, line, self._inside)
 

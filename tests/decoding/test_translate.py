@@ -15,6 +15,7 @@ from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.text import decode_lines
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.requests import Request
 from fusetk.decoding.stream import LineReader, chunks
 from fusetk.decoding.translate import Translator, batches
 from fusetk.errors import DataError
@@ -106,6 +107,16 @@ def test_unknown_source_words_give_one_warning(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "lines 11 to 70: 57 % of the source tokens are not in the source vocabulary; check the "
         "language of the text and its tokenisation"
+    ]
+
+
+def test_unknown_tokens_of_a_prefix_are_named(caplog):
+    tiny = translator()
+    with caplog.at_level(logging.WARNING):
+        tiny.n_best([Request("Ein Hund", prefix="hund кот", constraints=["кот <s>"])], first=7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "line 7: tokens of the prefix or the phrases of its translation are not in the target "
+        "vocabulary and become <unk>: " + " ".join(tiny.tokens("target", "кот <s>"))
     ]
 
 
