@@ -26,6 +26,12 @@ class DataError(FusetkError):
     """Text or prepared data cannot be used."""
 
 
+class OutputDiskFull(DataError):
+    """The disk has no space for an output file."""
+
+    exit_code = EX_IOERR
+
+
 class CheckpointError(FusetkError):
     """A run folder or a checkpoint is missing or damaged, or does not match the model."""
 
