@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.vocab import UNK
-from fusetk.decoding.target_scores import batches
 from fusetk.errors import DataError
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
@@ -308,7 +307,7 @@ class ReadingMeans:
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
         sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-        for batch in batches(sizes, TOKENS):
+        for batch in pair_batches(sizes, TOKENS):
             self.last = trace_readings(self.model, [pairs[i] for i in batch])
             self.sentences += len(batch)
             for reading in self.last:
