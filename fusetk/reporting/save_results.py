@@ -44,6 +44,7 @@ TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
 VALID_CURVE = ("update", "epoch", "loss", "ppl", "accuracy", "bleu")
 DIGITS = 6
 SHORT_VALUE = re.compile(r"[\w.+-]{1,24}")  # values that a file name can contain
+LONGEST_STEM = 180  # characters; file systems allow 255, with the test set and the endings
 
 
 class SaveReport(NamedTuple):
@@ -143,7 +144,8 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
     """Return the name of a result file without its ending.
 
     The values that differ from the recipe follow the seed. Their keys are shortened as far as they
-    are unique in the recipe; a value that is not short is replaced by its checksum.
+    are unique in the recipe; a value that is not short is replaced by its checksum. If the name is
+    longer than ``LONGEST_STEM``, the checksum of all these values replaces them.
     """
     parts = [f"{result.system}.seed{result.seed}"]
     keys = list(_leaf_keys({section: row.config.get(section) for section in SECTIONS}))
@@ -153,7 +155,11 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
         if not SHORT_VALUE.fullmatch(text):
             text = hashlib.sha256(text.encode()).hexdigest()[:8]
         parts.append(f"{names[key]}={text}")
-    return ".".join(parts)
+    stem = ".".join(parts)
+    if len(stem) > LONGEST_STEM:
+        values = json.dumps(result.overrides, sort_keys=True)
+        stem = f"{parts[0]}.{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+    return stem
 
 
 def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
