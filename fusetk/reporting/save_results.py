@@ -27,6 +27,7 @@ from fusetk.reporting.result_files import (
     SavedScore,
     SavedTraining,
     columns_bytes,
+    missing_text,
     read_columns,
     read_result,
     read_results,
@@ -71,7 +72,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
     Result files of the same rows that are in the folder already get the name that belongs to the
     current recipes. Nothing is rewritten if nothing changed. Raises ConfigError if two recipes have
     the same file name, DataError if two runs have the same system, seed and config, if a file in
-    the folder is damaged, or if a file cannot be written.
+    the folder is damaged or missing, or if a file cannot be written.
     """
     systems = _systems(rows)
     report = SaveReport([], [], [], [], [])
@@ -205,7 +206,7 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
             )
     texts = [
         {
-            name: translations_path(folder, path.stem, name).read_bytes()
+            name: _read_translations(translations_path(folder, path.stem, name))
             for name in result.translations
         }
         for path, _, result in changes
@@ -222,6 +223,15 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
             path.unlink()
             for name in result.translations:
                 translations_path(folder, path.stem, name).unlink()
+
+
+def _read_translations(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise missing_text(path) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _row_fields(row: PaperRow) -> dict[str, Any]:

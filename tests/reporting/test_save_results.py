@@ -223,6 +223,19 @@ def test_a_long_file_name_has_a_checksum_of_the_values(work: Path) -> None:
     assert all(re.fullmatch(r"plain\.seed1\.[0-9a-f]{8}", stem) for stem in stems)
 
 
+def test_missing_translations_of_a_renamed_result_are_named(work: Path) -> None:
+    save_all(work)
+    for path in (work / "recipes").iterdir():
+        values = yaml.safe_load(path.read_text())
+        values["paper"]["row"] += ", renamed"
+        path.write_text(yaml.safe_dump(values))
+    missing = result_files.translations_path(work / "results", "fused.seed2", SET)
+    missing.unlink()
+    result = call(work / "recipes", "--save", work / "results")
+    assert result.exit_code == 2
+    assert f"{missing} is missing: restore it, or save the results again" in result.stderr
+
+
 def test_twins_are_an_error(work: Path, toy: Path) -> None:
     make_run(
         work / "runs" / "twin", work / "recipes" / "fused.yaml", work / "prepared", 2, {"best": BAD}
