@@ -17,7 +17,7 @@ MARGIN = 0.1  # left of the panels
 WIDEST = 36.0  # largest width of a row of panels
 CAPTION = 3.5  # largest width of a caption, unless its panel is wider
 LARGEST_CELL = 0.3
-LOW = 8  # rows of a matrix that is so low that its columns can have their labels above another one
+LOW = 8  # a panel with at most this many rows shares its column labels with an equal panel below it
 LARGEST_FITTED_CELL = 0.4  # in a picture with a given width
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,10 @@ Captioned = tuple[Panel, list[str]]  # a panel and the lines of its caption
 
 
 class Arranged(NamedTuple):
-    """The panels of a figure. The panels of a row share a height; equally long rows, columns."""
+    """The panels of a figure.
+
+    The panels of a row have one height. Rows with the same number of panels have the same columns.
+    """
 
     rows: list[list[Captioned]]
     cell: float
