@@ -122,7 +122,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
     readings = []
     for (side, site, what), weights in sites.items():
         attends = site.endswith("attend")
-        source = "the encoder layers" if attends else f"its {_INPUTS.get(what[1:], 'input')}"
+        source = "the encoder layers" if attends else f"the {_INPUTS.get(what[1:], 'input')}"
         stack = stacks.get(side)
         depth = None if stack is None else len(stack.layers)
         title = f"{side}, weights of each layer's {what[1:] or 'input'}"
@@ -180,7 +180,7 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         rows,
         columns,
         "sub-layer that reads",
-        "its input",
+        "the input",
         traced.lengths[side],
     )
     return [reading]
@@ -386,8 +386,8 @@ class ReadingMeans:
         mean, square = self.sums[reading.name] / self.counts[reading.name]
         deviation = np.sqrt(np.maximum(square - mean**2, 0))
         return [
-            _panel(reading, mean, ".mean", "weight"),
-            _panel(reading, deviation, ".deviation", "standard deviation"),
+            _panel(reading, mean, ".mean", f"weight, {reading.side}"),
+            _panel(reading, deviation, ".deviation", f"standard deviation, {reading.side}"),
         ]
 
 

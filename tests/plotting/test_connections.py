@@ -107,6 +107,8 @@ def test_means_and_deviations_over_a_text(
     drawn = {panel.name: panel for panel in means.panels()}
     expected_names = [f"{name}.{what}" for name in names for what in ("mean", "deviation")]
     assert list(drawn) == expected_names and means.sentences == len(PAIRS)
+    measures = {(panel.measure, panel.name.partition(".")[0]) for panel in drawn.values()}
+    assert len(measures) == len({measure for measure, _ in measures}), "stacks share a scale"
     panel = drawn[f"decoder.{names[0].partition('.')[2]}.mean"]
     assert (list(panel.y), list(panel.x)) == (rows, columns)
     # The same from single sentences, which have no padding.
@@ -178,14 +180,14 @@ def test_the_title_of_a_row_names_its_layer() -> None:
         transformer(side, side, norm="pre"), [([4], [5])], tokens, reader=4
     )
     assert [panel.title for panel in panels[:3]] == [
-        f"encoder, layer 4, weights of its {what}" for what in ("queries", "keys", "values")
+        f"encoder, layer 4, weights of the {what}" for what in ("queries", "keys", "values")
     ]
     side = {"layers": 2, "residual": "attention-residual"}
     model = transformer(side, side, norm="pre")
     titles = [connect.position_panels(model, [([4], [5])], tokens, n)[0].title for n in (2, 5)]
     assert titles == [
-        "encoder, sub-layer l1.ffn, weights of its input",
-        "encoder, output of the stack, weights of its input",
+        "encoder, sub-layer l1.ffn, weights of the input",
+        "encoder, output of the stack, weights of the input",
     ]
 
 
