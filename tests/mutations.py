@@ -266,6 +266,14 @@ MUTATIONS = [
         "thirds",
     ),
     Mutation(
+        "two configs differ in the options of a component, and the recipe has another component",
+        "reporting/deviations.py",
+        "            names = list(actual)\n",
+        "            pass\n",
+        ("reporting/test_save_results.py",),
+        "component",
+    ),
+    Mutation(
         "an average needs only one of its test sets",
         "reporting/runs.py",
         "if len(records) == len(sets) and",
