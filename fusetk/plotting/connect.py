@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.vocab import UNK
+from fusetk.decoding.target_scores import pair_batches
 from fusetk.errors import DataError
 from fusetk.models.connect import CONNECTIONS, Connection
 from fusetk.models.residual import RESIDUALS, Residual
