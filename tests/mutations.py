@@ -411,8 +411,8 @@ MUTATIONS = [
     # Modules
     Mutation(
         "the scale of dropout is left out",
-        "nn/dropout.py",
-        "return STEPS / (STEPS - self.steps)",
+        "nn/dropout_mask.py",
+        "return 1 / (1 - units * UNIT)",
         "return 1.0",
         ("nn/test_dropout.py",),
     ),
