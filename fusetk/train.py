@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 import fusetk
-from fusetk import config
+from fusetk import sections
 from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
@@ -248,7 +248,7 @@ def _write_run_folder(
         forget_after(run, update)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
-        write_if_changed(run / CONFIG, config.dump(recipe).encode())
+        write_if_changed(run / CONFIG, sections.dump(recipe).encode())
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
     except OSError as error:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import Field
 
-from fusetk import config
+from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
 from fusetk.errors import ConfigError
@@ -72,6 +72,11 @@ def test_home_and_variables_in_extends_are_expanded(
 def test_a_path_with_neither_is_not_changed() -> None:
     for path in ("a/b", "./~", "a~b", "cost$5", "a$", "/x/~/y"):
         assert config.expand_path(path) == path
+
+
+def test_two_dollar_signs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "here")
+    assert config.expand_path("$$HERE/$$$HERE/$${HERE}/$$") == "$HERE/$here/${HERE}/$"
 
 
 def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
@@ -295,6 +300,25 @@ def test_docstrings_of_fields_are_those_below_them_in_the_class_or_its_bases() -
 
     kind = "A registered name, or `package.module:Name` of a class outside fusetk."
     assert field_docs(Wide) == {"kind": kind, "hidden": "Units.", "width": "Width\nof the output."}
+
+
+def test_a_resolved_config_has_the_paths_of_the_config(tmp_path: Path) -> None:
+    """A dollar sign in the name of a folder is not that of a variable."""
+    folder = tmp_path / "x$proj" / "${a}$"
+    folder.mkdir(parents=True)
+    path = folder / "a.yaml"
+    path.write_text(
+        "data: {source: de, target: en, folder: data, train: [a], valid: [b], test: {c: [d]},\n"
+        "  bpe: {codes: codes}, vocabulary: {source: s, target: t}}\n"
+        "model: {kind: transformer, width: 16, heads: 2, ffn: 16, encoder: {layers: 1},\n"
+        "  decoder: {layers: 1}}\n"
+        "training: {start_from: run, stages: [{optimizer: adam, batch: {size: 9},\n"
+        "  schedule: {kind: constant, rate: 1}, end: {updates: 1}}]}\n"
+    )
+    recipe = load(path)
+    assert recipe.data.test == {"c": [str(folder / "d")]}
+    (tmp_path / "dumped.yaml").write_text(sections.dump(recipe))
+    assert load(tmp_path / "dumped.yaml") == recipe
 
 
 def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:

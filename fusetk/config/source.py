@@ -22,7 +22,7 @@ DEEPEST = 100  # levels of a config; Python's recursion allows more
 # Characters. In a longer text, brackets may be nested so deeply that libyaml's parser overflows a
 # stack of 8 MB, which ends the process.
 LONGEST_FAST_TEXT = 10_000
-VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
+VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
 class Origin(NamedTuple):
@@ -59,10 +59,20 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     return document
 
 
-def dump(config: Config) -> str:
-    """Return the config with all its defaults as YAML that ``load`` can read."""
+def dump(config: Config, paths: Sequence[Place] = ()) -> str:
+    """Return the config with all its defaults as YAML that ``load`` can read.
+
+    `$` in the values of the keys ``paths`` is escaped, so that ``expand_path`` returns them.
+    """
+    values = config.model_dump(mode="json")
+    for *above, key in paths:
+        section: Any = values
+        for name in above:
+            section = section and section.get(name)
+        if section and key in section:
+            section[key] = _escape(section[key])
     return yaml.dump(
-        config.model_dump(mode="json"),
+        values,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -70,19 +80,32 @@ def dump(config: Config) -> str:
     )
 
 
+def _escape(value: Any) -> Any:
+    """Return a path, or a list or mapping of paths, with `$$` for each `$`."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, list):
+        return [_escape(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escape(item) for key, item in value.items()}
+    return value
+
+
 def expand_path(path: str) -> str:
-    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does.
+    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does, and `$$` by `$`.
 
     Raises ValueError for an environment variable that is not set or empty, and for a user without a
     home folder.
     """
 
     def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
+        if match[1]:
+            return "$"
+        name = match[2] or match[3]
         if not os.environ.get(name):
             raise ValueError(
                 f"the environment variable {name} in {path!r} is not set or is empty; "
-                "set it, or write the path in full"
+                "set it, or write the path in full, with $$ for a dollar sign"
             )
         return os.environ[name]
 

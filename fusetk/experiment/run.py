@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fusetk import config as configs
+from fusetk import sections
 from fusetk.errors import ConfigError
 from fusetk.experiment import counts, launch
 from fusetk.experiment.places import Places
@@ -141,7 +141,7 @@ class Experiment:
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
-        write_if_changed(self.places.config, configs.dump(self.recipe).encode())
+        write_if_changed(self.places.config, sections.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:
         """Compare the prepared text with its published counts.
