@@ -103,7 +103,10 @@ def _config_changes(
     before["training"]["stages"] = old_stages[:common]
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
-    changeable = re.compile("|".join(_changeable_keys(recipe)))
+    patterns = _changeable_keys(recipe)
+    if _moved(before["training"]["start_from"], now["training"]["start_from"]):
+        patterns.append(r"training\.start_from")  # a resumed run does not read it
+    changeable = re.compile("|".join(patterns))
     stage = read_progress(last).stage
     fixed = [
         change
@@ -123,6 +126,11 @@ def _config_changes(
             "prepare them with the settings of that run, or choose another --run"
         )
     return [*changes, *added]
+
+
+def _moved(before: str | None, now: str | None) -> bool:
+    """Whether a path was replaced by another one, and no longer exists."""
+    return before is not None and now is not None and not Path(before).exists()
 
 
 def _ends_earlier_stage(key: str, stage: int) -> bool:
