@@ -22,6 +22,7 @@ from fusetk.experiment.scoring import (
 )
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
+from fusetk.resume import check_config
 from fusetk.runs import CHECKPOINTS, STATE, checkpoints, read_state
 from fusetk.training.config import StageConfig
 
@@ -137,10 +138,12 @@ class Experiment:
         """Choose the prepared folder again, and write the config.
 
         Since the first choice, another experiment may have prepared the folder with other settings.
+        Raises ConfigError if the run exists and was trained with another config.
         """
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
+        check_config(self.recipe, self.places.run, "--out")
         write_if_changed(self.places.config, sections.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:
