@@ -92,7 +92,7 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.IntRange(1),
         metavar="N",
         help="Also score an average of the last N checkpoints. A config without a published score "
-        "is scored at the best checkpoint and at an average of all that it keeps.",
+        "is scored at the best checkpoint and at an average of all last ones that it keeps.",
     ),
     click.option(
         "--metric",

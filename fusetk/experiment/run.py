@@ -23,7 +23,8 @@ from fusetk.experiment.scoring import (
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
 from fusetk.resume import check_config
-from fusetk.runs import CHECKPOINTS, STATE, checkpoints, read_state
+from fusetk.runs import CHECKPOINTS, STATE, read_state
+from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
 
 STEPS = ("prep", "train", "average", "decode", "score", "report")
@@ -170,14 +171,14 @@ class Experiment:
     def average(self) -> None:
         """Make the averages that translate the test sets.
 
-        An average of N checkpoints has all checkpoints if the run has fewer than N.
+        An average of N checkpoints has all last checkpoints if the run has fewer than N.
         """
         products = Products(self.places.run)
         for model in self._models():
             number = averaged(model.name)
             if number is None:
                 continue
-            folders = checkpoints(self.places.run)[-number:]
+            folders = last_checkpoints(self.places.run)[-number:]
             states = [checksum(folder / STATE) for folder in folders]
             state = model / STATE
             if products.up_to_date(state, states):
@@ -253,7 +254,7 @@ class Experiment:
 
     def _models(self) -> list[Path]:
         """Return the checkpoints that translate."""
-        existing = len(checkpoints(self.places.run))
+        existing = len(last_checkpoints(self.places.run))
         names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
 
