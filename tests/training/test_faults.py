@@ -579,6 +579,15 @@ def test_every_lack_of_space_has_its_exit_code(
     assert names(tmp_path) == ["update-0000001"] and runs.is_intact(folder)
 
 
+def test_a_disk_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(CheckpointError, match="Input/output error; check the disk and run the"):
+        checkpoint.save(folder_of(tmp_path, 1), {"a": torch.ones(3)}, {}, {})
+
+
 def test_a_link_that_cannot_be_set_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,7 +617,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
     for name in ("log.txt", "metrics.jsonl"):
         (run / name).symlink_to("/dev/full")
 
-    def all_the_same(_run: Path, _update: int) -> None:
+    def all_the_same(_run: Path, _progress: object) -> None:
         pass
 
     with pytest.MonkeyPatch.context() as patched:
@@ -641,7 +650,8 @@ def test_config_and_pipeline_are_never_half_written(toy: Path, copy: Path) -> No
         for path in copy.rglob("*")
         if path.is_file() and path.name != "log.txt"
     }
-    with file_limit(10), pytest.raises(DiskFull):
+    message = r"run/config.yaml cannot be written: .*; update-0000008 is complete; raise the limit"
+    with file_limit(10), pytest.raises(DiskFull, match=message):
         train_module.train(
             load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True
         )
