@@ -181,10 +181,19 @@ def _train(
         if world.first:
             _record_session(run, trainer)
         trainer.train(log, stop)
-        log.line(
-            f"done: {trainer.progress.update} updates; "
-            f"best at update {trainer.progress.best_update}; {run}"
-        )
+        for line in _end(trainer.progress, run):
+            log.line(line)
+
+
+def _end(progress: Progress, run: Path) -> list[str]:
+    """Return the last lines of a log."""
+    if progress.best is not None:
+        return [f"done: {progress.update} updates; best at update {progress.best_update}; {run}"]
+    return [
+        "warning: each validation gave NaN, because training has diverged, so the checkpoints are "
+        "of no use: lower the learning rate, clip gradients, or train in fp32, in a new run folder",
+        f"done: {progress.update} updates; none is the best; {run}",
+    ]
 
 
 def _build_model(

@@ -371,10 +371,13 @@ class Reporter:
             f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}"
             for name, value in results.items()
         )
-        best = 0.0 if progress.best is None else progress.best
-        verdict = f"best {best:.4f} at update {progress.best_update}, stalled {progress.stalled}"
         if is_best:
             verdict = "new best"
+        elif progress.best is None:
+            verdict = f"no best yet, stalled {progress.stalled}"
+        else:
+            best = f"best {progress.best:.4f} at update {progress.best_update}"
+            verdict = f"{best}, stalled {progress.stalled}"
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
