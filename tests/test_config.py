@@ -39,6 +39,15 @@ class Top(Config):
     rate: float = 0.5
 
 
+# Each list has the one before it twice.
+ALIASES = "a0: &a0 []\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+# The same with mappings.
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)
+)
+
+
 def parse(folder: Path, text: str, *overrides: str) -> Top:
     path = folder / "a.yaml"
     path.write_text(text, encoding="utf-8")
@@ -142,6 +151,8 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
         ("encoder: {layers: 3}\n\trate: 3", "line 2: not valid YAML: a line begins with a tab"),
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),
+        (ALIASES, "with its aliases it has more than 100,000 values"),
+        (MERGES, "with its aliases it has more than 100,000 values"),
     ],
     ids=lambda text: text[:40],
 )
@@ -173,7 +184,8 @@ def test_both_parsers_read_the_same(
 
 
 @pytest.mark.parametrize(
-    "override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=[", "rate=2020-13-45"]
+    "override",
+    ["rate", "stages.5.layers=3", "stages.x=3", "stages.²=1", "=3", "rate=[", "rate=2020-13-45"],
 )
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
@@ -331,6 +343,7 @@ def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:
     assert again.stdout == text
     changed = runner.invoke(main, ["describe", "-", "--set", "model.heads=3"], input=text)
     assert "[standard input, line " in changed.stderr and changed.exit_code == 2
-    nameless = runner.invoke(main, ["train", "-"], input=text)
+    nameless = runner.invoke(main, ["train", "-", "--prep"], input=text)
     assert nameless.exit_code == 2 and "name the run folder by --run" in nameless.stderr
+    assert nameless.output.count("\n") == 1, "the text is not prepared"
     assert runner.invoke(main, ["describe", "-", "--config", "--json"], input=text).exit_code == 2
