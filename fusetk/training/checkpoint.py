@@ -64,6 +64,9 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
         # torch keeps step counters on the CPU for parameters on the CPU.
         if tensor.dim() or parameter.device.type == "cuda":
             tensor = tensor.to(parameter.device)
+        if tensor is full_tensor:
+            # A mapped tensor would keep the file on the disk after its checkpoint is deleted.
+            tensor = tensor.clone()
         optimizer.state[parameter][key] = tensor
 
 
