@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fusetk import sections
+from fusetk.data.batch_config import UNITS
 from fusetk.errors import ConfigError
 from fusetk.experiment import counts, launch
 from fusetk.experiment.places import Places
@@ -273,10 +274,10 @@ def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:
     lines = []
     for number, stage in enumerate(stages, 1):
         batch = stage.batch
-        unit = "pairs" if batch.unit == "sentences" else batch.unit
-        text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,} {unit}"
+        text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,}"
         if batch.accumulate > 1:
-            text = f"{text} = {batch.accumulate * batch.size:,} {unit}"
+            text = f"{text} = {batch.accumulate * batch.size:,}"
+        text = f"{text} {UNITS[batch.unit]}"
         if batch.token_limit:
             text = f"{text}, in batches of at most {batch.token_limit:,} tokens"
         if devices > 1 and batch.accumulate % devices == 0:

@@ -332,14 +332,17 @@ def test_products_with_damage_or_other_inputs_are_made_again(tmp_path):
 @pytest.mark.parametrize(
     ("devices", "text"),
     [
-        (1, "stage 1: an update is 4 x 100 tokens = 400 tokens"),
-        (2, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 2 devices computes 2 of "),
-        (8, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 8 devices computes 1/8 "),
+        (1, "stage 1: an update is 4 x 100 = 400 target tokens"),
+        (2, "stage 1: an update is 4 x 100 = 400 target tokens; each of 2 devices computes 2 of "),
+        (8, "stage 1: an update is 4 x 100 = 400 target tokens; each of 8 devices computes 1/8 "),
     ],
 )
 def test_an_update_is_described(config, devices, text):
     [line] = describe_updates(recipes.load(config).training.stages, devices)
     assert line.startswith(text)
+    batch = "training.stages.0.batch={size: 400, unit: both}"
+    [line] = describe_updates(recipes.load(config, [batch]).training.stages, 1)
+    assert line == "stage 1: an update is 1 x 400 tokens of both sides, padded"
 
 
 def test_several_devices_are_processes_of_torchrun():
