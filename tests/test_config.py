@@ -10,7 +10,7 @@ from pydantic import Field
 from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
 
 
@@ -200,6 +200,20 @@ def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(tmp_path))
     top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
     assert top.encoder.fuse.depth == 2
+
+
+def test_a_missing_module_from_outside_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside_user.py").write_text("import outside_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for kind, advice in (
+        ("outside_none:Idea", "'outside_none'; set PYTHONPATH to the folder of outside_none "),
+        ("outside_none.part:Idea", "'outside_none'; set PYTHONPATH to the folder of outside_none "),
+        ("outside_user:Idea", "No module named 'outside_library'  "),
+    ):
+        with pytest.raises(ImportFailed, match=f"cannot be imported: ModuleNotFound.*{advice}"):
+            parse(tmp_path, f"encoder: {{layers: 3, fuse: '{kind}'}}")
 
 
 def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:

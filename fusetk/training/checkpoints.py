@@ -106,8 +106,6 @@ class Checkpoints:
         interrupted: bool,
     ) -> None:
         folder = self.path(progress.update)
-        if not results and folder.exists():
-            results = read_state_if_valid(folder).get("valid")
         model, training, mean = files
         state = {
             "progress": progress.to_state(),

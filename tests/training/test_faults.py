@@ -327,6 +327,13 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
     )
 
 
+def test_a_run_with_a_missing_module_is_not_a_changed_run(copy: Path) -> None:
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("kind: adam", "kind: nowhere:Adam"))
+    said = refusal(call("decode", "-m", copy, "-i", config, "--device", "cpu"))
+    assert "set PYTHONPATH to the folder of nowhere  [" in said and "was changed" not in said
+
+
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(
     toy: Path, copy: Path, name: str

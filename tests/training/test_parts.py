@@ -145,11 +145,11 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
         assert (tmp_path / "checkpoints" / "last").resolve() == saved.path(update)
         if loss is None:
             assert runs.checkpoints(tmp_path)[-1].name == runs.checkpoint_name(update)
-    kept = [path.name for path in runs.checkpoints(tmp_path)]
-    assert kept == [runs.checkpoint_name(update) for update in (2, 4, 6)]
+    names = [path.name for path in runs.checkpoints(tmp_path)]
+    assert names == [runs.checkpoint_name(update) for update in (2, 4, 6)]
     assert (tmp_path / "checkpoints" / "best").resolve().name == runs.checkpoint_name(2)
     assert read_state(saved.path(6))["valid"] == {"loss": 4.0}
-    assert [path.name for path in choose(tmp_path, last=2)] == kept[1:], "5 is not one of them"
+    assert [path.name for path in choose(tmp_path, last=2)] == names[1:], "5 is not one of them"
     with pytest.raises(CheckpointError, match="has only 2 of the 3 requested last checkpoints"):
         choose(tmp_path, last=3)  # 2 is the best one, and 3 was deleted
 
