@@ -342,6 +342,7 @@ def test_parts_of_different_versions_are_not_joined(tmp_path, monkeypatch, versi
     server.content, server.version, server.stops_after = CONTENT, version, None
     server.knows_versions = knows_versions
     assert fetch(archive(), tmp_path, lambda line: None).read_bytes() == CONTENT
+    assert len(server.starts) == (3 if version and not knows_versions else 2)
 
 
 @pytest.mark.parametrize("names_size", [True, False])
