@@ -20,7 +20,8 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="DIR",
         type=click.Path(path_type=Path),
         help="Folder of the raw text. It replaces the folders of all paths in `data`: for "
-        "raw/train, it has train.de and train.en, plain or .gz.",
+        "raw/train, it has train.de and train.en, plain or .gz. Different texts must have "
+        "different file names.",
     ),
     click.option(
         "--dataset",
