@@ -22,6 +22,10 @@ class ConfigError(FusetkError):
     """A config file is missing, unreadable or invalid."""
 
 
+class ImportFailed(ConfigError):
+    """A config names a component outside fusetk that cannot be imported."""
+
+
 class DataError(FusetkError):
     """Text or prepared data cannot be used."""
 
