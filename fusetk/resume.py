@@ -61,6 +61,26 @@ def check_config(recipe: Recipe, run: Path, option: str) -> None:
         _config_changes(recipe, run, last, option)
 
 
+def check_before_prep(recipe: Recipe, run: Path) -> None:
+    """Raise ConfigError if the preparation with ``recipe`` would make data of which the run cannot
+    be resumed.
+
+    Raises the errors of ``check_config``, too.
+    """
+    check_config(recipe, run, "--run")
+    if _newest_checkpoint(run) and (run / CONFIG).exists():
+        before, now = (
+            integrity.training_settings(config.data)
+            for config in (recipes.load(run / CONFIG), recipe)
+        )
+        if changes := list(manifest.differences(before, now, "data")):
+            raise ConfigError(
+                f"{run} was trained on text that was prepared with other settings "
+                f"({'; '.join(changes)}): choose another --run and another data.folder, or undo "
+                "the change"
+            )
+
+
 def find_changes(
     recipe: Recipe,
     run: Path,

@@ -112,6 +112,11 @@ def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
     assert parse(tmp_path, config.dump(top)).model_dump() == top.model_dump()
 
 
+def test_a_missing_section_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be given  \[.*\.yaml\]"):
+        parse(tmp_path, "")
+
+
 def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(

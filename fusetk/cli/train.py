@@ -61,6 +61,8 @@ def command(
     has an option --run). The batches are those of a single process, and each process computes a
     part of every batch.
     """
+    if run == "":
+        raise ConfigError("--run is empty: name the run folder")
     if config == "-" and run is None:
         raise ConfigError("a config from standard input has no name: name the run folder by --run")
     if run_prep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -71,12 +73,14 @@ def command(
     from fusetk import train
     from fusetk.cli import prep
     from fusetk.processes import end_process
+    from fusetk.resume import check_before_prep
 
     if threads:
         torch.set_num_threads(threads)
-    if run_prep:
-        prep.run(resolved.data, threads or 1, force=False)
     default = Path("runs") / Path(config).stem
     folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x
+    if run_prep:
+        check_before_prep(resolved, folder)
+        prep.run(resolved.data, threads or 1, force=False)
     train.train(resolved, folder, device, quiet)
     end_process()

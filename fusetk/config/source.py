@@ -41,7 +41,7 @@ class Document:
         self.origins = origins
 
     def where(self, place: Place) -> Origin:
-        """Return the origin of a key, or of the nearest key above it that has one."""
+        """Return the origin of a key, or of the nearest key above it, or of the file."""
         while place and place not in self.origins:
             place = place[:-1]
         return self.origins.get(place, Origin("", Path()))
@@ -165,7 +165,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 def _parse_yaml(path: Path, text: str) -> Document:
     """Return one file's keys and their lines, without the files that it extends."""
-    origins: dict[Place, Origin] = {}
+    origins: dict[Place, Origin] = {(): Origin(str(path), path.parent)}
     try:
         node, values = _load(text)
         _record_origins(node, (), path, origins)

@@ -34,7 +34,9 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
         raise DataError(
             f"{config.folder} was prepared by another version of fusetk: {PREPARE}"
         ) from None
-    changes = list(manifest.differences(_settings(before), _settings(config), "data"))
+    changes = list(
+        manifest.differences(training_settings(before), training_settings(config), "data")
+    )
     changes = changes or _changed_files(config, recorded)
     if changes:
         raise DataError(
@@ -42,7 +44,7 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
         )
 
 
-def _settings(config: DataConfig) -> dict[str, Any]:
+def training_settings(config: DataConfig) -> dict[str, Any]:
     """Return the settings that decide what training reads; paths become numbers of files."""
     settings = config.model_dump(mode="json", exclude={"folder", "test"})
     settings["train"] = f"{len(config.train)} file prefixes"

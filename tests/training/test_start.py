@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from fusetk.cli.main import main
+from fusetk.data import manifest
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.data.vocab import Vocabulary
@@ -158,6 +159,11 @@ def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: P
     text = tmp_path / "in.de"
     text.write_text("eins zwei\n", encoding="utf-8")
     call("decode", "-m", run, text, "-o", tmp_path / "out")
+    prepared = manifest.read(tmp_path / "prepared")
+    changed = ["train", tmp_path / "tuned.yaml", "--prep", "-r", run, "--set"]
+    refused = CliRunner().invoke(main, [*map(str, changed), "data.bpe.max_subwords=9"])
+    assert refused.exit_code == 2 and "data.bpe.max_subwords: none -> 9" in refused.stderr
+    assert manifest.read(tmp_path / "prepared") == prepared, "the text was not prepared again"
     (tmp_path / "copy").mkdir()
     for other in ("null", str(tmp_path / "copy")):
         with pytest.raises(ConfigError, match="start_from"):
@@ -242,3 +248,8 @@ def test_rows_follow_their_tokens_in_another_order(toy: Path, parent: Path) -> N
     for name in ("source.tokens.weight", "target.tokens.weight", "output.bias"):
         rows, before = model.get_parameter(name), tensors[name]
         assert torch.equal(rows[:4], before[:4]) and torch.equal(rows[4:].flip(0), before[4:])
+
+
+def test_an_empty_name_of_a_run_is_refused(toy: Path) -> None:
+    refused = CliRunner().invoke(main, ["train", str(toy), "--run", ""])
+    assert refused.exit_code == 2 and "--run is empty" in refused.stderr
