@@ -191,7 +191,7 @@ def test_sort_values(cell: str | None, value: float | None) -> None:
 
 
 def test_gains_are_sorted_by_how_sure_they_are() -> None:
-    cells = ["no", "0 of 3 seeds", "2 of 3 seeds", "yes"]
+    cells = ["no", "open: 0 of 3 seeds", "open: 2 of 3 seeds", "yes"]
     values = [sort_value(cell) for cell in cells]
     assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
     assert sort_value("no baseline") is None
