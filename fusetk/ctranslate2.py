@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fusetk.data.text import cannot_write
 from fusetk.errors import ConfigError, DataError
 from fusetk.models.transformer import (
     Transformer,
@@ -71,7 +72,7 @@ def export(loaded: Loaded, output: Path, quantization: str | None = None) -> Non
         shutil.copytree(run / TEXT, aside / TEXT)
         aside.rename(output)
     except OSError as error:
-        raise DataError(f"{output} cannot be written: {error.strerror}") from None
+        raise cannot_write(output, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

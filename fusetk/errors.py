@@ -22,8 +22,18 @@ class ConfigError(FusetkError):
     """A config file is missing, unreadable or invalid."""
 
 
+class ImportFailed(ConfigError):
+    """A config names a component outside fusetk that cannot be imported."""
+
+
 class DataError(FusetkError):
     """Text or prepared data cannot be used."""
+
+
+class OutputDiskFull(DataError):
+    """The disk has no space for an output file."""
+
+    exit_code = EX_IOERR
 
 
 class CheckpointError(FusetkError):

@@ -27,8 +27,8 @@ def similar_names(path: Path, number: int = 3) -> list[str]:
 def replace_file(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, flush it to disk and rename it.
 
-    At any time the old or the new file is complete. Raises OSError if the file cannot be written;
-    then the old file is unchanged.
+    At any time the old or the new file is complete. Raises OSError, which names the file, if it
+    cannot be written; then the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -37,8 +37,9 @@ def replace_file(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)
         raise
 
 

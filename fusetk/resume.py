@@ -34,6 +34,11 @@ def last_checkpoint(run: Path) -> Path | None:
     run may have a folder instead of the link.
     """
     checkpoint.recover(run)
+    return _newest_checkpoint(run)
+
+
+def _newest_checkpoint(run: Path) -> Path | None:
+    """Return the checkpoint of ``last_checkpoint``, without a repair of the run."""
     last = run / CHECKPOINTS / "last"
     if last.is_symlink() and last.is_dir():
         return last.resolve()
@@ -43,6 +48,17 @@ def last_checkpoint(run: Path) -> Path | None:
     # A damaged checkpoint is an error of the caller, which must not start the training again.
     folders = checkpoint_folders(run)
     return folders[-1] if folders else None
+
+
+def check_config(recipe: Recipe, run: Path, option: str) -> None:
+    """Raise ConfigError if the run exists and cannot be resumed with the config of ``recipe``.
+
+    The error names ``option``, which gives another place for the run. Another process may train in
+    the run. Raises CheckpointError if the last checkpoint is damaged.
+    """
+    last = _newest_checkpoint(run)
+    if last and (run / CONFIG).exists():
+        _config_changes(recipe, run, last, option)
 
 
 def find_changes(
@@ -58,8 +74,12 @@ def find_changes(
     change with which the run cannot be started or resumed, and CheckpointError if ``last`` is
     damaged.
     """
+    changes: list[str] = []
+    if last:
+        changes = _config_changes(recipe, run, last)
+        _check_data(recipe, run, last, prepared)
     return [
-        *(_config_changes(recipe, run, last, prepared) if last else []),
+        *changes,
         *_text_changes(recipe, prepared, resuming=bool(last)),
         *_processor_changes(run, kernel_choices),
     ]
@@ -80,12 +100,11 @@ def _changeable_keys(recipe: Recipe) -> list[str]:
     return patterns
 
 
-def _config_changes(
-    recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, Any]
-) -> list[str]:
-    """Describe the differences of config and data from those of the run so far.
+def _config_changes(recipe: Recipe, run: Path, last: Path, option: str = "--run") -> list[str]:
+    """Describe the differences of the config from that of the run so far.
 
-    Raises the errors of ``find_changes``.
+    Raises ConfigError, which names ``option``, for a change with which the run cannot be resumed,
+    and CheckpointError if ``last`` is damaged.
     """
     before = recipes.load(run / CONFIG).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
@@ -103,7 +122,10 @@ def _config_changes(
     before["training"]["stages"] = old_stages[:common]
     now["training"]["stages"] = new_stages[:common]
     changes = list(manifest.differences(before, now))
-    changeable = re.compile("|".join(_changeable_keys(recipe)))
+    patterns = _changeable_keys(recipe)
+    if _moved(before["training"]["start_from"], now["training"]["start_from"]):
+        patterns.append(r"training\.start_from")  # a resumed run does not read it
+    changeable = re.compile("|".join(patterns))
     stage = read_progress(last).stage
     fixed = [
         change
@@ -114,15 +136,24 @@ def _config_changes(
     if fixed or removed:
         raise ConfigError(
             f"{run} was started with another config ({'; '.join([*fixed, *removed])}): "
-            "choose another --run, or undo the change"
+            f"choose another {option}, or undo the change"
         )
+    return [*changes, *added]
+
+
+def _check_data(recipe: Recipe, run: Path, last: Path, prepared: Mapping[str, Any]) -> None:
+    """Raise DataError if the prepared data are not those that the run was trained on."""
     fingerprint = manifest.training_fingerprint(prepared)
     if read_state(last).get("data") not in (None, fingerprint):
         raise DataError(
             f"the data in {recipe.data.folder} are not those that {run} was trained on: "
-            "prepare them with the settings of that run, or choose another --run"
+            "prepare them with the settings of that run, or choose another run folder"
         )
-    return [*changes, *added]
+
+
+def _moved(before: str | None, now: str | None) -> bool:
+    """Whether a path was replaced by another one, and no longer exists."""
+    return before is not None and now is not None and not Path(before).exists()
 
 
 def _ends_earlier_stage(key: str, stage: int) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 from fusetk import config
 from fusetk.config import Config
-from fusetk.data.config import DataConfig, load_document
+from fusetk.data.config import PATHS, DataConfig, load_document
 from fusetk.decoding.config import SearchConfig
 from fusetk.papers import PaperConfig, fill_in
 from fusetk.training.config import TrainingConfig
+
+START_FROM = ("training", "start_from")  # a path outside of ``data``
 
 
 class SectionsWithoutModel(Config):
@@ -21,7 +23,7 @@ class SectionsWithoutModel(Config):
     data: DataConfig
     """Text and its preparation. Paths are relative to the config file that names them; paths in
     `--set` are relative to the current folder. `~` and environment variables (`$NAME` or `${NAME}`)
-    are expanded."""
+    are expanded; `$$` is a dollar sign."""
     model: Any
     """Backbone, layers and fusions."""
     training: TrainingConfig
@@ -39,9 +41,14 @@ def read(path: Path | str, overrides: Sequence[str] = ()) -> config.Document:
     them, or from the current folder in an override. Published values that ``paper`` does not give
     are read from the file of ``paper.tables``. Raises ConfigError.
     """
-    document = load_document(path, overrides, [("training", "start_from")])
+    document = load_document(path, overrides, [START_FROM])
     fill_in(document)
     return document
+
+
+def dump(recipe: SectionsWithoutModel) -> str:
+    """Return a recipe with all its defaults as YAML that ``read`` can read."""
+    return config.dump(recipe, [*PATHS, START_FROM])
 
 
 def check(path: Path | str, overrides: Sequence[str] = ()) -> None:

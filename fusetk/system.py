@@ -19,7 +19,7 @@ from fusetk.data.vocab import EOS
 from fusetk.decoding.config import SearchConfig, canonical
 from fusetk.decoding.target_scores import score_targets
 from fusetk.decoding.translate import Request, Translation, Translator
-from fusetk.errors import CheckpointError, ConfigError, DataError
+from fusetk.errors import CheckpointError, ConfigError, DataError, ImportFailed
 from fusetk.machine import device_of, hardware
 from fusetk.models import Seq2Seq, build_model
 from fusetk.models.quantization import to_bf16, to_int8
@@ -155,7 +155,8 @@ def load_model(
     If the run has no best checkpoint, the last one is loaded. If training kept a moving average of
     the weights (EMA), it is loaded unless ``raw`` is set. ``report`` gets a line that names the
     checkpoint and the device. Raises CheckpointError if the path is neither a checkpoint nor a run,
-    or if a file is missing or damaged, and the errors of ``device_of``.
+    or if a file is missing or damaged, ImportFailed if the model has a class outside fusetk that
+    cannot be imported, and the errors of ``device_of``.
     """
     run, folder = find_checkpoint(Path(path))
     model_device = device_of(str(device))
@@ -167,6 +168,8 @@ def load_model(
     report(f"loading {folder}{update} on {place}")
     try:
         recipe = recipes.load(run / CONFIG)
+    except ImportFailed:
+        raise
     except ConfigError as error:
         raise CheckpointError(
             f"{run / CONFIG} was changed after training wrote it: {error}"

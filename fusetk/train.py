@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 import fusetk
-from fusetk import config
+from fusetk import sections
 from fusetk.data import integrity, manifest
 from fusetk.data.batch_config import UNITS
 from fusetk.data.corpus import Corpus
@@ -46,6 +46,7 @@ from fusetk.training import checkpoint
 from fusetk.training.compiling import compile_layers
 from fusetk.training.log import Log, NullLog, device_name, forget_after
 from fusetk.training.loop import Trainer
+from fusetk.training.progress import Progress
 from fusetk.training.sharding import shard
 from fusetk.training.signals import Stop
 from fusetk.training.start import start_from
@@ -161,8 +162,8 @@ def _train(
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)
-        _write_run_folder(recipe, run, trainer.progress.update if last else 0, kernel_choices)
-    with Log(run, quiet, recipe.training.tensorboard) if world.first else NullLog() as log:
+        _write_run_folder(recipe, run, trainer.progress, kernel_choices)
+    with _open_log(recipe, run, quiet, trainer) as log:
         for line in _run_header(recipe, model, pipeline, trainer, matmul):
             log.line(line)
         for line in started:
@@ -180,10 +181,19 @@ def _train(
         if world.first:
             _record_session(run, trainer)
         trainer.train(log, stop)
-        log.line(
-            f"done: {trainer.progress.update} updates; "
-            f"best at update {trainer.progress.best_update}; {run}"
-        )
+        for line in _end(trainer.progress, run):
+            log.line(line)
+
+
+def _end(progress: Progress, run: Path) -> list[str]:
+    """Return the last lines of a log."""
+    if progress.best is not None:
+        return [f"done: {progress.update} updates; best at update {progress.best_update}; {run}"]
+    return [
+        "warning: each validation gave NaN, because training has diverged, so the checkpoints are "
+        "of no use: lower the learning rate, clip gradients, or train in fp32, in a new run folder",
+        f"done: {progress.update} updates; none is the best; {run}",
+    ]
 
 
 def _build_model(
@@ -226,7 +236,7 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise checkpoint.write_error(run, error) from None
+        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
     run_lock.take()
     if last is None and last_checkpoint(run):
         raise ConfigError(
@@ -236,23 +246,33 @@ def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
 
 
 def _write_run_folder(
-    recipe: Recipe, run: Path, update: int, kernel_choices: Choices | None
+    recipe: Recipe, run: Path, progress: Progress, kernel_choices: Choices | None
 ) -> None:
     """Write text pipeline, config and kernel choices into the run folder.
 
-    Remove the metrics of updates after ``update``. Raises CheckpointError if a file cannot be
+    Remove the metrics after ``progress``. Raises CheckpointError if a file cannot be
     written.
     """
     text = Path(recipe.data.folder) / TEXT
     try:
-        forget_after(run, update)
+        forget_after(run, progress)
         for file in sorted(path for path in text.rglob("*") if path.is_file()):
             write_if_changed(run / TEXT / file.relative_to(text), file.read_bytes())
-        write_if_changed(run / CONFIG, config.dump(recipe).encode())
+        write_if_changed(run / CONFIG, sections.dump(recipe).encode())
         if kernel_choices:
             write_choices(run / MACHINE, kernel_choices)
     except OSError as error:
-        raise checkpoint.write_error(run, error) from None
+        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
+
+
+def _open_log(recipe: Recipe, run: Path, quiet: bool, trainer: Trainer) -> Log:
+    """Return the log of this process. Raises CheckpointError if its files cannot be opened."""
+    if not trainer.world.first:
+        return NullLog()
+    try:
+        return Log(run, quiet, recipe.training.tensorboard, trainer.progress.update)
+    except OSError as error:
+        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
 def _record_session(run: Path, trainer: Trainer) -> None:
@@ -270,7 +290,7 @@ def _record_session(run: Path, trainer: Trainer) -> None:
     try:
         add_session(run, session)
     except OSError as error:
-        raise checkpoint.write_error(run, error) from None
+        raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
 def _run_header(

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 from pydantic import Field
 
-from fusetk import config
+from fusetk import config, sections
 from fusetk.cli.main import main
 from fusetk.config import ComponentConfig, Config, component, field_docs, source
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, ImportFailed
 from fusetk.recipe import load
 
 
@@ -37,6 +37,15 @@ class Top(Config):
     encoder: Side
     stages: list[Side] = []
     rate: float = 0.5
+
+
+# Each list has the one before it twice.
+ALIASES = "a0: &a0 []\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+# The same with mappings.
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)
+)
 
 
 def parse(folder: Path, text: str, *overrides: str) -> Top:
@@ -72,6 +81,11 @@ def test_home_and_variables_in_extends_are_expanded(
 def test_a_path_with_neither_is_not_changed() -> None:
     for path in ("a/b", "./~", "a~b", "cost$5", "a$", "/x/~/y"):
         assert config.expand_path(path) == path
+
+
+def test_two_dollar_signs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "here")
+    assert config.expand_path("$$HERE/$$$HERE/$${HERE}/$$") == "$HERE/$here/${HERE}/$"
 
 
 def test_another_kind_drops_the_options_of_the_one_below(tmp_path: Path) -> None:
@@ -137,6 +151,8 @@ def test_every_error_comes_at_once_with_path_and_line(tmp_path: Path) -> None:
         ("encoder: {layers: 3}\nrate: .nan", "finite"),
         ("encoder: {layers: 3}\n\trate: 3", "line 2: not valid YAML: a line begins with a tab"),
         *((f"encoder: {'[' * n}{']' * n}", "at most 100 levels") for n in (101, 4900, 400_000)),
+        (ALIASES, "with its aliases it has more than 100,000 values"),
+        (MERGES, "with its aliases it has more than 100,000 values"),
     ],
     ids=lambda text: text[:40],
 )
@@ -168,7 +184,8 @@ def test_both_parsers_read_the_same(
 
 
 @pytest.mark.parametrize(
-    "override", ["rate", "stages.5.layers=3", "stages.x=3", "=3", "rate=[", "rate=2020-13-45"]
+    "override",
+    ["rate", "stages.5.layers=3", "stages.x=3", "stages.²=1", "=3", "rate=[", "rate=2020-13-45"],
 )
 def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
@@ -183,6 +200,20 @@ def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(tmp_path))
     top = parse(tmp_path, "encoder: {layers: 3, fuse: {kind: 'outside_idea:Idea', depth: 2}}")
     assert top.encoder.fuse.depth == 2
+
+
+def test_a_missing_module_from_outside_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside_user.py").write_text("import outside_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for kind, advice in (
+        ("outside_none:Idea", "'outside_none'; set PYTHONPATH to the folder of outside_none "),
+        ("outside_none.part:Idea", "'outside_none'; set PYTHONPATH to the folder of outside_none "),
+        ("outside_user:Idea", "No module named 'outside_library'  "),
+    ):
+        with pytest.raises(ImportFailed, match=f"cannot be imported: ModuleNotFound.*{advice}"):
+            parse(tmp_path, f"encoder: {{layers: 3, fuse: '{kind}'}}")
 
 
 def test_not_utf8_and_missing_are_config_errors(tmp_path: Path) -> None:
@@ -297,6 +328,25 @@ def test_docstrings_of_fields_are_those_below_them_in_the_class_or_its_bases() -
     assert field_docs(Wide) == {"kind": kind, "hidden": "Units.", "width": "Width\nof the output."}
 
 
+def test_a_resolved_config_has_the_paths_of_the_config(tmp_path: Path) -> None:
+    """A dollar sign in the name of a folder is not that of a variable."""
+    folder = tmp_path / "x$proj" / "${a}$"
+    folder.mkdir(parents=True)
+    path = folder / "a.yaml"
+    path.write_text(
+        "data: {source: de, target: en, folder: data, train: [a], valid: [b], test: {c: [d]},\n"
+        "  bpe: {codes: codes}, vocabulary: {source: s, target: t}}\n"
+        "model: {kind: transformer, width: 16, heads: 2, ffn: 16, encoder: {layers: 1},\n"
+        "  decoder: {layers: 1}}\n"
+        "training: {start_from: run, stages: [{optimizer: adam, batch: {size: 9},\n"
+        "  schedule: {kind: constant, rate: 1}, end: {updates: 1}}]}\n"
+    )
+    recipe = load(path)
+    assert recipe.data.test == {"c": [str(folder / "d")]}
+    (tmp_path / "dumped.yaml").write_text(sections.dump(recipe))
+    assert load(tmp_path / "dumped.yaml") == recipe
+
+
 def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:
     """``describe --config`` prints a config that gives the same recipe, from a file or a pipe."""
     runner = CliRunner()
@@ -307,6 +357,7 @@ def test_a_resolved_config_is_a_config(toy: Path, tmp_path: Path) -> None:
     assert again.stdout == text
     changed = runner.invoke(main, ["describe", "-", "--set", "model.heads=3"], input=text)
     assert "[standard input, line " in changed.stderr and changed.exit_code == 2
-    nameless = runner.invoke(main, ["train", "-"], input=text)
+    nameless = runner.invoke(main, ["train", "-", "--prep"], input=text)
     assert nameless.exit_code == 2 and "name the run folder by --run" in nameless.stderr
+    assert nameless.output.count("\n") == 1, "the text is not prepared"
     assert runner.invoke(main, ["describe", "-", "--config", "--json"], input=text).exit_code == 2

@@ -13,6 +13,7 @@ import fusetk
 from fusetk import runs
 from fusetk.cli.main import COMMANDS
 from fusetk.config import Config
+from fusetk.fusion import FUSIONS
 from fusetk.recipe import Recipe, load
 from tools import config_page, manual
 from tools.troff import escape, prose
@@ -102,7 +103,12 @@ def test_a_key_of_both_sides_and_of_several_kinds_is_described_once():
     )
     assert page[place + 3] == "Kinds: transformer, conv, coordinated."
     [place] = [i for i, line in enumerate(page) if line.startswith("Add a learned vector to each")]
-    assert page[place + 2].endswith("groups (default false); ffn, attention (default true).")
+    assert "(default false)" in page[place + 2] and "(default true)" in page[place + 2]
+    kinds = page[place + 2].removeprefix("Kinds: ").removesuffix(".")
+    named = re.sub(r" \(default \w+\)", "", kinds).replace(";", ",").split(", ")
+    key = "layer_embedding"
+    fusions = [name for name, cls in FUSIONS.items() if key in cls.Config.model_fields]
+    assert sorted(named) == sorted(fusions), "each kind is named once"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -30,6 +30,12 @@ def test_a_picture_has_the_text_and_no_external_resources() -> None:
     assert "@font-face" not in svg and "url(http" not in svg
 
 
+def test_long_lines_continue_below() -> None:
+    svg = picture(["$ make demo", "a" * 35 + "\x1b[1m" + "b" * 10 + "\x1b[0m", ""], 40, "make demo")
+    texts = [element.text for element in xml.etree.ElementTree.fromstring(svg).iter()]
+    assert {"a" * 35, "b" * 5} <= set(texts) and texts.count("b" * 5) == 2
+
+
 def test_a_command_runs_in_a_terminal(tmp_path: Path) -> None:
     code = "import os, sys; print(sys.stdout.isatty(), os.get_terminal_size().columns); sys.exit(3)"
     output, status = record([sys.executable, "-c", code], 77)

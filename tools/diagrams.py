@@ -17,7 +17,13 @@ BOXES = {
     "fusion": ("#fdebd3", "#c2711b"),
     "output": ("#f1f3f5", "#52606d"),
 }
-ARROWS = {"flow": "#52606d", "fuse": "#c2711b", "connect": "#6b46c1", "attend": "#2f855a"}
+ARROWS = {
+    "flow": "#52606d",
+    "fuse": "#c2711b",
+    "connect": "#6b46c1",
+    "attend": "#2f855a",
+    "residual": "#c53030",
+}
 TALL = 34  # height of a box with one line of text
 
 
@@ -160,8 +166,8 @@ def _fuse(
 
 
 def sites() -> Diagram:
-    """Draw the four sites of an encoder and a decoder."""
-    diagram = Diagram("The four sites of a model: connect, residual, fuse and attend", 760, 470)
+    """Draw the sites of an encoder and a decoder, and those of a layer."""
+    diagram = Diagram("The four sites of a model: connect, residual, fuse and attend", 900, 470)
     for x in (110, 470):
         diagram.column(LAYERS, x, 376, 66, 130)
         diagram.box("fusion", x + 20, 96, 90, "fuse")
@@ -173,20 +179,34 @@ def sites() -> Diagram:
         diagram.arrow("fuse", f"M110 {y} H{118 - out} q-8 0 -8 -8 V121 q0 -8 8 -8 H128")
         diagram.arrow("fuse", f"M600 {y} H{592 + out} q8 0 8 -8 V121 q0 -8 -8 -8 H582")
     for y, apart in ((393, 26), (327, 14)):
-        diagram.arrow("connect", f"M240 {y} H{240 + apart} V261 H242")
-        diagram.arrow("connect", f"M470 {y} H{470 - apart} V261 H468")
-    diagram.arrow("attend", "M220 113 H345 Q355 113 355 123 V185 Q355 195 365 195 H468")
-    diagram.line("M240 189 H350", ARROWS["attend"], dashed=True)
-    diagram.line("M240 255 H340 Q355 255 355 241 V203", ARROWS["attend"], dashed=True)
-    diagram.text(392, 150, "attend", color=ARROWS["attend"])
-    for x in (318, 410):
-        diagram.text(x, 352, "connect", color=ARROWS["connect"])
-    for x in (60, 688):
-        diagram.text(x, 88, "fuse", color=ARROWS["fuse"])
+        diagram.arrow("connect", f"M240 {y} H{240 + apart} V265 H242")
+        diagram.arrow("connect", f"M470 {y} H{470 - apart} V265 H468")
+    for y in (188, 252, 318):
+        diagram.line(f"M240 {y} H355", ARROWS["attend"], dashed=True)
+        diagram.arrow("attend", f"M220 113 H345 Q355 113 355 123 V{y - 8} q0 8 8 8 H468")
+    diagram.text(386, 150, "attend", color=ARROWS["attend"])
+    for x in (307, 403):
+        diagram.text(x, 386, "connect", color=ARROWS["connect"])
     diagram.text(175, 440, "encoder", "title")
     diagram.text(535, 440, "decoder", "title")
-    diagram.notes(355, 440, "residual: inside a layer")
+    diagram.notes(355, 428, "dashed: attend may read", "the encoder layers instead")
+    diagram.line("M684 24 V446", "#cbd2d9")
+    _layer(diagram, 780)
     return diagram
+
+
+def _layer(diagram: Diagram, x: float) -> None:
+    """Draw the sub-layers of an encoder layer, around x, with their residual connections."""
+    diagram.arrow("flow", f"M{x:g} 404 V346")
+    for name, below, box, above in (("attention", 380, 310, 268), ("feed-forward", 230, 174, 132)):
+        diagram.box("layer", x - 60, box, 120, name)
+        diagram.arrow("flow", f"M{x:g} {box} V{above + 16}")
+        diagram.circle("output", x, above, "+")
+        diagram.arrow("residual", f"M{x:g} {below} H{x + 78:g} V{above} H{x + 16:g}")
+    diagram.arrow("flow", f"M{x:g} 254 V210")
+    diagram.arrow("flow", f"M{x:g} 118 V76")
+    diagram.text(x + 64, 398, "residual", color=ARROWS["residual"])
+    diagram.text(x, 440, "inside a layer", "title")
 
 
 # Fusions ------------------------------------------------------------------------------------------

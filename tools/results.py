@@ -24,7 +24,8 @@ from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_columns import config_text
 from fusetk.reporting.result_files import Curve
 from fusetk.reporting.result_layout import text_tables
-from fusetk.reporting.result_tables import ResultRow, mean_of, read_tables
+from fusetk.reporting.result_tables import ResultRow, read_tables
+from fusetk.reporting.runs import mean_of
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.,=]+)+)?, "

@@ -73,10 +73,15 @@ def final_lines(output: str) -> list[str]:
 
 
 def picture(lines: Sequence[str], columns: int, title: str) -> str:
-    """Return an SVG of the lines; it has no external resources."""
+    """Return an SVG of the lines; it has no external resources.
+
+    Lines that are longer than the terminal continue below, as in a terminal.
+    """
     console = Console(record=True, width=columns, file=io.StringIO(), color_system="truecolor")
     for line in lines:
-        console.print(Text.from_ansi(line), soft_wrap=True)
+        text = Text.from_ansi(line)
+        for part in text.divide(range(columns, text.cell_len, columns)):
+            console.print(part, soft_wrap=True)
     svg = console.export_svg(title=title)
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     return svg.replace("Fira Code", "DejaVu Sans Mono")

@@ -13,7 +13,12 @@ from fusetk.cli.common_options import inform
     "then fusetk decode -m runs/demo/checkpoints/average",
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Average the last N checkpoints.")
+@click.option(
+    "--last",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Average the last N checkpoints. It is an error if training deleted one of them.",
+)
 @click.option(
     "--best",
     type=click.IntRange(1),

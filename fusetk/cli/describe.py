@@ -56,13 +56,13 @@ def command(
     system the config describes. The number that the paper prints is compared with the number that
     is counted with the paper's vocabulary sizes.
     """
-    from fusetk import config as configs
+    from fusetk import sections
 
     if only_config and as_json:
         raise click.UsageError("--config and --json exclude each other: leave one of them out")
     recipe = load_recipe(config, overrides)
     if only_config:
-        click.echo(configs.dump(recipe), nl=False)
+        click.echo(sections.dump(recipe), nl=False)
         return
     source = src_vocab_size or tgt_vocab_size
     if source:
@@ -85,7 +85,7 @@ def command(
         }
         click.echo(json.dumps(document, indent=1))
         return
-    click.echo(configs.dump(recipe))
+    click.echo(sections.dump(recipe))
     click.echo(f"with {sizes[0]:,} source and {sizes[1]:,} target entries:")
     for name, count in [*parts.items(), ("total", total)]:
         click.echo(f"{name:<24}{count:>14,}")

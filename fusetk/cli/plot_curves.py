@@ -6,7 +6,7 @@ import click
 
 from fusetk.cli.picture_options import check_picture, size_option, style_option
 from fusetk.errors import DataError
-from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_metrics
+from fusetk.plotting.curves import DEFAULT, KINDS, TITLES, curves, plot, read_curve_records
 from fusetk.plotting.figure import check_output
 from fusetk.plotting.style import STYLES, Size
 
@@ -95,7 +95,7 @@ def command(
             f"two runs have the name {duplicate!r}; set different names with --names, "
             "or give each run once"
         )
-    metrics = {name: read_metrics(run) for name, run in zip(run_names, runs, strict=True)}
+    metrics = {name: read_curve_records(run) for name, run in zip(run_names, runs, strict=True)}
     quantities = [part.strip() for part in (what or "").split(",") if part.strip()]
     kinds = [kind for kind, selected in zip(KINDS, (train, valid), strict=True) if selected]
     chosen = curves(metrics, quantities, kinds or KINDS)

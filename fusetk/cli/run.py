@@ -116,3 +116,9 @@ def _check(
         )
     if sbatch and not slurm:
         raise ConfigError("--sbatch needs --slurm")
+    for option in sbatch:
+        if not option.startswith("-"):
+            raise ConfigError(
+                f"--sbatch={option}: give an option and its value together, such as "
+                "--sbatch=--partition=gpu"
+            )

@@ -20,7 +20,8 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="DIR",
         type=click.Path(path_type=Path),
         help="Folder of the raw text. It replaces the folders of all paths in `data`: for "
-        "raw/train, it has train.de and train.en, plain or .gz.",
+        "raw/train, it has train.de and train.en, plain or .gz. Different texts must have "
+        "different file names.",
     ),
     click.option(
         "--dataset",
@@ -92,7 +93,7 @@ OPTIONS: tuple[Decorator, ...] = (
         type=click.IntRange(1),
         metavar="N",
         help="Also score an average of the last N checkpoints. A config without a published score "
-        "is scored at the best checkpoint and at an average of all that it keeps.",
+        "is scored at the best checkpoint and at an average of all last ones that it keeps.",
     ),
     click.option(
         "--metric",

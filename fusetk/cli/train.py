@@ -13,6 +13,7 @@ from fusetk.cli.options import (
     threads_option,
 )
 from fusetk.cli.recipes import load_recipe
+from fusetk.errors import ConfigError
 
 
 @click.command(
@@ -60,22 +61,21 @@ def command(
     has an option --run). The batches are those of a single process, and each process computes a
     part of every batch.
     """
+    if config == "-" and run is None:
+        raise ConfigError("a config from standard input has no name: name the run folder by --run")
+    if run_prep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
     resolved = load_recipe(config, overrides)
     import torch
 
     from fusetk import train
     from fusetk.cli import prep
-    from fusetk.errors import ConfigError
     from fusetk.processes import end_process
 
     if threads:
         torch.set_num_threads(threads)
-    if run_prep and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("--prep needs a single process: run fusetk prep before torchrun")
     if run_prep:
         prep.run(resolved.data, threads or 1, force=False)
-    if config == "-" and run is None:
-        raise ConfigError("a config from standard input has no name: name the run folder by --run")
     default = Path("runs") / Path(config).stem
     folder = Path(os.path.expanduser(run)) if run else default  # a shell does not expand --run=~/x
     train.train(resolved, folder, device, quiet)

@@ -71,7 +71,8 @@ def reason(error: Mapping[str, Any], may_be_null: bool = False) -> str:
     if kind == "string_pattern_mismatch":
         return f"has the wrong form: it is {shown(value)} and must match {context['pattern']}"
     text: str = error["msg"].removeprefix("Value error, ")
-    if kind in ("choice", "value_error") or not isinstance(value, str | int | float | bool):
+    explains = kind in ("choice", "import", "value_error")
+    if explains or not isinstance(value, str | int | float | bool):
         return text
     return f"{text} (it is {shown(value)})"
 

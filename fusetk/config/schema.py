@@ -111,12 +111,17 @@ def _only_null(annotation: Any) -> bool:
     return nullable(annotation) and not accepts_word
 
 
+class CannotImport(ValueError):
+    """A component outside fusetk cannot be imported."""
+
+
 def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
-    """Return the class that ``kind`` names.
+    """Return the class or function that ``kind`` names.
 
     ``kind`` is a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside
-    fusetk. Raises ValueError if the name is unknown, cannot be imported, or is not a subclass of
-    ``base`` with a suitable ``Config``.
+    fusetk. If ``base`` is object, it may also be a function. Raises ValueError if the name is
+    unknown, or if it is not a subclass of ``base`` with a suitable ``Config``, and CannotImport if
+    it cannot be imported.
     """
     if kind in table:
         return table[kind]
@@ -130,13 +135,22 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
     try:
         component_class = getattr(importlib.import_module(module), name)
     except Exception as error:  # an outside module may raise anything; its author needs to see it
-        raise ValueError(f"{kind!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(component_class, type) and issubclass(component_class, base)):
+        advice = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            advice = f"; set PYTHONPATH to the folder of {error.name}"
+        raise CannotImport(
+            f"{kind!r} cannot be imported: {type(error).__name__}: {error}{advice}"
+        ) from error
+    if base is object:
+        if not callable(component_class):
+            raise ValueError(f"{kind!r} is neither a class nor a function")
+    elif not (isinstance(component_class, type) and issubclass(component_class, base)):
         raise ValueError(f"{kind!r} is not a subclass of {base.__module__}.{base.__name__}")
     config = getattr(base, "Config", ComponentConfig)
-    if not issubclass(getattr(component_class, "Config", type(None)), config):
+    own = getattr(component_class, "Config", None)
+    if not (isinstance(own, type) and issubclass(own, config)):
         raise ValueError(
-            f"{kind!r} must have a class attribute Config that is a subclass of "
+            f"{kind!r} must have an attribute Config that is a subclass of "
             f"{config.__module__}.{config.__name__}"
         )
     return component_class
@@ -147,7 +161,8 @@ class component:
 
     ``fuse: Annotated[FusionConfig, component(FUSIONS, "a fusion", Fusion)]`` accepts the ``Config``
     of each fusion. ``fuse: average`` is short for ``fuse: {kind: average}``. ``description`` names
-    the component in errors. A class outside fusetk must be a subclass of ``base``.
+    the component in errors. A class outside fusetk must be a subclass of ``base``; if ``base`` is
+    object, it may be a function.
     """
 
     def __init__(self, table: Mapping[str, type], description: str, base: type = object):
@@ -174,6 +189,8 @@ class component:
             config: type[Config] = resolve(value["kind"], self.table, self.base).Config
         except ValueError as error:
             context = {"what": self.description, "error": str(error)}
+            if isinstance(error, CannotImport):
+                raise PydanticCustomError("import", "{what}: {error}", context) from error
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
         try:
             return config.model_validate(value)

@@ -19,10 +19,11 @@ from fusetk.files import similar_names
 Place = tuple[str | int, ...]  # keys and list indices, from the top of the config
 STANDARD_INPUT = Path("-")
 DEEPEST = 100  # levels of a config; Python's recursion allows more
+MOST_VALUES = 100_000  # of a config; a value that n aliases repeat counts n + 1 times
 # Characters. In a longer text, brackets may be nested so deeply that libyaml's parser overflows a
 # stack of 8 MB, which ends the process.
 LONGEST_FAST_TEXT = 10_000
-VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
+VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([^}]*)\})")
 
 
 class Origin(NamedTuple):
@@ -59,10 +60,20 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     return document
 
 
-def dump(config: Config) -> str:
-    """Return the config with all its defaults as YAML that ``load`` can read."""
+def dump(config: Config, paths: Sequence[Place] = ()) -> str:
+    """Return the config with all its defaults as YAML that ``load`` can read.
+
+    `$` in the values of the keys ``paths`` is escaped, so that ``expand_path`` returns them.
+    """
+    values = config.model_dump(mode="json")
+    for *above, key in paths:
+        section: Any = values
+        for name in above:
+            section = section and section.get(name)
+        if section and key in section:
+            section[key] = _escape(section[key])
     return yaml.dump(
-        config.model_dump(mode="json"),
+        values,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -70,19 +81,32 @@ def dump(config: Config) -> str:
     )
 
 
+def _escape(value: Any) -> Any:
+    """Return a path, or a list or mapping of paths, with `$$` for each `$`."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, list):
+        return [_escape(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _escape(item) for key, item in value.items()}
+    return value
+
+
 def expand_path(path: str) -> str:
-    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does.
+    """Replace `~`, `~USER`, `$NAME` and `${NAME}` in a path as a shell does, and `$$` by `$`.
 
     Raises ValueError for an environment variable that is not set or empty, and for a user without a
     home folder.
     """
 
     def value_of(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
+        if match[1]:
+            return "$"
+        name = match[2] or match[3]
         if not os.environ.get(name):
             raise ValueError(
                 f"the environment variable {name} in {path!r} is not set or is empty; "
-                "set it, or write the path in full"
+                "set it, or write the path in full, with $$ for a dollar sign"
             )
         return os.environ[name]
 
@@ -249,7 +273,7 @@ def _key_in(container: Any, part: str, path: Sequence[str | int], override: str)
     """Return one part of an override's name as a key of a mapping or an index of a list."""
     if not isinstance(container, list):
         return part
-    if not part.isdigit() or int(part) >= len(container):
+    if not part.isdecimal() or int(part) >= len(container):
         raise ConfigError(
             f"--set {override}: {'.'.join(map(str, path))} is a list of {items(len(container))}; "
             f"{_index_advice(len(container))} instead of {part!r}"
@@ -314,9 +338,26 @@ def _nodes_and_values(loader: Any) -> tuple[yaml.Node | None, Any]:
     try:
         node = loader.get_single_node()
         _refuse_repeated_keys(node, set())
+        if _count_values(node, {}) > MOST_VALUES:
+            raise ValueError(f"with its aliases it has more than {MOST_VALUES:,} values")
         return node, None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Return the number of values of a node, with the repetitions by aliases.
+
+    ``known`` has the numbers of the nodes that were counted, by id.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0  # for an alias in its own value
+        pairs = isinstance(node, yaml.MappingNode)
+        values = [value for _, value in node.value] if pairs else node.value
+        known[id(node)] = 1 + sum(_count_values(value, known) for value in values)
+    return known[id(node)]
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, checked: set[int]) -> None:

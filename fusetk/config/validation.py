@@ -12,7 +12,7 @@ from fusetk.config import messages
 from fusetk.config.foreign_keys import fusetk_key
 from fusetk.config.schema import Config, nullable
 from fusetk.config.source import Document, Place
-from fusetk.errors import ConfigError
+from fusetk.errors import ConfigError, ImportFailed
 
 C = TypeVar("C", bound=Config)
 
@@ -25,22 +25,29 @@ def parse(document: Document, config: type[C], subject: str = "the config has") 
     """Validate a document. ``subject`` begins the error.
 
     Raises ConfigError that lists every error with its path, the place where the key was written
-    and, for a misspelt key, the nearest known key.
+    and, for a misspelt key, the nearest known key. It is ImportFailed if a component outside fusetk
+    cannot be imported.
     """
     try:
         return config.model_validate(document.values)
     except pydantic.ValidationError as error:
-        nested = _flatten(config, error.errors())
+        nested = list(_flatten(config, error.errors()))
         sentences = [_sentence(document, *details) for details in nested]
-        raise config_error(sentences, subject) from None
+        failed_import = any(details["type"] == "import" for _, _, details in nested)
+        kind = ImportFailed if failed_import else ConfigError
+        raise config_error(sentences, subject, kind) from None
 
 
-def config_error(sentences: Sequence[str], subject: str = "the config has") -> ConfigError:
+def config_error(
+    sentences: Sequence[str],
+    subject: str = "the config has",
+    kind: type[ConfigError] = ConfigError,
+) -> ConfigError:
     """Return one error that lists a sentence for each wrong key."""
     lines = list(dict.fromkeys(sentences))
     if len(lines) == 1:
-        return ConfigError(f"{subject} an error: {lines[0]}")
-    return ConfigError(f"{subject} {len(lines)} errors:\n" + "\n".join(f"  {s}" for s in lines))
+        return kind(f"{subject} an error: {lines[0]}")
+    return kind(f"{subject} {len(lines)} errors:\n" + "\n".join(f"  {s}" for s in lines))
 
 
 def _flatten(

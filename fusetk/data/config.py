@@ -1,6 +1,7 @@
 """The section `data` of a config: text files, prep steps, BPE and vocabularies."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,6 +177,15 @@ class DataConfig(Config):
             raise ValueError(
                 f"data.valid_references is {self.valid_references}, but data.valid is a part of "
                 "the training pairs, which have one reference: name files in data.valid"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _source_is_not_a_reference(self) -> "DataConfig":
+        if re.fullmatch(rf"{re.escape(self.target)}\d+", self.source):
+            raise ValueError(
+                f"data.source {self.source!r} is the suffix of a further reference of data.target "
+                f"{self.target!r}: rename the files of one side"
             )
         return self
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from fusetk.data import manifest
 from fusetk.data.config import DataConfig
@@ -27,7 +28,12 @@ def check_settings(config: DataConfig, recorded: Mapping[str, Any]) -> None:
     Paths are not compared because folders may be moved; test sets are not compared because training
     does not read them.
     """
-    before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
+    try:
+        before = DataConfig.model_validate({**recorded["settings"], "folder": config.folder})
+    except ValidationError:
+        raise DataError(
+            f"{config.folder} was prepared by another version of fusetk: {PREPARE}"
+        ) from None
     changes = list(manifest.differences(_settings(before), _settings(config), "data"))
     changes = changes or _changed_files(config, recorded)
     if changes:

@@ -215,7 +215,10 @@ def _split(cuts: NDArray[np.int64], lengths: Lengths, token_limit: int) -> NDArr
 
 
 def split_size(pairs: int, longest: int, token_limit: int) -> int:
-    """Return the number of pairs of a batch, halved until ``token_limit`` allow the batch."""
+    """Return the number of pairs of a batch.
+
+    It is halved until the batch has at most ``token_limit`` tokens.
+    """
     while pairs > 1 and pairs * longest > token_limit:
         pairs //= 2
     return pairs

@@ -5,6 +5,7 @@ Every other character (U+2028, U+0085, NBSP, form feed, tab, NUL, a carriage ret
 belongs to its line.
 """
 
+import errno
 import gzip
 import io
 import sys
@@ -16,11 +17,20 @@ from math import log
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
-from fusetk.errors import DataError
+from fusetk.errors import DataError, OutputDiskFull
 from fusetk.files import similar_names
 
 BOM = b"\xef\xbb\xbf"
 STANDARD_INPUT = "standard input"
+MAKE_ROOM = "make room on the disk, and run the same command again"
+# What to do about a file that cannot be written, by the number of the error.
+WRITE_ADVICE = {
+    errno.ENOSPC: MAKE_ROOM,
+    errno.EDQUOT: MAKE_ROOM,
+    errno.EISDIR: "name a file instead of a folder",
+    errno.EEXIST: "a file has the name of this folder; choose another name",
+    errno.ENOTDIR: "a file has the name of its folder; choose another folder",
+}
 
 
 def read_lines(path: Path | str, bom: bool = True) -> Iterator[str]:
@@ -151,11 +161,11 @@ def readable(inputs: Iterable[Path], output: Path) -> None:
 
 
 def cannot_write(path: Path | str, error: OSError) -> DataError:
-    """Return the error for a path that cannot be written."""
-    return DataError(
-        f"{path} cannot be written: {error.strerror}; "
-        "choose another path, or make this one writable"
-    )
+    """Return the error for a path that cannot be written, with the advice for its reason."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    kind = OutputDiskFull if full else DataError
+    advice = WRITE_ADVICE.get(error.errno or 0, "choose another path, or make this one writable")
+    return kind(f"{path} cannot be written: {error.strerror}; {advice}")
 
 
 def standard_input() -> Iterator[str]:

@@ -5,6 +5,7 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 
 from fusetk.datasets.table import ArchiveConfig
@@ -41,21 +42,33 @@ def fetch(archive: ArchiveConfig, folder: Path, report: Callable[[str], None]) -
             ) from None
         check(archive, part)
         part.rename(path)
+        _version_file(part).unlink(missing_ok=True)
     return path
 
 
 def _download(url: str, part: Path) -> None:
-    """Append the missing bytes of the address to the file. Raises OSError."""
-    start = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    """Append the missing bytes of the address to the file. Raises OSError.
+
+    The part is downloaded again if the file at the address may have changed since.
+    """
+    version_file = _version_file(part)
+    version = version_file.read_text(encoding="utf-8") if version_file.exists() else ""
+    start = part.stat().st_size if part.exists() and version else 0
+    headers = {"Range": f"bytes={start}-", "If-Range": version} if start else {}
+    request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             resumed = start > 0 and response.status == 206
+            continues = not resumed or _continues(response.headers, start, version)
             expected = response.headers.get("Content-Length")
             received = 0
-            with open(part, "ab" if resumed else "wb") as file:
-                while block := response.read(BLOCK):
-                    received += file.write(block)
+            if continues:
+                if not resumed:
+                    part.unlink(missing_ok=True)
+                    version_file.write_text(_version(response.headers), encoding="utf-8")
+                with open(part, "ab") as file:
+                    while block := response.read(BLOCK):
+                        received += file.write(block)
     except urllib.error.HTTPError as error:
         if error.code != RANGE_NOT_SATISFIABLE:
             raise
@@ -63,11 +76,32 @@ def _download(url: str, part: Path) -> None:
         size = content_range.rpartition("/")[2]
         if not size.isdecimal() or int(size) == start:  # the file has all bytes already
             return
-        part.unlink()  # it is not a part of this file
+        continues = False
+    if not continues:  # it is not a part of this file
+        part.unlink()
         _download(url, part)
         return
     if expected is not None and received != int(expected):
         raise OSError(f"it ended after {received:,} of {int(expected):,} bytes")
+
+
+def _version_file(part: Path) -> Path:
+    """Return the path of the file that has the version of an incomplete file."""
+    return part.with_name(f"{part.name}.version")
+
+
+def _version(headers: Message) -> str:
+    """Return what identifies the version of a file in `If-Range`; empty without it."""
+    tag = headers.get("ETag", "")
+    weak = tag.startswith("W/")  # equal for files that are not the same byte by byte
+    return headers.get("Last-Modified", "") if weak or not tag else tag
+
+
+def _continues(headers: Message, start: int, version: str) -> bool:
+    """Whether a partial answer has the bytes from ``start`` of this version."""
+    first = headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    versions = [text for name in ("ETag", "Last-Modified") if (text := headers.get(name))]
+    return first == str(start) and (version in versions or not versions)
 
 
 def check(archive: ArchiveConfig, path: Path) -> None:

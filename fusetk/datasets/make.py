@@ -94,12 +94,19 @@ def _unpack(
 def _extract(path: Path, patterns: list[str], folder: Path) -> None:
     """Write the members of an archive whose names match a pattern.
 
-    Raises DataError if the archive is damaged or a member cannot be written.
+    Raises DataError if the archive is damaged, if a member cannot be written, or if two members
+    have the same file name.
     """
+    extracted: dict[str, str] = {}
     try:
         for name, file in _members(path):
             base = name.rpartition("/")[2]
             if any(_matches(base, pattern) for pattern in patterns):
+                if (other := extracted.setdefault(base, name)) != name:
+                    raise DataError(
+                        f"{path} has several files with the name {base}: {other} and {name}; "
+                        f"unpack it in {path.parent}, and keep one of them"
+                    )
                 with open(folder / base, "wb") as output:
                     shutil.copyfileobj(file, output, 1 << 20)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
@@ -190,11 +197,15 @@ def _make_text(
 
 @contextmanager
 def _new_files(folder: Path, names: list[str]) -> Iterator[list[Path]]:
-    """Yield temporary paths for new files, which get their names at the end without error."""
+    """Yield temporary paths for new files, which get their names at the end without error.
+
+    The first file gets its name last. If the process is killed, this file is missing, and the next
+    call makes all files again.
+    """
     parts = [folder / f".{name}.part" for name in names]
     try:
         yield parts
-        for part, name in zip(parts, names, strict=True):
+        for part, name in reversed(list(zip(parts, names, strict=True))):
             part.replace(folder / name)
     finally:
         for part in parts:

@@ -258,8 +258,8 @@ def _extend(
         token, order = token.sort()
         top = top.gather(1, order)
     if live.num_met is not None and constraints is not None:
-        inside = mask.inside_word(live.prefix)
-        phrase_token = constraints.next(live.search_index, live.num_met, inside).view(-1, 1)
+        is_inside = mask.inside_word(live.prefix)
+        phrase_token = constraints.next(live.search_index, live.num_met, is_inside).view(-1, 1)
         is_in_top = (token == phrase_token).any(1, keepdim=True)
         phrase_logits = logits.gather(1, phrase_token).masked_fill(is_in_top, NEG_INF)
         top = torch.cat((top, phrase_logits), 1)
@@ -289,9 +289,9 @@ def _best_of_searches(
     token = token.view(searches, -1).gather(1, order)
     is_eos = token == EOS
     if live.num_met is not None and constraints is not None:
-        inside = mask.inside_word(live.prefix).gather(1, parent)
+        is_inside = mask.inside_word(live.prefix).gather(1, parent)
         num_met = constraints.advance(
-            live.search_index, live.num_met.gather(1, parent), token, inside
+            live.search_index, live.num_met.gather(1, parent), token, is_inside
         )
         best = _Best(score, parent, token, is_eos, is_eos, num_met)
         num_left = constraints.num_left(live.search_index, num_met)

@@ -6,8 +6,8 @@ of the phrase with which the hypothesis ends is still met (Knuth, Morris and Pra
 may come between phrases. At C all phrases are met. Phrases do not overlap.
 
 A phrase begins at the start of a word. So its first token does not count inside a word, that is,
-directly after a token in ``inside``, which the next token continues. For example, ``bobcat`` with
-the subword ``cat`` does not meet the phrase ``cat``.
+directly after a token in ``continued``, which the next token continues. For example, ``bobcat``
+with the subword ``cat`` does not meet the phrase ``cat``.
 
 In the search, the hypotheses with the same number of met tokens form a bank (dynamic beam
 allocation, Post and Vilar 2018): see ``fusetk.decoding.beam``.
@@ -31,11 +31,15 @@ class Constraints:
     """
 
     def __init__(
-        self, phrases: Sequence[Phrases], inside: Container[int], groups: int, device: torch.device
+        self,
+        phrases: Sequence[Phrases],
+        continued: Container[int],
+        groups: int,
+        device: torch.device,
     ):
         """``phrases`` of each sentence; each sentence has ``groups`` adjacent searches.
 
-        The token after a token in ``inside`` continues a word.
+        The token after a token in ``continued`` continues a word.
         """
         max_tokens = max(
             (sum(map(len, sentence_phrases)) for sentence_phrases in phrases), default=0
@@ -62,7 +66,7 @@ class Constraints:
                     next_token[state] = token
                     phrase_start[state] = start
                     row = [
-                        start + _longest_beginning([*phrase[:met], other], phrase, inside)
+                        start + _longest_beginning([*phrase[:met], other], phrase, continued)
                         for other in tokens
                     ]
                     others = [start] * (max_distinct + 1 - len(row))
@@ -82,29 +86,29 @@ class Constraints:
         self.num_met_after = repeated(num_met_after)  # (U, C + 1, N + 1)
         self.banks = max_tokens + 1
 
-    def next(self, search_index: Tensor, num_met: Tensor, inside: Tensor) -> Tensor:
+    def next(self, search_index: Tensor, num_met: Tensor, is_inside: Tensor) -> Tensor:
         """Return the next token (A, W) of the current phrase.
 
-        It is PAD if all phrases are met, or if a phrase would begin inside a word (``inside``
+        It is PAD if all phrases are met, or if a phrase would begin inside a word (``is_inside``
         (A, W) is True).
         """
         at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
         token = self.next_token[search_index].gather(1, num_met)
-        return token.masked_fill(inside & at_start, PAD)
+        return token.masked_fill(is_inside & at_start, PAD)
 
     def advance(
-        self, search_index: Tensor, num_met: Tensor, token: Tensor, inside: Tensor
+        self, search_index: Tensor, num_met: Tensor, token: Tensor, is_inside: Tensor
     ) -> Tensor:
         """Return the number of met tokens (A, C) after one more ``token`` (A, C).
 
-        ``inside`` (A, C) is True where that token continues a word.
+        ``is_inside`` (A, C) is True where that token continues a word.
         """
         same = token[:, :, None] == self.distinct[search_index][:, None]  # (A, C, N)
         other = ~same.any(-1, keepdim=True)
         column = torch.cat((same, other), -1).to(torch.uint8).argmax(-1)
         at_start = num_met == self.phrase_start[search_index].gather(1, num_met)
         after = self.num_met_after[search_index[:, None], num_met, column]
-        return torch.where(inside & at_start, num_met, after)
+        return torch.where(is_inside & at_start, num_met, after)
 
     def num_left(self, search_index: Tensor, num_met: Tensor) -> Tensor:
         """Return the number of tokens (A, W) that are not met yet."""
@@ -126,13 +130,15 @@ def _distinct_tokens(phrases: Phrases) -> list[int]:
     return sorted({token for phrase in phrases for token in phrase})
 
 
-def _longest_beginning(tokens: Sequence[int], phrase: Sequence[int], inside: Container[int]) -> int:
+def _longest_beginning(
+    tokens: Sequence[int], phrase: Sequence[int], continued: Container[int]
+) -> int:
     """Return the length of the longest beginning of ``phrase`` that is at the end of ``tokens``.
 
     The first of ``tokens`` begins a word.
     """
     for start in range(len(tokens)):
-        begins_word = start == 0 or tokens[start - 1] not in inside
+        begins_word = start == 0 or tokens[start - 1] not in continued
         length = len(tokens) - start
         if begins_word and list(tokens[start:]) == list(phrase[:length]):
             return length

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from fusetk.data.vocab import BOS, EOS, PAD
-from fusetk.decoding.target_scores import BATCH_TOKENS, Pairs, batches, check_length, collate
+from fusetk.decoding.target_scores import (
+    BATCH_TOKENS,
+    PairsWithEos,
+    check_length,
+    collate,
+    pair_batches,
+)
 from fusetk.errors import Diverged
 from fusetk.models.seq2seq import Seq2Seq
 from fusetk.nn.output import PIECE
@@ -22,7 +28,7 @@ class Step(NamedTuple):
 
 
 @torch.inference_mode()
-def next_tokens(model: Seq2Seq, pairs: Pairs, count: int) -> list[list[Step]]:
+def next_tokens(model: Seq2Seq, pairs: PairsWithEos, count: int) -> list[list[Step]]:
     """Return the steps of each pair of source ids, EOS last, and target ids without BOS and EOS.
 
     A target of T tokens has T + 1 steps; the last token is EOS. Each step has the ``count`` most
@@ -34,7 +40,7 @@ def next_tokens(model: Seq2Seq, pairs: Pairs, count: int) -> list[list[Step]]:
     device = next(model.parameters()).device
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
     steps: dict[int, list[Step]] = {}
-    for indices in batches(lengths, BATCH_TOKENS):
+    for indices in pair_batches(lengths, BATCH_TOKENS):
         batch = collate([pairs[i] for i in indices]).to(device)
         features = model(batch.src, batch.src_mask, batch.tgt_in, lengths=batch.lengths)
         features = features.flatten(0, 1)[batch.target_index]

@@ -33,6 +33,7 @@ from fusetk.decoding.threads import raise_if_cancelled
 from fusetk.decoding.token_mask import NEG_INF, EncodedRequest, TokenMask
 from fusetk.errors import ConfigError, Diverged
 from fusetk.models.seq2seq import Seq2Seq
+from fusetk.nn import splitmix
 
 
 @torch.inference_mode()
@@ -150,18 +151,8 @@ def _draw(logits: Tensor, keys: Tensor, config: SearchConfig) -> Tensor:
 def _uniform(keys: Tensor, token: Tensor) -> Tensor:
     """Return numbers in (0, 1) for keys (R, 1) and tokens (R or 1, C).
 
-    They are 24 bits of the SplitMix64 output number ``token`` after the key.
+    They are 23 bits of the SplitMix64 word number ``token`` + 1 of the key. With 24 bits, float32
+    would round the largest number to 1.
     """
-    bits = keys + (token + 1) * _signed(0x9E3779B97F4A7C15)
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(0x94D049BB133111EB)
-    return (_shift_right(bits ^ _shift_right(bits, 31), 40).float() + 0.5) * 2.0**-24
-
-
-def _shift_right(bits: Tensor, places: int) -> Tensor:
-    """Shift to the right and fill the left with zeros instead of the sign bit."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
+    words = splitmix.words(keys + (token + 1) * splitmix.INCREMENT)
+    return (splitmix.shifted_right(words, 41).float() + 0.5) * 2.0**-23

@@ -21,7 +21,7 @@ from fusetk.nn.weightnorm import NormedLinear
 
 BATCH_TOKENS = 8192
 
-Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+PairsWithEos = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 class TargetScores(NamedTuple):
@@ -35,7 +35,7 @@ class TargetScores(NamedTuple):
 @torch.inference_mode()
 def score_targets(
     models: Sequence[Seq2Seq],
-    pairs: Pairs,
+    pairs: PairsWithEos,
     ensemble: str = "probability",
     batch_tokens: int = BATCH_TOKENS,
     attention: AttentionHeads | None = None,
@@ -55,7 +55,7 @@ def score_targets(
     device = next(models[0].parameters()).device
     results: dict[int, TargetScores] = {}
     lengths = [(len(source), len(target) + 1) for source, target in pairs]
-    for indices in batches(lengths, batch_tokens):
+    for indices in pair_batches(lengths, batch_tokens):
         batch = collate([pairs[i] for i in indices]).to(device)
         passes = [_forward(model, batch, attention) for model in models]
         scores = torch.stack([model_scores for model_scores, _ in passes])  # (models, N)
@@ -113,7 +113,7 @@ def log_probabilities(
     return torch.cat(log_probs)
 
 
-def collate(pairs: Pairs) -> Batch:
+def collate(pairs: PairsWithEos) -> Batch:
     """Return a batch of pairs of source ids, EOS last, and target ids without BOS and EOS."""
     src, src_mask = pad([source for source, _ in pairs])
     tgt_in, tgt_mask = pad([[BOS, *target] for _, target in pairs])
@@ -122,27 +122,27 @@ def collate(pairs: Pairs) -> Batch:
     return Batch(src, src_mask, tgt_in, tgt_out, tgt_mask.flatten().nonzero()[:, 0], lengths)
 
 
-def batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iterator[list[int]]:
+def pair_batches(lengths: Sequence[tuple[int, int]], max_positions: int) -> Iterator[list[int]]:
     """Yield batches of the indices of pairs with the given (source, target) lengths.
 
     Pairs of similar length share a batch. A batch has at most ``max_positions`` positions,
     including padding, or one pair.
     """
     batch: list[int] = []
-    width = (0, 0)
+    longest = (0, 0)
     for i in sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i])):
-        wider = max(width[0], lengths[i][0]), max(width[1], lengths[i][1])
-        if batch and (len(batch) + 1) * sum(wider) > max_positions:
+        longer = max(longest[0], lengths[i][0]), max(longest[1], lengths[i][1])
+        if batch and (len(batch) + 1) * sum(longer) > max_positions:
             yield batch
             batch = []
-            wider = lengths[i]
+            longer = lengths[i]
         batch.append(i)
-        width = wider
+        longest = longer
     if batch:
         yield batch
 
 
-def check_length(models: Sequence[Seq2Seq], pairs: Pairs) -> None:
+def check_length(models: Sequence[Seq2Seq], pairs: PairsWithEos) -> None:
     """Raise DataError if a pair of ``score_targets`` exceeds the positions of the models."""
     positions = max_positions(models)
     if positions is None:

@@ -20,7 +20,7 @@ class EncodedRequest(NamedTuple):
     prefix: Sequence[int] = ()  # the translation begins with it
     constraints: Phrases = ()  # the translation contains these phrases, in this order
     line: int = 0  # the number of the sentence, for sampling
-    inside: frozenset[int] = frozenset()  # the token after one of these continues a word
+    continued: frozenset[int] = frozenset()  # the token after one of these continues a word
 
 
 class SimpleRules(NamedTuple):
@@ -70,11 +70,13 @@ class TokenMask:
             self.prefix = prefixes.repeat_interleave(groups, 0)  # (U, P)
         self.constraints = None
         if any(request.constraints for request in requests):
-            inside = frozenset().union(*(request.inside for request in requests))
+            continued = frozenset().union(*(request.continued for request in requests))
             self.constraints = Constraints(
-                [request.constraints for request in requests], inside, groups, src_mask.device
+                [request.constraints for request in requests], continued, groups, src_mask.device
             )
-            self._inside = torch.tensor(sorted(inside), device=src_mask.device, dtype=torch.long)
+            self._continued = torch.tensor(
+                sorted(continued), device=src_mask.device, dtype=torch.long
+            )
 
     def apply(
         self,
@@ -142,7 +144,7 @@ class TokenMask:
 
     def inside_word(self, prefix: Tensor) -> Tensor:
         """Return whether (A, W) the token after each prefix (A, W, t) continues a word."""
-        return torch.isin(prefix[:, :, -1], self._inside)
+        return torch.isin(prefix[:, :, -1], self._continued)
 
     def _leave_room(
         self, logits: Tensor, search_index: Tensor, length: int, num_met: Tensor
@@ -157,7 +159,9 @@ class TokenMask:
         logits[:, EOS].masked_fill_(unmet, NEG_INF)
         room = self.limit[search_index] - length - 1
         must_begin = self.constraints.must_continue(search_index, num_met, room).flatten()
-        logits[:, self._inside] = logits[:, self._inside].masked_fill(must_begin[:, None], NEG_INF)
+        logits[:, self._continued] = logits[:, self._continued].masked_fill(
+            must_begin[:, None], NEG_INF
+        )
 
     def _forced(
         self,

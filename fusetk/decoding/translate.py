@@ -199,7 +199,7 @@ class Translator:
 
         lengths = [len(source) for source in sources]
         workers = max_workers(device)
-        all_batches = batches(lengths, self.config, workers)
+        all_batches = source_batches(lengths, self.config, workers)
         with closing(map_in_threads(translations, all_batches, workers)) as results:
             for batch, batch_results in zip(all_batches, results, strict=True):
                 for i, n_best in zip(batch, batch_results, strict=True):
@@ -208,17 +208,24 @@ class Translator:
         return hypotheses
 
     def _encode_request(self, request: Request, tokenized: bool, line: int) -> EncodedRequest:
-        prefix = self.encode("target", request.prefix, tokenized)
-        phrases = [self.encode("target", phrase, tokenized) for phrase in request.constraints]
+        texts = [request.prefix, *request.constraints]
+        tokens = [self.tokens("target", text, tokenized) for text in texts]
+        vocabulary = self.pipeline.target_vocab
+        unknown = dict.fromkeys(
+            token for part in tokens for token in part if vocabulary.encode([token]) == [UNK]
+        )
+        prefix, *phrases = map(vocabulary.encode, tokens)
         phrases = [phrase for phrase in phrases if phrase]
         self._check_length(len(prefix) + sum(map(len, phrases)), line)
-        if UNK in prefix or any(UNK in phrase for phrase in phrases):
+        if unknown:
             log.warning(
-                "line %d: the prefix or the phrases of its translation have words that are not in "
-                "the target vocabulary",
+                "line %d: tokens of the prefix or the phrases of its translation are not in the "
+                "target vocabulary and become %s: %s",
                 line,
+                vocabulary.tokens[UNK],
+                " ".join(unknown),
             )
-        return EncodedRequest(prefix, phrases, line, self._inside)
+        return EncodedRequest(prefix, phrases, line, self._continued)
 
     def _warn_of_unknown(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> None:
         """Log a warning if many tokens of these sources are unknown, at most once."""
@@ -247,7 +254,7 @@ class Translator:
             )
 
     @cached_property
-    def _inside(self) -> frozenset[int]:
+    def _continued(self) -> frozenset[int]:
         """The target tokens that the next token continues."""
         if not self.pipeline.bpe:
             return frozenset()
@@ -310,7 +317,9 @@ class Translator:
         )
 
 
-def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) -> list[list[int]]:
+def source_batches(
+    lengths: Sequence[int], config: SearchConfig, max_workers: int = 1
+) -> list[list[int]]:
     """Return batches of the indices of sources with the given lengths (EOS included).
 
     The longest sources come first. The size of a batch is sentences * hypotheses * source tokens of
@@ -320,13 +329,13 @@ def batches(lengths: Sequence[int], config: SearchConfig, max_workers: int = 1) 
     and those of all workers have together at most twice the size ``batch_tokens``.
     """
     order = sorted((i for i, length in enumerate(lengths) if length > 1), key=lambda i: -lengths[i])
-    width = config.n_best if config.sample else config.beam
+    hypotheses = config.n_best if config.sample else config.beam
 
     def cut(limit: int) -> list[list[int]]:
         result = []
         start = 0
         while start < len(order):
-            size = max(1, limit // (width * lengths[order[start]]))
+            size = max(1, limit // (hypotheses * lengths[order[start]]))
             result.append(order[start : start + size])
             start += size
         return result

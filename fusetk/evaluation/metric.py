@@ -47,8 +47,8 @@ class Metric(ABC):
     """A metric with its references, options and source.
 
     A metric is built with the references, ``references[k][i]`` for line i of reference k, the
-    options, and the lines of the source if they are known. An instance may override
-    the class attributes, because they can depend on the options.
+    options, and the lines of the source if they are known. An instance may override the class
+    attributes, because they can depend on the options.
     """
 
     name: str  # in METRICS

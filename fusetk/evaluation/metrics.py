@@ -43,10 +43,9 @@ def make_metrics(
 ) -> list[Metric]:
     """Build the metrics with these names.
 
-    Each metric is built once. With the option ``lowercase``, multi-bleu and multi-bleu-lc are
-    the same metric.
-    Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the source and
-    there is none.
+    Each metric is built once. With the option ``lowercase``, multi-bleu and multi-bleu-lc are the
+    same metric. Raises DataError if a metric or a tokeniser is unknown, or if a metric needs the
+    source and there is none.
     """
     known = {**METRICS, **LEARNED_METRICS}
     for name in names:

@@ -13,7 +13,6 @@ from fusetk.errors import FusetkError, Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-FAILED = 1  # exit status of torchrun if a process ended with any error
 
 
 class StepFailed(FusetkError):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fusetk.data import manifest
 from fusetk.data.config import DataConfig
-from fusetk.errors import DataError
+from fusetk.errors import ConfigError, DataError
 from fusetk.files import digest
 from fusetk.recipe import Recipe
 from fusetk.runs import CONFIG
@@ -105,7 +105,11 @@ def names(prefixes: list[str]) -> list[str]:
 
 
 def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
-    """Return the config with all text in the folder ``raw``, and this prepared folder."""
+    """Return the config with all text in the folder ``raw``, and this prepared folder.
+
+    Raises ConfigError if two texts have the same file name.
+    """
+    _check_names(data, raw)
 
     def below(prefixes: list[str]) -> list[str]:
         return [str(raw.absolute() / name) for name in names(prefixes)]
@@ -117,6 +121,19 @@ def with_folders(data: DataConfig, raw: Path, prepared: Path) -> DataConfig:
         "test": {name: below(prefixes) for name, prefixes in data.test.items()},
     }
     return data.model_copy(update=changes)
+
+
+def _check_names(data: DataConfig, raw: Path) -> None:
+    """Raise ConfigError if the texts of two prefixes would have the same name in ``raw``."""
+    first: dict[str, str] = {}
+    for use, prefix in prefixes_by_use(data):
+        name = Path(prefix).name
+        other = first.setdefault(name, prefix)
+        if other != prefix:
+            raise ConfigError(
+                f"data.{use}: {other} and {prefix} would both be {raw / name}: "
+                "give them different file names"
+            )
 
 
 def recipe_with_folders(recipe: Recipe, raw: Path, where: Places) -> Recipe:

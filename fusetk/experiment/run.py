@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fusetk import config as configs
+from fusetk import sections
+from fusetk.data.batch_config import UNITS
 from fusetk.errors import ConfigError
 from fusetk.experiment import counts, launch
 from fusetk.experiment.places import Places
@@ -22,7 +23,9 @@ from fusetk.experiment.scoring import (
 )
 from fusetk.files import checksum, lock, write_if_changed
 from fusetk.recipe import Recipe
-from fusetk.runs import CHECKPOINTS, STATE, checkpoints, read_state
+from fusetk.resume import check_config
+from fusetk.runs import CHECKPOINTS, STATE, read_state
+from fusetk.training.average import last_checkpoints
 from fusetk.training.config import StageConfig
 
 STEPS = ("prep", "train", "average", "decode", "score", "report")
@@ -137,11 +140,13 @@ class Experiment:
         """Choose the prepared folder again, and write the config.
 
         Since the first choice, another experiment may have prepared the folder with other settings.
+        Raises ConfigError if the run exists and was trained with another config.
         """
         folder = str(self.places.prepared(self.recipe.data))
         data = self.recipe.data.model_copy(update={"folder": folder})
         self.recipe = self.recipe.model_copy(update={"data": data})
-        write_if_changed(self.places.config, configs.dump(self.recipe).encode())
+        check_config(self.recipe, self.places.run, "--out")
+        write_if_changed(self.places.config, sections.dump(self.recipe).encode())
 
     def _check_counts(self) -> None:
         """Compare the prepared text with its published counts.
@@ -167,14 +172,14 @@ class Experiment:
     def average(self) -> None:
         """Make the averages that translate the test sets.
 
-        An average of N checkpoints has all checkpoints if the run has fewer than N.
+        An average of N checkpoints has all last checkpoints if the run has fewer than N.
         """
         products = Products(self.places.run)
         for model in self._models():
             number = averaged(model.name)
             if number is None:
                 continue
-            folders = checkpoints(self.places.run)[-number:]
+            folders = last_checkpoints(self.places.run)[-number:]
             states = [checksum(folder / STATE) for folder in folders]
             state = model / STATE
             if products.up_to_date(state, states):
@@ -250,7 +255,7 @@ class Experiment:
 
     def _models(self) -> list[Path]:
         """Return the checkpoints that translate."""
-        existing = len(checkpoints(self.places.run))
+        existing = len(last_checkpoints(self.places.run))
         names = decoded_checkpoints(self.recipe, self.options.average, existing)
         return [self.places.run / CHECKPOINTS / name for name in names]
 
@@ -269,10 +274,10 @@ def describe_updates(stages: Sequence[StageConfig], devices: int) -> list[str]:
     lines = []
     for number, stage in enumerate(stages, 1):
         batch = stage.batch
-        unit = "pairs" if batch.unit == "sentences" else batch.unit
-        text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,} {unit}"
+        text = f"stage {number}: an update is {batch.accumulate} x {batch.size:,}"
         if batch.accumulate > 1:
-            text = f"{text} = {batch.accumulate * batch.size:,} {unit}"
+            text = f"{text} = {batch.accumulate * batch.size:,}"
+        text = f"{text} {UNITS[batch.unit]}"
         if batch.token_limit:
             text = f"{text}, in batches of at most {batch.token_limit:,} tokens"
         if devices > 1 and batch.accumulate % devices == 0:

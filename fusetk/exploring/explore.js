@@ -135,7 +135,7 @@ class Heatmaps {
     else {
       find(".controls", element).hidden = true;
       find(".bars", element).textContent = kind === "layers"
-        ? "Each layer of this model reads the layer below it, and the highest layer is the result."
+        ? "This model has no fusion and no connection with weights."
         : "This model has no attention.";
     }
   }
@@ -337,8 +337,8 @@ class RunView {
     if (this.answer.prefix.tokens.length && this.free) {  // a reload forgets the free translation
       const before = this.free.best;
       const line = addDifference("change by the prefix:", before.text, this.best().text, parent);
-      const scores = decimal(before.normalized) + " \u2192 " + decimal(this.best().normalized);
-      create("span", " (score " + scores + ")", line);
+      const values = decimal(before.normalized) + " \u2192 " + decimal(this.best().normalized);
+      create("span", " (normalised score " + values + ")", line);
     }
     const first = runs[0].best();
     if (this.number > 0 && first) {

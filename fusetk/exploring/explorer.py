@@ -260,7 +260,7 @@ def views(model: Seq2Seq) -> list[View]:
         fusions = fusion.find_fusions(model)
         hops = max(getattr(module, "hops", 0) for module in fusions)
         all_views.append(View("fuse", WHATS["fuse"], [], hops, []))
-    with suppress(DataError):  # every layer reads the layer below
+    with suppress(DataError):  # no connection has weights
         all_views.append(View("connect", WHATS["connect"], [], 0, connect.position_readers(model)))
     weights = attention.record(model, [UNK], [UNK])
     for what in ATTENTION:

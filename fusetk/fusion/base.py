@@ -48,7 +48,13 @@ class Fusion(nn.Module):
 
     def forward(self, history: Sequence[Tensor]) -> Tensor:
         """[(..., widths[i])], the embedding first, the highest layer last -> (..., out_width)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method forward")
+
+    def initialise(self) -> None:
+        """Change the initial weights, if the fusion needs others than those of the model's `init`.
+
+        Models call it once, after `init`.
+        """
 
     def combination(self, history: Sequence[Tensor]) -> Combination:
         """Return the layers that the fusion combines, and the function that combines them.
@@ -152,13 +158,21 @@ class LayerFusion(Fusion):
         return self.layers(history), self.fuse_and_add
 
     def fuse_and_add(self, layers: list[Tensor]) -> Tensor:
-        """Fuse L layers as ``fuse`` does. With ``add_top``, add the highest of them."""
+        """Fuse L layers as ``fuse`` does. With ``add_top``, add the highest of them.
+
+        Raises ValueError if the result has another shape than the layers.
+        """
         fused = self.fuse(layers)
+        if fused.shape != layers[-1].shape:
+            raise ValueError(
+                f"{type(self).__name__}.fuse ({self.name}) returned the shape "
+                f"{tuple(fused.shape)}; the layers have {tuple(layers[-1].shape)}"
+            )
         return fused + layers[-1] if self.add_top else fused
 
     def fuse(self, layers: list[Tensor]) -> Tensor:
         """Fuse L layers, the lowest first: L tensors (..., D) -> (..., D)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method fuse")
 
 
 def share_layer_embedding(a: Fusion, b: Fusion) -> None:

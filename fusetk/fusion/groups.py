@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+from fusetk.nn.combine import weighted_sum
 
 
 class GroupFusionConfig(LayerFusionConfig):
@@ -57,10 +58,7 @@ class GroupFusion(LayerFusion):
     def fuse(self, layers: list[Tensor]) -> Tensor:
         weights = self.weight.sigmoid() / len(self.selected)
         self._record(weights)
-        total = layers[self.selected[0]] * weights[0]
-        for i in range(1, len(self.selected)):
-            total = torch.addcmul(total, layers[self.selected[i]], weights[i])
-        return total
+        return weighted_sum([layers[i] for i in self.selected], weights)
 
     def _record(self, weights: Tensor) -> None:
         """Record the weights of all layers; the weight of a layer that is not read is 0."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.fusion.aggregate import ResidualFFN
 from fusetk.fusion.base import LayerFusion, LayerFusionConfig
+from fusetk.nn.combine import weighted_sum
 
 
 class LinearFusionConfig(LayerFusionConfig):
@@ -61,10 +62,7 @@ class ScalarMix(nn.Module):
         """L layers (..., D) -> (..., D)."""
         w = self.weight if self.normalize == "none" else self.weight.softmax(0)
         trace.record(self.name, w)
-        total = layers[0] * w[0]
-        for i in range(1, len(layers)):
-            total = torch.addcmul(total, layers[i], w[i])
-        return total
+        return weighted_sum(layers, w)
 
 
 class MatrixMix(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.fusion.base import share_layer_embedding
+from fusetk.models.initialise import initialise_parts
 from fusetk.models.memory import build_memory_attention
 from fusetk.models.seq2seq import Memory, ModelConfig, Seq2Seq, State
 from fusetk.models.stack import DecoderConfig, Layer, Stack, StackConfig, attends_to_output
@@ -329,6 +330,7 @@ class Conv(Seq2Seq):
         if scaled is None:
             scaled = len(self.attend.widths) == 1
         self.encoder_gradient_scale = 1 / (2 * config.decoder.layers) if scaled else 1.0
+        initialise_parts(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         embedding = self.source(src)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fusetk.fusion.base import FusionConfig
 from fusetk.models.connect import PlannedModule
-from fusetk.models.initialise import INITIALISERS
+from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.residual import Residual, Residuals, Stream, residual_class
 from fusetk.models.seq2seq import Memory, Seq2Seq, State
-from fusetk.models.stack import Layer, Stack
+from fusetk.models.stack import Layer, Stack, separate_inputs_error
 from fusetk.models.transformer import (
     BlockConfig,
     BlockStackConfig,
@@ -26,7 +26,6 @@ from fusetk.models.transformer import (
     build_residuals,
     build_summary_layer,
     check_tying,
-    initialise_sublayers,
     layer_options,
 )
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention, cache_mask
@@ -57,10 +56,7 @@ class CoordinatedConfig(BlockConfig):
     def _options_fit_together(self) -> "CoordinatedConfig":
         self.check_side("stack", self.stack)
         if self.stack.connect.separate_inputs:
-            raise ValueError(
-                f"stack.connect: {self.stack.connect.kind} makes separate queries, keys and "
-                "values, which only the layers of kind: transformer read: choose another connection"
-            )
+            raise ValueError(f"stack.{separate_inputs_error(self.stack.connect)}")
         if residual_class(self.stack.residual).attention_class is not SelfAttention:
             raise ValueError(
                 f"stack.residual: {self.stack.residual.kind} needs a self-attention that only "
@@ -317,7 +313,7 @@ class Coordinated(Seq2Seq):
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
-        initialise_sublayers(self)
+        initialise_parts(self)
 
     def encode(self, src: Tensor, src_mask: Tensor) -> Memory:
         history, output, keys_values = self._run_source(

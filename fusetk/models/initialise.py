@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fusetk.fusion.base import Fusion
+from fusetk.models.connect import Connection
+from fusetk.models.stack import Layer
 from fusetk.nn.attention import CrossAttention, KeysValues, SelfAttention
 from fusetk.nn.output import OutputProjection
 from fusetk.nn.positions import Learned
@@ -82,6 +85,16 @@ def mlrf(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding | Learned):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+
+
+def initialise_parts(model: nn.Module) -> None:
+    """Let the fusions, connections and residual connections change the initial weights."""
+    for module in model.modules():
+        if isinstance(module, Fusion | Connection):
+            module.initialise()
+        elif isinstance(module, Layer):
+            for residual, sublayer in module.sublayers():
+                residual.initialise(sublayer)
 
 
 INITIALISERS: dict[str, Callable[[nn.Module], None]] = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.config import ComponentConfig, resolve
 from fusetk.models.seq2seq import Memory
+from fusetk.nn.combine import weighted_sum
 from fusetk.nn.dropout import Dropout
 
 
@@ -161,10 +162,7 @@ class TransparentAttention(MemoryAttention):
         sources = []
         for j, column in enumerate(weights.unbind(1)):
             trace.record(f"decoder.attend.layer{j + 1}", column)
-            total = layers[0] * column[0]
-            for i in range(1, len(layers)):
-                total = torch.addcmul(total, layers[i], column[i])
-            sources.append(total)
+            sources.append(weighted_sum(layers, column))
         return sources
 
     def sources_of(self, layer: int) -> slice:

@@ -15,6 +15,7 @@ from fusetk.config import ComponentConfig, Config, component
 from fusetk.errors import ConfigError
 from fusetk.fusion import FUSIONS, build_fusion
 from fusetk.fusion.base import Fusion, FusionConfig, share_layer_embedding
+from fusetk.models.initialise import initialise_parts
 from fusetk.models.memory import (
     ATTENDS,
     MemoryAttention,
@@ -234,6 +235,7 @@ class Recurrent(DerivedTensor, Seq2Seq):
         self.output = OutputProjection(size, target_size, config.output_bias, matrix)
         self.name = f"decoder.layer{query.depth + 1}.cross"
         initialise_uniform(self, config.init, config.init_biases == "uniform")
+        initialise_parts(self)
 
     def forward(
         self,

@@ -48,13 +48,18 @@ class StackConfig(Config):
     def _depth_suits_connection_and_fusion(self) -> "StackConfig":
         self.connect.check(self.layers)
         if self.connect.separate_inputs and not self.layers_have_separate_inputs:
-            raise ValueError(
-                f"connect: {self.connect.kind} makes separate queries, keys and values, which only "
-                "the layers of kind: transformer read: choose another connection"
-                + (", or streams: 1" if self.connect.kind == "mudd" else "")
-            )
+            raise ValueError(separate_inputs_error(self.connect))
         self.fuse.check(self.layers - self.connect.summarised_layers(self.layers))
         return self
+
+
+def separate_inputs_error(connect: ConnectConfig) -> str:
+    """Return the message for layers that cannot read ``LayerInputs``."""
+    return (
+        f"connect: {connect.kind} makes separate queries, keys and values, which only the layers "
+        "of kind: transformer read: choose another connection"
+        + (", or streams: 1" if connect.kind == "mudd" else "")
+    )
 
 
 class DecoderConfig(StackConfig):

@@ -1,12 +1,13 @@
 """Transformer layers in inference on CPU: the kernels of ``fusetk.nn.fused.decoding``.
 
-The results are those of the layers' ordinary code, up to rounding. A search state holds the
+The results are those of the layers' ordinary code, up to rounding. Layers of other classes, with
+modules of other classes or with hooks use their ordinary code. A search state holds the
 projections of each step as the step computed them. Each hypothesis has a list of the rows that hold
 its tokens, so a search that reorders or drops hypotheses selects rows of this list only. Layers and
 residual connections are those of ``fusetk.models.transformer``, which imports this module.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from fusetk import trace
 from fusetk.models.residual.base import Residual
 from fusetk.models.residual.plain import PlainResidual
 from fusetk.nn.attention import CrossAttention, SelfAttention
+from fusetk.nn.exact import has_hooks
 from fusetk.nn.feedforward import FeedForward
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.output import PIECE
@@ -29,6 +31,7 @@ MIN_REAL = 0.9
 class Parts(Protocol):
     """The modules of a ``TransformerLayer``."""
 
+    def modules(self) -> Iterator[nn.Module]: ...
     @property
     def training(self) -> bool: ...
     @property
@@ -174,7 +177,7 @@ def encoder_layer(layer: Parts, x: Tensor, mask: Tensor) -> Tensor:
 
 def keys_values(cross: CrossAttention, sources: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return ``cross.keys_values(sources)``, in inference without the work for padding."""
-    if not usable(cross, sources[0]):
+    if not usable(cross, sources[0]) or type(cross) is not CrossAttention:
         return cross.keys_values(sources)
     width = 2 * len(cross.query.weight)
     parts = [
@@ -279,21 +282,30 @@ def decoder_is_usable(layers: Sequence[DecoderParts], x: Tensor) -> bool:
     """Return whether ``decoder_layer`` can compute all layers."""
     return all(
         usable(layer, x)
+        and type(layer.cross) is CrossAttention
+        and _are_linear(layer.cross.query, layer.cross.out)
         and _is_plain(layer, layer.attention_residual, layer.cross_residual, layer.ffn_residual)
         for layer in layers
     )
 
 
 def _is_plain(layer: Parts, *residuals: Residual) -> bool:
-    """Whether a layer has the usual sub-layers, residual sums and normalisation."""
+    """Whether a layer has the usual sub-layers, residual sums and normalisation, without hooks."""
+    attention, ffn = layer.attention, layer.ffn
     return (
-        type(layer.attention) is SelfAttention
-        and type(layer.ffn) is FeedForward
+        type(attention) is SelfAttention
+        and type(ffn) is FeedForward
+        and _are_linear(attention.project, attention.out, ffn.hidden, ffn.out)
         and all(
             type(residual) is PlainResidual and type(residual.norm) is nn.LayerNorm
             for residual in residuals
         )
+        and not any(map(has_hooks, layer.modules()))
     )
+
+
+def _are_linear(*modules: nn.Module) -> bool:
+    return all(type(m) is nn.Linear or isinstance(m, RoundedLinear) for m in modules)
 
 
 def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tensor:

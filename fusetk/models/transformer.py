@@ -13,7 +13,7 @@ from fusetk.errors import ConfigError
 from fusetk.fusion.base import share_layer_embedding
 from fusetk.models import steps
 from fusetk.models.connect import PlannedModule
-from fusetk.models.initialise import INITIALISERS
+from fusetk.models.initialise import INITIALISERS, initialise_parts
 from fusetk.models.memory import build_memory_attention
 from fusetk.models.residual import (
     RESIDUALS,
@@ -248,14 +248,6 @@ class TransformerLayer(Layer):
         return self.ffn_residual.after(stream, self.ffn(x))
 
 
-def initialise_sublayers(model: Seq2Seq) -> None:
-    """Change the initial weights of all sub-layers as their residual connections require it."""
-    for layer in model.layers():
-        if isinstance(layer, Layer):
-            for residual, sublayer in layer.sublayers():
-                residual.initialise(sublayer)
-
-
 class ContextGate(nn.Module):
     """(1 - g) t + g s with the gate g = sigmoid(W_t t + W_s s + b) (Tu et al. 2017).
 
@@ -292,7 +284,11 @@ class TransformerEncoderLayer(TransformerLayer):
 
     def forward(self, x: Stream, context: Tensor | Rows) -> tuple[Stream, None]:
         """(B, S, input width) -> (B, S, D), or a stream of such tensors to a stream."""
-        if isinstance(context, Tensor) and steps.encoder_layer_is_usable(self, x):
+        if (
+            type(self) is TransformerEncoderLayer
+            and isinstance(context, Tensor)
+            and steps.encoder_layer_is_usable(self, x)
+        ):
             return steps.encoder_layer(self, x, context.flatten(1)), None
         x, stream = self.attention_residual.before(self.read(x))
         y = self.attention(x, context)
@@ -500,7 +496,7 @@ class Transformer(Seq2Seq):
         self.output = OutputProjection(width, target_size, config.output_bias, matrix)
         self.max_positions = self.source.max_positions
         INITIALISERS[config.init](self)
-        initialise_sublayers(self)
+        initialise_parts(self)
 
     def encoder_layer(
         self,
@@ -538,7 +534,9 @@ class Transformer(Seq2Seq):
         keys_values = self._keys_values(
             memory, lambda cross, sources: steps.keys_values(cross, sources, memory.mask)
         )
-        if steps.decoder_is_usable(self._decoder_layers(), keys_values[0]):
+        layers = self._decoder_layers()
+        ordinary = all(type(layer) is TransformerDecoderLayer for layer in layers)
+        if ordinary and steps.decoder_is_usable(layers, keys_values[0]):
             return State(None, steps.start(keys_values, memory.mask), 0)
         return self._start_with_caches(keys_values, memory.mask)
 

@@ -1,9 +1,20 @@
 """Weighted sums of layers or of streams at each position."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from fusetk.nn.fused import streams as kernels
 from fusetk.nn.precision import product_dtype, without_autocast
+
+
+def weighted_sum(layers: Sequence[Tensor], weights: Sequence[Tensor] | Tensor) -> Tensor:
+    """Return sum_l w_l h_l for L layers (..., D) and L weights, which may broadcast."""
+    total = layers[0] * weights[0]
+    for i in range(1, len(layers)):
+        total = torch.addcmul(total, layers[i], weights[i])
+    return total
 
 
 def combine(weights: Tensor, layers: Tensor) -> Tensor:

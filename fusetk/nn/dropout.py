@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.nn.dropout_mask import STEPS, DropoutMask
+from fusetk.nn.dropout_mask import DropoutMask, in_units, scale, threshold
 
 
 class Dropout(nn.Module):
@@ -26,10 +26,10 @@ class Dropout(nn.Module):
     def set_rate(self, rate: float | None) -> None:
         """Replace the rate; None restores ``base_rate``. A base rate of 0 is never replaced."""
         self.rate = self.base_rate if rate is None or not self.base_rate else rate
-        self.steps = round(self.rate * STEPS)  # the rate in multiples of 1 / STEPS
+        self.units = in_units(self.rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not self.steps:
+        if not self.training or not self.units:
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
@@ -37,30 +37,22 @@ class Dropout(nn.Module):
 
     def draw(self) -> DropoutMask | None:
         """Draw the mask of one call on CPU; None if this call drops nothing."""
-        return DropoutMask.draw(self.steps) if self.training and self.steps else None
+        return DropoutMask.draw(self.units) if self.training and self.units else None
 
     def random_bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Draw a random int16 in [-32768, 32767] for each element."""
         if device.type == "cpu":
-            return DropoutMask.draw(self.steps).random_bits(shape)
+            return DropoutMask.draw(self.units).random_bits(shape)
         count = math.prod(shape)
         words = torch.empty((count + 3) // 4, dtype=torch.int64, device=device)
         words.random_(-(2**63), None)
         return words.view(torch.int16)[:count].view(*shape)
 
     def mask(self, random_bits: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return each element's factor: 0 if its bits are below ``threshold``, else ``scale``."""
+        """Return each element's factor: 0 if its bits are below the threshold, else the scale."""
         factors = torch.empty(random_bits.shape, dtype=dtype, device=random_bits.device)
-        torch.ge(random_bits, self.threshold, out=factors)  # 0 or 1
-        return factors.mul_(self.scale)
-
-    @property
-    def threshold(self) -> int:
-        return self.steps - STEPS // 2
-
-    @property
-    def scale(self) -> float:
-        return STEPS / (STEPS - self.steps)
+        torch.ge(random_bits, threshold(self.units), out=factors)  # 0 or 1
+        return factors.mul_(scale(self.units))
 
     @property
     def active_rate(self) -> float:

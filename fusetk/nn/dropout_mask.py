@@ -8,10 +8,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fusetk.nn import splitmix
 from fusetk.nn.fused.build import library
 from fusetk.nn.fused.structs import INT, POINTER, address, struct
 
-STEPS = 1 << 16  # a rate is a multiple of 1 / STEPS
+UNIT = 2**-16  # a rate is a multiple of this number
+
+
+def in_units(rate: float) -> int:
+    """Return a rate below 1 as a multiple of UNIT below 1."""
+    return min(round(rate / UNIT), round(1 / UNIT) - 1)
+
+
+def threshold(units: int) -> int:
+    """Return the lowest int16 at which an element is kept, for a rate in multiples of UNIT."""
+    return units - round(0.5 / UNIT)
+
+
+def scale(units: int) -> float:
+    """Return the factor of the elements that are kept, for a rate in multiples of UNIT."""
+    return 1 / (1 - units * UNIT)
+
 
 _RandomWords = struct(
     "_RandomWords", ("threads count", INT), ("seed", ctypes.c_uint64), ("words", POINTER)
@@ -28,22 +45,22 @@ class DropoutMask(NamedTuple):
 
     seed: int
     """A signed integer of 64 bits."""
-    steps: int
-    """The rate in multiples of 1 / STEPS."""
+    units: int
+    """The rate in multiples of UNIT."""
 
     @classmethod
-    def draw(cls, steps: int) -> "DropoutMask":
+    def draw(cls, units: int) -> "DropoutMask":
         """Draw a seed from PyTorch's generator."""
         seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None)
-        return cls(int(seed), steps)
+        return cls(int(seed), units)
 
     @property
     def threshold(self) -> int:
-        return self.steps - STEPS // 2
+        return threshold(self.units)
 
     @property
     def scale(self) -> float:
-        return STEPS / (STEPS - self.steps)
+        return scale(self.units)
 
     def random_bits(self, shape: Sequence[int]) -> Tensor:
         """Return the random int16 in [-32768, 32767] of each element."""
@@ -65,18 +82,4 @@ def random_words(seed: int, count: int) -> Tensor:
 
 def plain_random_words(seed: int, count: int) -> Tensor:
     """Compute ``random_words`` without compiled kernels."""
-    z = torch.arange(1, count + 1)
-    z.mul_(_signed(0x9E3779B97F4A7C15)).add_(seed)
-    z.bitwise_xor_(_shifted_right(z, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
-    z.bitwise_xor_(_shifted_right(z, 27)).mul_(_signed(0x94D049BB133111EB))
-    return z.bitwise_xor_(_shifted_right(z, 31))
-
-
-def _signed(value: int) -> int:
-    """Return the signed integer with the same 64 bits."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _shifted_right(z: Tensor, bits: int) -> Tensor:
-    """Shift without copies of the sign bit."""
-    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return splitmix.words(torch.arange(1, count + 1).mul_(splitmix.INCREMENT).add_(seed))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.exact import is_exactly
 from fusetk.nn.fused import transformer as kernels
 
 Activation = Literal["relu", "gelu", "swish", "tanh"]
@@ -42,7 +43,12 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activation is torch.relu_ and kernels.usable(x, self._weights()):
+        if (
+            self.activation is torch.relu_
+            and is_exactly(self.hidden, nn.Linear)
+            and is_exactly(self.out, nn.Linear)
+            and kernels.usable(x, self._weights())
+        ):
             return kernels.feed_forward(x, self.hidden, self.out, self.dropout.draw())
         return self.out(self.dropout(self.activation(self.hidden(x))))
 

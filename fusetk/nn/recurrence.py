@@ -9,6 +9,7 @@ from torch import Tensor
 from fusetk.nn.additive import AdditiveAttention
 from fusetk.nn.cells import Cell, Transition
 from fusetk.nn.dropout import Dropout
+from fusetk.nn.dropout_mask import scale, threshold
 from fusetk.nn.fused import loop as fused
 from fusetk.nn.fused.buffers import LoopSpec
 
@@ -51,7 +52,7 @@ def run_recurrence(
     """
     cells: list[Cell] = [*first.cells, *(decoder.above.cells if decoder else ())]
     random_bits = None
-    if dropout.training and dropout.steps:
+    if dropout.training and dropout.units:
         shape = (*x.shape[:2], h.shape[-1])
         random_bits = [dropout.random_bits(shape, h.device) for _ in cells]
     attention = decoder.attention if decoder else None
@@ -65,8 +66,8 @@ def run_recurrence(
         below_attention=len(first.cells),
         sizes=sizes,
         random_bits=random_bits,
-        threshold=dropout.threshold,
-        scale=dropout.scale,
+        threshold=threshold(dropout.units),
+        scale=scale(dropout.units),
         attention=attention,
         mask=decoder.mask.contiguous() if decoder else None,
         keep_weights=weights or torch.is_grad_enabled(),

@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusetk.errors import DataError, join_names
+from fusetk.plotting import attention
 from fusetk.plotting.figure import check_output
 from fusetk.plotting.save import check_one
 from fusetk.plotting.sentences import InputPair, command_line_pairs, file_pairs
 
 # The values of --what, and their names in titles.
-ATTENTION = {
-    "cross": "cross-attention",
-    "self": "self-attention",
-    "encoder-self": "self-attention",
-    "decoder-self": "self-attention",
-    "mixed": "mixed attention",
-}
+ATTENTION = {what: attention.NAMES[kind] for what, (_, kind) in attention.KINDS.items()}
 FUSION = {"fuse": "layer fusion", "encoder-fuse": "layer fusion", "decoder-fuse": "layer fusion"}
 WHATS = {**ATTENTION, **FUSION, "connect": "connections"}
 
@@ -89,10 +84,12 @@ def check_connections(choices: PlotOptions, need_text: bool) -> None:
         _check_text(choices)
         if not choices.corpus:
             check_one(len(choices.sources), choices.output)
-    elif choices.corpus or choices.layer is not None:
+        return
+    texts = (choices.sources, choices.targets, choices.source_file, choices.target_file)
+    if choices.corpus or choices.layer is not None or choices.lines or any(texts):
         raise DataError(
             "the connections of this model have learned weights, which are the same for every "
-            "sentence: omit --corpus and --layer"
+            "sentence: omit --corpus, --layer and the text"
         )
 
 

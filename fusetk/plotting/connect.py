@@ -6,7 +6,7 @@ weight of a sub-layer's output in a reading is the sum over all paths through th
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from fusetk.data.vocab import UNK
-from fusetk.decoding.target_scores import batches
+from fusetk.decoding.target_scores import pair_batches
 from fusetk.errors import DataError
+from fusetk.models.connect import CONNECTIONS, Connection
+from fusetk.models.residual import RESIDUALS, Residual
+from fusetk.models.residual.separate import SeparateResidual
 from fusetk.models.stack import Stack
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.corpus import TOKENS
@@ -25,6 +28,8 @@ from fusetk.plotting.panel import Panel, near_square, split_rows
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
 
+# The inputs of a layer with separate inputs, by the end of the trace name.
+_INPUTS = {"query": "queries", "key": "keys", "value": "values", "residual": "residual stream"}
 _LAYER = re.compile(r"(?P<site>(?P<side>encoder|decoder)\.(connect|attend))\.layer(\d+)(\.\w+)?")
 _SUBLAYER = re.compile(r"(encoder|decoder)\.residual\.(sublayer(\d+)|output)(\.\w+)?")
 # The sub-layers of a layer with two and with three sub-layers.
@@ -43,6 +48,7 @@ class Readings(NamedTuple):
     rows: list[str]
     columns: list[str]
     reader: str  # what a row is
+    weights_of: str  # what is weighted, for the title of a row
     lengths: np.ndarray  # (B,) positions of each sentence
 
     @property
@@ -54,11 +60,20 @@ class Readings(NamedTuple):
         """Return the weights at the positions of sentence i: (T, R, C)."""
         return self.weights[i, : self.lengths[i]]
 
+    def row_title(self, row: str) -> str:
+        """Return the title of a panel of one row."""
+        reader = f"sub-layer {row}"
+        if row == "top":
+            reader = "output of the stack"
+        elif re.fullmatch(r"l\d+", row):
+            reader = f"layer {row[1:]}"
+        return f"{self.side}, {reader}, weights of {self.weights_of}"
+
 
 def trace_readings(model: "Seq2Seq", pairs: Pairs) -> list[Readings]:
     """Return the readings of all sites, by forced decoding of ``pairs``.
 
-    Raises DataError if every layer reads only the layer below.
+    Raises DataError if no connection has weights, or if recorded weights have a wrong shape.
     """
     # The pattern matches connect, attend and residual, but not attention, whose weights are costly.
     traced = trace_forward(model, pairs, "*coder.[acr]*")
@@ -76,11 +91,25 @@ def trace_readings(model: "Seq2Seq", pairs: Pairs) -> list[Readings]:
         ),
     ]
     if not readings:
-        raise DataError(
-            "there are no connections to draw: every layer of this model reads the layer below it "
-            "(connect: last, residual: plain)"
-        )
+        raise DataError(f"there are no connections to draw: {_no_weights(model)}")
     return readings
+
+
+def _no_weights(model: "Seq2Seq") -> str:
+    """Return the reason why a model has no weights of connections."""
+    names: dict[str, None] = {}
+    for module in model.modules():
+        for site, base, known in (
+            ("connect", Connection, CONNECTIONS),
+            ("residual", Residual, RESIDUALS),
+        ):
+            if isinstance(module, base) and not isinstance(module, SeparateResidual):
+                kinds = [kind for kind, cls in known.items() if cls is type(module)]
+                names[f"{site}: {kinds[0] if kinds else type(module).__name__}"] = None
+    others = [name for name in names if name not in ("connect: last", "residual: plain")]
+    if others:
+        return f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} no weights to draw"
+    return "every layer of this model reads the layer below it (connect: last, residual: plain)"
 
 
 def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Readings]:
@@ -93,6 +122,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
     readings = []
     for (side, site, what), weights in sites.items():
         attends = site.endswith("attend")
+        source = "the encoder layers" if attends else f"the {_INPUTS.get(what[1:], 'input')}"
         stack = stacks.get(side)
         depth = None if stack is None else len(stack.layers)
         title = f"{side}, weights of each layer's {what[1:] or 'input'}"
@@ -109,6 +139,7 @@ def _layer_readings(traced: ForwardTrace, stacks: dict[str, Stack]) -> list[Read
                 rows,
                 columns,
                 "layer that attends" if attends else "layer that reads",
+                source,
                 traced.lengths[side],
             )
         )
@@ -127,6 +158,8 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         return []
     output = by_sublayer.pop(0, None)
     sublayers = [by_sublayer[k] for k in sorted(by_sublayer)]
+    for k, kinds in sorted(by_sublayer.items()):
+        _check_shapes(f"{side}.residual.sublayer{k}", kinds, sublayers[0])
     names = _sublayer_names(len(sublayers), stack)
     columns = ["l0", *names]
     if "sources" in sublayers[0]:
@@ -147,6 +180,7 @@ def _sublayer_readings(traced: ForwardTrace, side: str, stack: Stack | None) -> 
         rows,
         columns,
         "sub-layer that reads",
+        "the input",
         traced.lengths[side],
     )
     return [reading]
@@ -158,6 +192,30 @@ def _sublayer_names(count: int, stack: Stack | None) -> list[str]:
     if names is None or count % depth:
         return [f"s{k}" for k in range(1, count + 1)]
     return [f"l{i}.{name}" for i in range(1, depth + 1) for name in names]
+
+
+def _check_shapes(
+    name: str, kinds: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]
+) -> None:
+    """Raise DataError if a record has another shape than ``expand_streams`` needs.
+
+    ``kinds`` are the records of a sub-layer, and ``first`` those of the lowest one, which
+    determine the number of streams.
+    """
+    write = first.get("write", np.ones(1))
+    n = write.shape[-1] if write.ndim else 1
+    for kind, shape in (("read", (n,)), ("write", (n,)), ("mix", (n, n))):
+        values = kinds.get(kind)
+        if values is None or (n == 1 and not values.ndim):
+            continue
+        by_position = values.ndim == 2 + len(shape)
+        if values.shape[2 * by_position :] != shape:
+            rest = ", ".join(map(str, shape))
+            raise DataError(
+                f"the record {name}.{kind} has the shape {values.shape}, but {n} "
+                f"stream{'s' if n > 1 else ''} need ({rest}) or (B, T, {rest}): change the tensor "
+                "that the residual connection records"
+            )
 
 
 def expand_streams(sublayers: Sequence[dict[str, np.ndarray]]) -> list[np.ndarray]:
@@ -205,7 +263,7 @@ def _rows(weights: Sequence[np.ndarray], columns: int) -> np.ndarray:
 def needs_text(model: "Seq2Seq") -> bool:
     """Whether weights depend on the position, so that a text is needed.
 
-    Raises DataError if every layer reads only the layer below.
+    Raises the errors of ``trace_readings``.
     """
     return any(reading.by_position for reading in trace_readings(model, [([UNK], [UNK])]))
 
@@ -214,8 +272,7 @@ def position_readers(model: "Seq2Seq") -> list[str]:
     """Return the names of the readings that ``position_panels`` draws, in the order of its numbers.
 
     If several sites have a reading of the same number and other names, all names are given. The
-    list is empty if no weights depend on the position. Raises DataError if every layer reads only
-    the layer below.
+    list is empty if no weights depend on the position. Raises the errors of ``trace_readings``.
     """
     readings = trace_readings(model, [([UNK], [UNK])])
     rows = [reading.rows for reading in readings if reading.by_position]
@@ -232,8 +289,7 @@ def panels(model: "Seq2Seq", pairs: Pairs = (([UNK], [UNK]),)) -> list[Panel]:
 
     A row is a reading, a column is an output that it can read; l0 is the word embedding. The row
     ``top`` is the stack's output. If the weights depend on the position, there are their mean and
-    their standard deviation over the positions. Raises DataError if every layer reads only the
-    layer below.
+    their standard deviation over the positions. Raises the errors of ``trace_readings``.
     """
     means = ReadingMeans(model)
     means.add(pairs)
@@ -264,7 +320,7 @@ def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: i
         drawn.append(
             Panel(
                 f"{reading.name}.{row}",
-                f"{reading.title}: {row}",
+                reading.row_title(row),
                 weights[:, readable].T,
                 x,
                 [name for name, is_read in zip(reading.columns, readable, strict=True) if is_read],
@@ -279,7 +335,7 @@ def position_panels(model: "Seq2Seq", pairs: Pairs, tokens: TokenPair, reader: i
 def row_lengths(panels: Sequence[Panel]) -> list[int] | None:
     """Return the number of panels in each row of a figure.
 
-    Each side with several panels starts a row. None: the sides have one panel each.
+    A side with several panels starts a row. Returns None if each side has one panel.
     """
     by_side = [
         list(group) for _, group in groupby(panels, lambda panel: panel.name.partition(".")[0])
@@ -308,7 +364,7 @@ class ReadingMeans:
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
         sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-        for batch in batches(sizes, TOKENS):
+        for batch in pair_batches(sizes, TOKENS):
             self.last = trace_readings(self.model, [pairs[i] for i in batch])
             self.sentences += len(batch)
             for reading in self.last:
@@ -330,8 +386,8 @@ class ReadingMeans:
         mean, square = self.sums[reading.name] / self.counts[reading.name]
         deviation = np.sqrt(np.maximum(square - mean**2, 0))
         return [
-            _panel(reading, mean, ".mean", "weight"),
-            _panel(reading, deviation, ".deviation", "standard deviation"),
+            _panel(reading, mean, ".mean", f"weight, {reading.side}"),
+            _panel(reading, deviation, ".deviation", f"standard deviation, {reading.side}"),
         ]
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fusetk.decoding.target_scores import batches
+from fusetk.decoding.target_scores import pair_batches
 from fusetk.fusion.base import Fusion
 from fusetk.plotting.forward_trace import Pairs
 from fusetk.plotting.fusion import (
@@ -44,7 +44,7 @@ class CorpusMeans:
     def add(self, pairs: Pairs) -> None:
         """Add pairs of source and target ids without BOS and EOS, in batches of similar length."""
         sizes = [(len(source) + 1, len(target) + 1) for source, target in pairs]
-        for batch in batches(sizes, TOKENS):
+        for batch in pair_batches(sizes, TOKENS):
             self.last = trace_fusions(self.model, [pairs[i] for i in batch], self.fusions)
             self.sentences += len(batch)
             if not self.sums:

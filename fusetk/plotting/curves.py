@@ -1,7 +1,6 @@
 """Training and validation curves, read from the ``metrics.jsonl`` files of run folders."""
 
 import difflib
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +19,14 @@ from fusetk.plotting.figure import (
     finite,
     fonts,
     label,
+    legend,
     save_numbers,
     save_picture,
     style_axes,
 )
 from fusetk.plotting.style import SCREEN, Size, Style
 from fusetk.plotting.text_width import TextWidth
-from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER
+from fusetk.runs import HIGHER_IS_BETTER, LOWER_IS_BETTER, METRICS, parse_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,14 +82,14 @@ class Curve:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_metrics(run: Path) -> Records:
+def read_curve_records(run: Path) -> Records:
     """Return the records of a run, sorted by update.
 
     A resumed run may repeat an update: the later record counts. A damaged last line, as after the
     kill of a run, is skipped with a warning. Raises DataError if the folder has no metrics, or if
     another line is damaged.
     """
-    path = run / "metrics.jsonl"
+    path = run / METRICS
     if not run.is_dir():
         if run.exists():
             raise DataError(f"{run} is not a run folder")
@@ -107,7 +107,7 @@ def read_metrics(run: Path) -> Records:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        record = _record(line)
+        record = parse_metrics(line)
         if record is not None:
             records[record["kind"], record["update"]] = record
         elif number == last:
@@ -125,17 +125,6 @@ def read_metrics(run: Path) -> Records:
     if not records:
         raise DataError(f"{path} has no complete line yet")
     return sorted(records.values(), key=lambda record: record["update"])
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Parse one line; None if it is damaged."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # invalid UTF-8 raises ValueError, too
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    return record if _number(record.get("update")) is not None else None
 
 
 def _number(value: Any) -> float | None:
@@ -323,19 +312,7 @@ def draw(
             numbers.append(
                 [_write_best(axes, *each, x, style) for each in zip(marked, hues, strict=True)]
             )
-    text: dict[str, Any] = {"family": families, "size": style.font}
-    names = figure.legend(
-        [line for line, _ in entries],
-        # legend() drops labels that start with an underscore and typesets formulas.
-        [str(i) for i in range(len(entries))],
-        loc="outside lower center",
-        ncols=across,
-        prop=text,
-        frameon=False,
-    )
-    for drawn, (_, name) in zip(names.get_texts(), entries, strict=True):
-        drawn.set_parse_math(False)
-        drawn.set_text(name)
+    legend(figure, entries, families, style.font, loc="outside lower center", ncols=across)
     if title:
         figure.suptitle(label(title, 200), family=families, size=style.heading, parse_math=False)
     separate(figure, numbers)

@@ -137,24 +137,19 @@ def style_axes(axes: "Axes") -> None:
 
 
 def legend(
-    axes: "Axes",
+    place: "Axes | Figure",
     entries: "Sequence[tuple[Line2D, str]]",
     families: list[str],
-    distance: float = 0.13,
+    size: float,
+    **options: Any,
 ) -> None:
-    """Write the names of lines below the axes, at a ``distance`` in heights of the axes."""
+    """Write the names of lines; ``options`` are those of matplotlib's ``legend``."""
     lines = [line for line, _ in entries]
     # The labels are numbers first, and names afterwards: legend() drops labels that start with an
     # underscore and typesets text between dollar signs as formulas.
     numbers = [str(i) for i in range(len(lines))]
-    drawn = axes.legend(
-        lines,
-        numbers,
-        prop={"family": families, "size": 8.5},
-        loc="upper center",
-        bbox_to_anchor=(0.5, -distance),
-        frameon=False,
-    )
+    prop: dict[str, Any] = {"family": families, "size": size}
+    drawn = place.legend(lines, numbers, prop=prop, frameon=False, **options)
     for text, (_, name) in zip(drawn.get_texts(), entries, strict=True):
         text.set_parse_math(False)
         text.set_text(name)

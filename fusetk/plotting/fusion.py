@@ -44,11 +44,12 @@ def find_fusions(model: nn.Module, what: str = "fuse") -> list[Fusion]:
 
     Raises DataError if there are none.
     """
-    by_side = {
-        module.name.partition(".")[0]: module
-        for module in model.modules()
-        if isinstance(module, Fusion) and module.fuses_several
-    }
+    # A fusion may contain others: these follow it, and have other names or the same name.
+    sides = {f"{side}.fuse": side for side in KINDS["fuse"]}
+    by_side: dict[str, Fusion] = {}
+    for module in model.modules():
+        if isinstance(module, Fusion) and module.name in sides and module.fuses_several:
+            by_side.setdefault(sides[module.name], module)
     fusions = [by_side[side] for side in KINDS[what] if side in by_side]
     if fusions:
         return fusions

@@ -7,11 +7,15 @@ import numpy as np
 
 from fusetk.plotting.figure import fonts, label
 from fusetk.plotting.heatmap_layout import (
+    BAR,
     GAP,
+    LEAST_BAR,
+    LONGEST_BAR,
     PAD,
     Arranged,
     arrange,
     axis_room,
+    flat_bar_height,
     names_columns,
     names_rows,
     wrap,
@@ -25,11 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-# Lengths in inches.
-BAR = 0.12  # thickness of a colour bar
-LEAST_BAR = 1.2  # smallest length of a colour bar
-LONGEST_BAR = 3.0
-MARGIN = 0.1
+MARGIN = 0.1  # inches
 
 EMPTY = "#efe6d3"  # colour of a cell without a number; no colour map contains it
 CUT = "#e8710a"  # colour of the dividing line; visible on every colour map
@@ -41,8 +41,10 @@ class _Frame(NamedTuple):
     width: float
     height: float
     head: float  # height of the heading
+    heading: list[str]  # its lines
     bars: list[tuple[float, float, float, float]]  # left, bottom, width, height
-    flat: bool  # the colour bar is below the panels
+    bar_labels: list[list[str]]  # the lines of each
+    flat: bool  # the colour bars are below the panels
 
 
 class _Pen(NamedTuple):
@@ -82,9 +84,10 @@ def draw(
     do not fit in the width.
 
     ``columns``: the number of panels side by side (None: as many as fit), or the number in each
-    row. Panels of the same measure share a colour scale. Its colour bar is omitted if they have one
-    column, beside which the numbers are written. A panel's caption has the parts of its title that
-    other panels do not have. ``title`` is written above the panels.
+    row. Panels of the same measure share a colour scale. If there are several, each colour bar is
+    below a panel. A measure whose panels have one column, beside which the numbers are written, has
+    no colours and no colour bar if there are other panels. A panel's caption has the parts of its
+    title that other panels do not have. ``title`` is written above the panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -98,48 +101,69 @@ def draw(
     texts = [text for panel in panels for text in (*panel.x, *panel.y, *panel.axes)]
     families = fonts({label(text, 200) for text in [*texts, *captions, title, *measures]})
     widths = TextWidth(families)
-    lines = 0
-    bar_labels = [[""]]
-    while lines < max(map(len, bar_labels)):  # the room for the labels depends on their lines
-        lines = max(map(len, bar_labels))
-        bar_room = _bar_room(barred, lines, style, widths)
-        layout = arrange(panels, captions, columns, style, size, widths, bar_room)
-        if len(barred) == 1 and _is_low(layout):  # the colour bar is below the panels
-            wider = arrange(panels, captions, columns, style, size, widths, MARGIN)
-            layout = wider if _is_low(wider) else layout
-        heading = wrap(title, layout.width, style.heading, widths)
-        frame = _frame(layout, heading, len(barred), lines, bar_room, style)
-        bar_labels = _bar_labels(barred, frame, style, widths)
+    layout, frame = _lay_out(panels, captions, barred, title, columns, style, size, widths)
     figure = Figure(figsize=(frame.width, frame.height))
     FigureCanvasAgg(figure)
     pen = _Pen(figure, families, style)
-    images = _draw_panels(pen, frame, layout, measures)
-    for i, line in enumerate(heading):
+    colored = {measure: measures[measure] for measure in barred}
+    images = _draw_panels(pen, frame, layout, colored)
+    for i, line in enumerate(frame.heading):
         y = frame.height - MARGIN - (i + 0.5) * 1.3 * style.heading / 72
         pen.write(line, frame.width / 2, y, style.heading)
-    for place, text, (measure, scale) in zip(frame.bars, bar_labels, barred.items(), strict=True):
-        _draw_bar(pen, place, frame.flat, "\n".join(text), scale, images[measure])
+    for place, text, measure in zip(frame.bars, frame.bar_labels, barred, strict=True):
+        _draw_bar(pen, place, frame.flat, "\n".join(text), barred[measure], images[measure])
     return figure
 
 
-def _frame(
-    layout: Arranged,
-    heading: list[str],
-    bars: int,
-    lines: int,
-    bar_room: float,
+def _lay_out(
+    panels: Sequence[Panel],
+    captions: Sequence[str],
+    barred: dict[str, Scale],
+    title: str,
+    columns: int | Sequence[int] | None,
     style: Style,
-) -> _Frame:
-    """Return the size of the figure, and the places of its colour bars.
+    size: Size | None,
+    widths: TextWidth,
+) -> tuple[Arranged, _Frame]:
+    """Return the arrangement of the panels and of the colour bars.
 
-    The labels of the ``bars`` colour bars have so many ``lines``.
+    One colour bar is beside the panels, or below them if they are low. Several are below panels.
+    """
+    labels = {measure: _bar_label(measure, scale) for measure, scale in barred.items()}
+    if len(barred) > 1:
+        layout = arrange(panels, captions, columns, style, size, widths, MARGIN, labels)
+        heading = wrap(title, layout.width, style.heading, widths)
+        return layout, _frame_with_bars_below(layout, list(barred), heading, style)
+    [(measure, scale)] = barred.items()
+    lines = 0
+    bar_label = [""]
+    while lines < len(bar_label):  # the room for the label depends on its lines
+        lines = len(bar_label)
+        bar_room = _bar_room(scale, lines, style, widths)
+        layout = arrange(panels, captions, columns, style, size, widths, bar_room)
+        if _is_low(layout):  # the colour bar is below the panels
+            wider = arrange(panels, captions, columns, style, size, widths, MARGIN)
+            layout = wider if _is_low(wider) else layout
+        heading = wrap(title, layout.width, style.heading, widths)
+        frame = _frame(layout, heading, lines, bar_room, style)
+        length = max(frame.bars[0][2:])
+        bar_label = wrap(labels[measure], length + GAP, style.font, widths)
+    return layout, frame._replace(bar_labels=[bar_label])
+
+
+def _frame(
+    layout: Arranged, heading: list[str], lines: int, bar_room: float, style: Style
+) -> _Frame:
+    """Return the size of the figure, and the place of its only colour bar.
+
+    The label of the bar has so many ``lines``.
     """
     head = MARGIN + 1.3 * style.heading / 72 * len(heading)
     cells = layout.above[0] + layout.height[0]
     content = layout.top(len(layout.rows))
-    flat = bars == 1 and _is_low(layout)
+    flat = _is_low(layout)
     if flat:
-        tall = BAR + (2.5 + 1.3 * lines) * style.font / 72
+        tall = flat_bar_height(lines, style)
         width = layout.figure_width or layout.width + 2 * MARGIN
         # The colour bar begins below the first cell.
         left = MARGIN + layout.lefts[0][0]
@@ -147,17 +171,30 @@ def _frame(
         long = min(max(LEAST_BAR, width - left - beside), LONGEST_BAR)
         left = max(beside, min(left, width - beside - long))
         height = head + content + tall
-        places = [(left, tall - BAR, long, BAR)]
+        place = (left, tall - BAR, long, BAR)
     else:
-        room = (cells if bars == 1 else content) - layout.above[0] - (bars - 1) * 2 * GAP
-        long = min(max(room / bars, LEAST_BAR), LONGEST_BAR)
-        content = max(content, layout.above[0] + bars * (long + 2 * GAP) - GAP)
+        long = min(max(cells - layout.above[0], LEAST_BAR), LONGEST_BAR)
+        content = max(content, layout.above[0] + long + GAP)
         width = layout.figure_width or MARGIN + layout.width + bar_room
         height = head + content
-        left = width - bar_room + 0.14
         top = height - head - layout.above[0]
-        places = [(left, top - (i + 1) * long - i * 2 * GAP, BAR, long) for i in range(bars)]
-    return _Frame(width, height, head, places, flat)
+        place = (width - bar_room + 0.14, top - long, BAR, long)
+    return _Frame(width, height, head, heading, [place], [], flat)
+
+
+def _frame_with_bars_below(
+    layout: Arranged, measures: Sequence[str], heading: list[str], style: Style
+) -> _Frame:
+    """Return the size of the figure, and the places of the colour bars of several measures."""
+    head = MARGIN + 1.3 * style.heading / 72 * len(heading)
+    width = layout.figure_width or layout.width + 2 * MARGIN
+    height = head + layout.top(len(layout.rows))
+    bars = [layout.bars[measure] for measure in measures]
+    places = [
+        (MARGIN + bar.left, height - head - layout.top(bar.row) - bar.down - BAR, bar.length, BAR)
+        for bar in bars
+    ]
+    return _Frame(width, height, head, heading, places, [bar.label for bar in bars], flat=True)
 
 
 def _is_low(layout: Arranged) -> bool:
@@ -165,32 +202,21 @@ def _is_low(layout: Arranged) -> bool:
     return layout.top(len(layout.rows)) - layout.above[0] < LEAST_BAR
 
 
-def _bar_room(measures: dict[str, Scale], lines: int, style: Style, widths: TextWidth) -> float:
-    """Return the width of the colour bars, with numbers and with labels of ``lines`` lines."""
-    numbers = [text for scale in measures.values() for text in _ticks(scale).values()]
-    number = widths.widest(numbers, style.font)
+def _bar_room(scale: Scale, lines: int, style: Style, widths: TextWidth) -> float:
+    """Return the width of the colour bar, with numbers and with a label of ``lines`` lines."""
+    number = widths.widest(list(_ticks(scale).values()), style.font)
     return 0.14 + BAR + 0.1 + number + (1 + 1.2 * lines) * style.font / 72
 
 
-def _bar_labels(
-    measures: dict[str, Scale], frame: _Frame, style: Style, widths: TextWidth
-) -> list[list[str]]:
-    """Return the lines of the label of each colour bar.
-
-    A label says whether the end of the scale depends on the numbers.
-    """
-    lines = []
-    for (measure, scale), place in zip(measures.items(), frame.bars, strict=True):
-        text = measure if scale.fixed else f"{measure}; the scale depends on the numbers"
-        length = place[2] if frame.flat else place[3]
-        lines.append(wrap(text, length + GAP, style.font, widths))
-    return lines
+def _bar_label(measure: str, scale: Scale) -> str:
+    """Return the label of a colour bar: it says whether the end depends on the numbers."""
+    return measure if scale.fixed else f"{measure}; the scale depends on the numbers"
 
 
 def _draw_panels(
     pen: _Pen, frame: _Frame, layout: Arranged, measures: dict[str, Scale]
 ) -> "dict[str, ScalarMappable]":
-    """Draw all panels. Return one image of each measure."""
+    """Draw all panels, in white if their measure has no scale. Return one image of each measure."""
     images: dict[str, ScalarMappable] = {}
     size = pen.style.caption
     for r, row in enumerate(layout.rows):
@@ -198,7 +224,7 @@ def _draw_panels(
             left = MARGIN + layout.lefts[r][c]
             top = frame.height - frame.head - layout.top(r) - layout.above[r]
             has_names = names_columns(layout.rows, r, c)
-            scale = measures[panel.measure]
+            scale = measures.get(panel.measure)
             image = _draw_panel(pen, panel, (left, top), scale, layout.cell, has_names)
             images[panel.measure] = image
             across, down = layout.cell * len(panel.x), layout.cell * len(panel.y)
@@ -245,7 +271,7 @@ def _draw_panel(
     pen: _Pen,
     panel: Panel,
     corner: tuple[float, float],
-    scale: Scale,
+    scale: Scale | None,
     cell: float,
     has_names: bool,
 ) -> "ScalarMappable":
@@ -253,16 +279,12 @@ def _draw_panel(
 
     ``has_names``: write the labels of the columns.
     """
-    import matplotlib
-
     left, top = corner
     down = cell * len(panel.y)
     axes = pen.axes(left, top - down, cell * len(panel.x), down)
     image = axes.imshow(
         panel.matrix,
-        cmap=matplotlib.colormaps[scale.map].with_extremes(bad=EMPTY),
-        vmin=scale.low,
-        vmax=scale.high,
+        **_colors(scale),
         aspect="auto",
         interpolation="nearest",
         origin="lower" if panel.up else "upper",
@@ -270,6 +292,17 @@ def _draw_panel(
     _draw_labels(axes, panel, pen, cell, has_names)
     _draw_lines(axes, panel, cell)
     return image
+
+
+def _colors(scale: Scale | None) -> dict[str, Any]:
+    """Return the arguments of ``imshow`` that determine the colours."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    if scale is None:
+        return {"cmap": ListedColormap(["white"])}
+    colors = matplotlib.colormaps[scale.map].with_extremes(bad=EMPTY)
+    return {"cmap": colors, "vmin": scale.low, "vmax": scale.high}
 
 
 def _draw_labels(axes: "Axes", panel: Panel, pen: _Pen, cell: float, has_names: bool) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fusetk.errors import DataError
@@ -17,16 +17,32 @@ MARGIN = 0.1  # left of the panels
 WIDEST = 36.0  # largest width of a row of panels
 CAPTION = 3.5  # largest width of a caption, unless its panel is wider
 LARGEST_CELL = 0.3
-LOW = 8  # rows of a matrix that is so low that its columns can have their labels above another one
+LOW = 8  # a panel with at most this many rows shares its column labels with an equal panel below it
 LARGEST_FITTED_CELL = 0.4  # in a picture with a given width
+BAR = 0.12  # thickness of a colour bar
+LEAST_BAR = 1.2  # smallest length of a colour bar
+LONGEST_BAR = 3.0
 
 log = logging.getLogger(__name__)
 
 Captioned = tuple[Panel, list[str]]  # a panel and the lines of its caption
 
 
+class Bar(NamedTuple):
+    """A colour bar below a panel."""
+
+    row: int  # of the panel
+    left: float
+    down: float  # distance from the top of the row
+    length: float
+    label: list[str]  # its lines
+
+
 class Arranged(NamedTuple):
-    """The panels of a figure. The panels of a row share a height; equally long rows, columns."""
+    """The panels of a figure.
+
+    The panels of a row have one height. Rows with the same number of panels have the same columns.
+    """
 
     rows: list[list[Captioned]]
     cell: float
@@ -34,8 +50,9 @@ class Arranged(NamedTuple):
     width: float  # of the widest row
     above: tuple[float, ...]  # height of the column labels and of their name, by row
     height: tuple[float, ...]  # of the highest matrix, by row
-    below: tuple[float, ...]  # height of the captions, by row
+    below: tuple[float, ...]  # height of the captions and of the colour bars, by row
     label_widths: dict[int, float]  # of the row labels, by the identity of the panel
+    bars: dict[str, Bar]  # by measure
     figure_width: float | None = None  # None: as wide as its content
 
     def top(self, row: int) -> float:
@@ -50,6 +67,11 @@ class Arranged(NamedTuple):
 def axis_room(style: Style) -> float:
     """Return the height of the name of an axis."""
     return 1.5 * style.caption / 72
+
+
+def flat_bar_height(lines: int, style: Style) -> float:
+    """Return the height of a horizontal colour bar with a label of ``lines`` lines."""
+    return BAR + (2.5 + 1.3 * lines) * style.font / 72
 
 
 def least_cell(style: Style) -> float:
@@ -94,9 +116,16 @@ class _Measured:
     """The panels with the sizes of their texts; ``at`` arranges them with a size of the cells."""
 
     def __init__(
-        self, panels: Sequence[Panel], captions: Sequence[str], style: Style, widths: TextWidth
+        self,
+        panels: Sequence[Panel],
+        captions: Sequence[str],
+        style: Style,
+        widths: TextWidth,
+        bar_labels: Mapping[str, str],
     ):
+        """``bar_labels`` are the labels of the colour bars below panels, by measure."""
         self.panels = panels
+        self.bar_labels = bar_labels
         self.captions = captions
         self.style = style
         self.widths = widths
@@ -118,17 +147,53 @@ class _Measured:
             max(self._above(panel) if names_columns(rows, r, c) else PAD for c, (panel, _) in place)
             for r, place in enumerate(map(enumerate, rows))
         ]
-        captions = [max(len(caption) for _, caption in row) for row in rows]
+        lines = [max(len(caption) for _, caption in row) for row in rows]
+        captions = [1.25 * style.caption / 72 * count for count in lines]
+        heights = [max(len(panel.y) for panel, _ in row) * cell for row in rows]
+        downs = [sum(parts) + PAD for parts in zip(above, heights, captions, strict=True)]
+        bars = self._bars(rows, edges, downs, cell)
+        bar_heights = [
+            max((self._bar_height(bar) for bar in bars.values() if bar.row == r), default=0.0)
+            for r in range(len(rows))
+        ]
         return Arranged(
             rows,
             cell,
             [row_edges[:-1] for row_edges in edges],
             max(row_edges[-1] for row_edges in edges) - GAP,
             above=tuple(above),
-            height=tuple(max(len(panel.y) for panel, _ in row) * cell for row in rows),
-            below=tuple(1.25 * style.caption / 72 * lines + GAP for lines in captions),
+            height=tuple(heights),
+            below=tuple(sum(parts) + GAP for parts in zip(captions, bar_heights, strict=True)),
             label_widths=self.label_widths,
+            bars=bars,
         )
+
+    def _bars(
+        self,
+        rows: Sequence[Sequence[Captioned]],
+        edges: Sequence[Sequence[float]],
+        downs: Sequence[float],
+        cell: float,
+    ) -> dict[str, Bar]:
+        """Return a colour bar for each measure, in the last row that has it, below its first panel.
+
+        ``edges`` are the left edges of the panels, and ``downs`` the distances of colour bars from
+        the tops of the rows.
+        """
+        bars: dict[str, Bar] = {}
+        for r, row in enumerate(rows):
+            for c, (panel, _) in enumerate(row):
+                text = self.bar_labels.get(panel.measure)
+                known = bars.get(panel.measure)
+                if text is None or (known and known.row == r):
+                    continue
+                length = _bar_length(panel, cell)
+                label_lines = wrap(text, length + GAP, self.style.font, self.widths)
+                bars[panel.measure] = Bar(r, edges[r][c], downs[r], length, label_lines)
+        return bars
+
+    def _bar_height(self, bar: Bar) -> float:
+        return PAD + flat_bar_height(len(bar.label), self.style)
 
     def _above(self, panel: Panel) -> float:
         """Return the height of the column labels of a panel, and of the name of its columns."""
@@ -173,7 +238,15 @@ class _Measured:
         """Return the width of a panel: its cells with the numbers beside them, or its caption."""
         panel, caption = captioned
         cells = cell * len(panel.x) + (self.number if len(panel.x) == 1 else 0.0)
+        if panel.measure in self.bar_labels:
+            # Half of the number at the end is beside the bar.
+            cells = max(cells, _bar_length(panel, cell) + 1.6 * self.style.font / 72)
         return max(cells, self.widths.widest(caption, self.style.caption))
+
+
+def _bar_length(panel: Panel, cell: float) -> float:
+    """Return the length of the colour bar below a panel."""
+    return min(max(LEAST_BAR, cell * len(panel.x)), LONGEST_BAR)
 
 
 def arrange(
@@ -184,13 +257,15 @@ def arrange(
     size: Size | None,
     widths: TextWidth,
     bar_room: float,
+    bar_labels: Mapping[str, str] | None = None,
 ) -> Arranged:
     """Return the arrangement of the panels beside a colour bar that needs ``bar_room``.
 
-    Raises DataError if they do not fit in the width of ``size``. Without a size, the first width
-    of the style in which they fit is chosen; if there is none, the figure grows with its words.
+    ``bar_labels`` are the labels of colour bars below panels, by measure. Raises DataError if the
+    panels do not fit in the width of ``size``. Without a size, the first width of the style in
+    which they fit is chosen; if there is none, the figure grows with its words.
     """
-    measured = _Measured(panels, captions, style, widths)
+    measured = _Measured(panels, captions, style, widths, bar_labels or {})
     natural = max(least_cell(style), min(LARGEST_CELL, 6.0 / _longest(panels)))
     for width in (size.width,) if size else style.widths:
         fitted = _fit(measured, width - MARGIN - bar_room, columns, natural)

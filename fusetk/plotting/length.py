@@ -59,5 +59,6 @@ def draw(chart: Chart) -> "Figure":
     if min(drawn, default=0.0) >= 0:
         axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     style_axes(axes)
-    legend(axes, entries, fonts(name for _, name in entries), distance=0.19)
+    families = fonts(name for _, name in entries)
+    legend(axes, entries, families, 8.5, loc="upper center", bbox_to_anchor=(0.5, -0.19))
     return figure

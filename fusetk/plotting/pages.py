@@ -1,6 +1,6 @@
 """The pages of ``fusetk plot-attention``: the panels of each sentence, or means over sentences."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from fusetk.plotting.corpus import CorpusMeans
 from fusetk.plotting.fusion import find_fusions
 from fusetk.plotting.panel import Page, Panel
 from fusetk.plotting.save import check_one
-from fusetk.plotting.sentences import Reader, Sentence
+from fusetk.plotting.sentences import UNTRANSLATED, Reader, Sentence
 
 if TYPE_CHECKING:
     from fusetk.models.seq2seq import Seq2Seq
@@ -68,7 +68,7 @@ def mean_page(
     else:
         means = CorpusMeans(model, find_fusions(model, choices.what))
     while chunk := list(islice(sentences, CHUNK)):
-        complete = translated(translator, chunk, reader)
+        complete = list(translated(translator, chunk, reader))
         means.add([(sentence.source_ids, sentence.target_ids) for sentence in complete])
     if not means.sentences:
         raise _no_sentence(choices)
@@ -92,7 +92,18 @@ def sentence_pages(
         raise _no_sentence(choices)
     check_one(len(first_two), choices.output)  # before a long input is read
     pages = []
-    for sentence in translated(translator, [*first_two, *sentences], reader):
+    every = [*first_two, *sentences]
+    complete = list(translated(translator, every, reader))
+    if len(complete) < len(every):
+        number = reader.skipped[UNTRANSLATED][0]
+        where, option = (
+            (f"line {number}", "-r") if choices.source_file else (f"sentence {number}", "-t")
+        )
+        raise DataError(
+            f"{where} has no translation with the search settings of the run: give one with "
+            f"{option}"
+        )
+    for sentence in complete:
         tokens = TokenPair(sentence.source, sentence.target or [])
         try:
             panels = draw_panels(sentence.source_ids, sentence.target_ids, tokens)
@@ -108,8 +119,9 @@ def sentence_pages(
 
 
 def _no_sentence(choices: PlotOptions) -> DataError:
+    where = choices.source_file or "the command line"
     return DataError(
-        f"{choices.source_file} has no sentence to draw: every line is blank or too long"
+        f"{where} has no sentence to draw: every line is blank, too long, or without a translation"
     )
 
 
@@ -165,13 +177,19 @@ def panel_columns(choices: PlotOptions, panels: Sequence[Panel]) -> Sequence[int
 
 def translated(
     translator: Translator, sentences: Sequence[Sentence], reader: Reader
-) -> Iterable[Sentence]:
-    """Return the sentences with translations; the run's own search makes the missing ones."""
+) -> Iterator[Sentence]:
+    """Yield the sentences with translations; the run's own search makes the missing ones.
+
+    If the settings of the search exclude every translation of a sentence, the reader counts the
+    sentence as skipped.
+    """
     if all(sentence.target is not None for sentence in sentences):
-        return sentences
+        yield from sentences
+        return
     results = translator.translate_ids([[*sentence.source_ids, EOS] for sentence in sentences])
     decode = translator.pipeline.target_vocab.decode
-    return [
-        reader.with_target(sentence, decode(hypotheses[0].ids))
-        for sentence, hypotheses in zip(sentences, results, strict=True)
-    ]
+    for sentence, hypotheses in zip(sentences, results, strict=True):
+        if hypotheses:
+            yield reader.with_target(sentence, decode(hypotheses[0].ids))
+        else:
+            reader.skipped[UNTRANSLATED].append(sentence.number)

@@ -90,7 +90,10 @@ def round_ticks(low: float, high: float) -> np.ndarray:
 
 
 def with_top(pages: Sequence[Page], top: float) -> list[Page]:
-    """Return the pages with another end of all colour scales; infinity: one for the numbers."""
+    """Return the pages with ``top`` as the end of all colour scales.
+
+    With infinity, each scale ends at a round number above its numbers.
+    """
     end = None if math.isinf(top) else top
     return [
         page._replace(panels=[replace(panel, top=end) for panel in page.panels]) for page in pages

@@ -32,10 +32,9 @@ def save(
     """Write the pages in the format of the file's ending.
 
     A picture has exactly one page; ``columns``, ``style`` and ``size`` arrange its panels (see
-    ``heatmap.draw``). An .npz
-    file holds each matrix under its panel's name and the labels under NAME.x and NAME.y; with
-    several pages, each name starts with the page's number and a dot. Raises DataError if ``path``
-    cannot be written.
+    ``heatmap.draw``). An .npz file holds each matrix under its panel's name and the labels under
+    NAME.x and NAME.y; with several pages, each name starts with the page's number and a dot. Raises
+    DataError if ``path`` cannot be written.
     """
     check_output(path, pages=True)
     ending = path.suffix.lower()

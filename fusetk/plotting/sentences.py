@@ -14,6 +14,7 @@ MAX_NAMED = 20  # numbers or words that one warning names
 
 BLANK = "blank"
 TOO_LONG = "longer than the model's positions"
+UNTRANSLATED = "no translation with the search settings of the run"
 
 
 class InputPair(NamedTuple):
@@ -98,7 +99,7 @@ class Reader:
         self.tokenized = tokenized
         self.positions = positions
         self.strict = strict
-        self.skipped: dict[str, list[int]] = {BLANK: [], TOO_LONG: []}
+        self.skipped: dict[str, list[int]] = {BLANK: [], TOO_LONG: [], UNTRANSLATED: []}
         self.unknown: dict[str, dict[str, None]] = {"source": {}, "target": {}}
 
     def __call__(self, pairs: Iterator[InputPair] | Sequence[InputPair]) -> Iterator[Sentence]:

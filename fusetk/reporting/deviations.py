@@ -10,10 +10,14 @@ from fusetk.runs import CHECKPOINTS
 
 SECTIONS = ("data", "model", "training", "decoding")  # parts of a config that affect scores
 FILE_KEYS = ("train", "valid", "test")  # keys of the section data that name files
+SELECTORS = ("kind", "step")  # keys whose value decides which other keys a part of a config has
 
 
 class Difference(NamedTuple):
-    """The values of a key in two configs; if they are lists of other lengths, both lists."""
+    """The values of a key in two configs.
+
+    For lists of different lengths, the values are the complete lists.
+    """
 
     key: str
     actual: Any
@@ -86,14 +90,18 @@ def _file_names(value: Any) -> Any:
 def _differences(actual: Any, expected: Any, key: str) -> list[Difference]:
     """Return each key with different values in the two configs.
 
-    A key that only one config has exists in one version of fusetk only. It is ignored, except below
-    `data.test`. `data.valid` and each list below `data.test` are compared as one value.
+    If the two configs select different components, all keys of the first one are compared: without
+    its options, two configs of a component would be equal. Else a key that only one config has
+    exists in one version of fusetk only. It is ignored, except below `data.test`. `data.valid` and
+    each list below `data.test` are compared as one value.
     """
     pairs: list[tuple[str, Any, Any]] = []
     if isinstance(actual, dict) and isinstance(expected, dict) and key != "data.valid":
         names = [name for name in actual if name in expected]
         if key == "data.test":
             names = list(actual | expected)
+        elif any(actual.get(name) != expected.get(name) for name in SELECTORS):
+            names = list(actual)
         pairs = [(name, actual.get(name), expected.get(name)) for name in names]
     elif (
         isinstance(actual, list)

@@ -24,12 +24,15 @@ _LATEX = {
 }
 
 
+Cells = list[str | None]  # a row or a column; None: the value is unknown
+
+
 class TextTable(NamedTuple):
     """A table whose cells are text."""
 
     title: str
     heads: list[str]
-    rows: list[list[str | None]]  # None: the value is unknown
+    rows: list[Cells]
     notes: list[str]  # lines below the table
 
 

@@ -70,7 +70,7 @@ def _panels(checkpoint: Path, source: Path, target: Path) -> "tuple[list[Panel],
     try:
         needs_text(model)
     except DataError:
-        pass  # every layer reads the layer below
+        pass  # no connection has weights
     else:
         reading_means = ReadingMeans(model)
         reading_means.add(pairs)

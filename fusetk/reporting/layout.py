@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusetk.reporting.deviations import config_deviations
-from fusetk.reporting.formats import TextTable, signed
+from fusetk.reporting.formats import Cells, TextTable, signed
 from fusetk.reporting.runs import (
     MeanScore,
     MeasuredRun,
@@ -23,9 +23,6 @@ _ORIGINS = {
     "runs": "the runs' vocabulary",
     "data": "the prepared data's vocabulary",
 }
-
-Cells = list[str | None]  # None: the value is unknown
-
 
 # Cells --------------------------------------------------------------------------------------------
 

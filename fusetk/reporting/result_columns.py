@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusetk.reporting.deviations import short_keys
-from fusetk.reporting.formats import signed
+from fusetk.reporting.formats import Cells, signed
 from fusetk.reporting.gain import RULE
-from fusetk.reporting.result_tables import ResultRow, ResultTable, mean_of
-from fusetk.reporting.runs import MeanScore, ScoreColumn
-
-Cells = list[str | None]  # None: the value is unknown
+from fusetk.reporting.result_tables import ResultRow, ResultTable
+from fusetk.reporting.runs import MeanScore, ScoreColumn, mean_of
 
 
 class TableColumn(NamedTuple):

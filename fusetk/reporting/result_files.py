@@ -211,12 +211,17 @@ def read_columns(path: Path) -> Columns:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
         return {name: list(lines) for name, lines in zip(names, columns, strict=True)}
     except FileNotFoundError:
-        raise DataError(f"{path} is missing: restore it, or save the results again") from None
+        raise missing_text(path) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"{path} is damaged ({reason}): restore it, or remove it and save the results again"
         ) from None
+
+
+def missing_text(path: Path) -> DataError:
+    """Return the error for a missing file of translations or texts."""
+    return DataError(f"{path} is missing: restore it, or save the results again")
 
 
 def text_kind(metric: str) -> str:

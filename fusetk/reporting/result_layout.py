@@ -3,17 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fusetk.reporting.formats import TextTable, signed
+from fusetk.reporting.formats import Cells, TextTable, signed
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.result_columns import (
-    Cells,
     TableColumn,
     column_name,
     config_text,
     result_columns,
 )
 from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, ResultTable
-from fusetk.reporting.runs import MeanScore
+from fusetk.reporting.runs import MeanScore, difference_sentence
 from fusetk.reporting.saved_run import SavedRun
 
 
@@ -103,15 +102,11 @@ def table_warnings(table: ResultTable) -> list[str]:
 
 
 def _differing(quantity: str, runs: Sequence[SavedRun], values: Iterable[str | None]) -> list[str]:
-    """Return a sentence if runs differ in a value; the most frequent value comes first."""
-    groups: dict[str, list[str]] = {}
+    """Return a sentence if runs differ in a value; see ``difference_sentence``."""
+    stems: dict[str, list[str]] = {}
     for run, value in zip(runs, values, strict=True):
-        groups.setdefault(value or "unknown", []).append(run.stem)
-    if len(groups) < 2:
-        return []
-    (value, stems), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
-    rest = "; ".join(f"{other} ({', '.join(names)})" for other, names in others)
-    return [f"the runs differ in {quantity}: {value} ({len(stems)} runs); {rest}"]
+        stems.setdefault(value or "unknown", []).append(run.stem)
+    return difference_sentence(quantity, stems)
 
 
 # Comparisons and pilots ---------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Tables from result files: rows with their runs, the differences to a baseline, and pilots."""
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from fusetk.files import digest
 from fusetk.reporting.gain import SeedComparison
 from fusetk.reporting.measured_costs import MeasuredCosts, SystemCost, read_costs
 from fusetk.reporting.result_files import read_results
-from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn
+from fusetk.reporting.runs import VALID, MeanScore, ScoreColumn, chosen_columns, mean_of
 from fusetk.reporting.saved_run import SavedRun
 from fusetk.reporting.significance import PValues
 
@@ -138,15 +137,6 @@ class ResultRow:
         metric = METRICS.get(column.metric)
         lower = metric is not None and metric.lower_is_better
         return SeedComparison(mean, base_mean, differences, tested, lower)
-
-
-def mean_of(values: Iterable[float | None]) -> MeanScore | None:
-    """Return mean and sample standard deviation of the known values; None if there are none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    deviation = statistics.stdev(known) if len(known) > 1 else None
-    return MeanScore(statistics.fmean(known), deviation, len(known))
 
 
 class ResultTable(NamedTuple):
@@ -357,25 +347,6 @@ def _default_columns(columns: Sequence[ScoreColumn]) -> list[ScoreColumn]:
         if column.set_name != VALID
         and (column.metric == bleu or (column.metric == chrf and column.checkpoint == "best"))
     ]
-
-
-def chosen_columns(
-    columns: Sequence[ScoreColumn], choices: Mapping[str, Sequence[str]]
-) -> list[ScoreColumn]:
-    """Return the columns with the chosen names.
-
-    ``choices`` has the names for each option, in the order of the fields of ``ScoreColumn``; no
-    names choose all. Raises DataError if no column has a chosen name.
-    """
-    for i, (option, names) in enumerate(choices.items()):
-        known = dict.fromkeys(column[i] for column in columns)
-        for name in names:
-            if name not in known:
-                raise DataError(
-                    f"{option} {name}: no result has such a score; choose from {', '.join(known)}"
-                )
-        columns = [column for column in columns if not names or column[i] in names]
-    return list(columns)
 
 
 def _known_overrides(row: ResultRow, base: ResultRow) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fusetk.errors import DataError
+from fusetk.data.text import cannot_write
 from fusetk.evaluation.compare import ComparedSentence, DiffSpan, compare_sentences, diff_words
 from fusetk.files import replace_file
 from fusetk.plotting.html import insert, json_element
@@ -41,7 +41,7 @@ def save_results_page(tables: list[ResultTable], folder: Path, path: Path) -> No
     try:
         replace_file(path, insert(TEMPLATE.read_text(encoding="utf-8"), parts))
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}") from None
+        raise cannot_write(path, error) from None
 
 
 def _table(table: ResultTable, folder: Path) -> dict[str, Any]:

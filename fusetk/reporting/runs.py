@@ -189,13 +189,32 @@ def score_columns(runs: Iterable[MeasuredRun], sets: Sequence[str] = ()) -> list
     return sorted(columns, key=order)
 
 
-def mean_score(runs: Iterable[MeasuredRun], column: ScoreColumn) -> MeanScore | None:
-    """Return the mean and deviation over the runs with a score; None if no run has one."""
-    values = [record.value for run in runs if (record := run.record(column))]
-    if not values:
+def chosen_columns(
+    columns: Sequence[ScoreColumn], choices: Mapping[str, Sequence[str]]
+) -> list[ScoreColumn]:
+    """Return the columns with the chosen names.
+
+    ``choices`` has the names for each option, in the order of the fields of ``ScoreColumn``; no
+    names choose all. Raises DataError if no column has a chosen name.
+    """
+    for i, (option, names) in enumerate(choices.items()):
+        known = dict.fromkeys(column[i] for column in columns)
+        for name in names:
+            if name not in known:
+                raise DataError(
+                    f"{option} {name}: there is no such score; choose from {', '.join(known)}"
+                )
+        columns = [column for column in columns if not names or column[i] in names]
+    return list(columns)
+
+
+def mean_of(values: Iterable[float | None]) -> MeanScore | None:
+    """Return mean and sample standard deviation of the known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return MeanScore(statistics.fmean(values), deviation, len(values))
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return MeanScore(statistics.fmean(known), deviation, len(known))
 
 
 # Warnings -----------------------------------------------------------------------------------------
@@ -203,9 +222,14 @@ def mean_score(runs: Iterable[MeasuredRun], column: ScoreColumn) -> MeanScore | 
 
 def run_names(runs: Sequence[MeasuredRun]) -> str:
     """Return the names of the first runs, and the number of the others."""
-    names = ", ".join(run.name for run in runs[:MAX_NAMES])
-    others = len(runs) - MAX_NAMES
-    return f"{names} and {others} more" if others > 0 else names
+    return _first_names([run.name for run in runs], MAX_NAMES)
+
+
+def _first_names(names: Sequence[str], most: int | None) -> str:
+    """Return at most so many names, and the number of the others."""
+    first = names[:most]
+    others = len(names) - len(first)
+    return ", ".join(first) + (f" and {others} more" if others else "")
 
 
 def format_updates(run: MeasuredRun) -> str | None:
@@ -243,17 +267,28 @@ def unique_runs(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def _differences(quantity: str, values: Iterable[tuple[MeasuredRun, str | None]]) -> list[str]:
-    """Return a sentence if runs differ in a value; the most frequent value comes first."""
-    groups: dict[str | None, list[MeasuredRun]] = {}
+    """Return a sentence if runs differ in a value; see ``difference_sentence``."""
+    groups: dict[str, list[MeasuredRun]] = {}
     for run, value in values:
-        groups.setdefault(value, []).append(run)
-    if len(groups) < 2:
+        groups.setdefault(value or "unknown", []).append(run)
+    names = {value: [run.name for run in unique_runs(runs)] for value, runs in groups.items()}
+    return difference_sentence(quantity, names, MAX_NAMES)
+
+
+def difference_sentence(
+    quantity: str, names: Mapping[str, Sequence[str]], most: int | None = None
+) -> list[str]:
+    """Return a sentence if there is more than one value; the most frequent value comes first.
+
+    ``names`` are those of the runs with each value. ``most`` limits how many of them are given for
+    a value.
+    """
+    if len(names) < 2:
         return []
-    unique = [(value or "unknown", unique_runs(runs)) for value, runs in groups.items()]
-    (value, runs), *others = sorted(unique, key=lambda group: -len(group[1]))
-    most = f"{len(runs)} runs" if len(runs) > 1 else run_names(runs)
-    rest = "; ".join(f"{other} ({run_names(members)})" for other, members in others)
-    return [f"the runs differ in {quantity}: {value} ({most}); {rest}"]
+    (value, usual), *others = sorted(names.items(), key=lambda group: -len(group[1]))
+    count = f"{len(usual)} runs" if len(usual) > 1 else usual[0]
+    rest = "; ".join(f"{other} ({_first_names(members, most)})" for other, members in others)
+    return [f"the runs differ in {quantity}: {value} ({count}); {rest}"]
 
 
 def is_outdated(record: ScoreRecord, run: MeasuredRun) -> bool:

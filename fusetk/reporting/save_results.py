@@ -27,6 +27,7 @@ from fusetk.reporting.result_files import (
     SavedScore,
     SavedTraining,
     columns_bytes,
+    missing_text,
     read_columns,
     read_result,
     read_results,
@@ -44,6 +45,7 @@ TRAIN_CURVE = ("update", "epoch", "loss", "lr", "grad_norm")
 VALID_CURVE = ("update", "epoch", "loss", "ppl", "accuracy", "bleu")
 DIGITS = 6
 SHORT_VALUE = re.compile(r"[\w.+-]{1,24}")  # values that a file name can contain
+LONGEST_STEM = 180  # characters; file systems allow 255, with the test set and the endings
 
 
 class SaveReport(NamedTuple):
@@ -70,7 +72,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
     Result files of the same rows that are in the folder already get the name that belongs to the
     current recipes. Nothing is rewritten if nothing changed. Raises ConfigError if two recipes have
     the same file name, DataError if two runs have the same system, seed and config, if a file in
-    the folder is damaged, or if a file cannot be written.
+    the folder is damaged or missing, or if a file cannot be written.
     """
     systems = _systems(rows)
     report = SaveReport([], [], [], [], [])
@@ -143,7 +145,8 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
     """Return the name of a result file without its ending.
 
     The values that differ from the recipe follow the seed. Their keys are shortened as far as they
-    are unique in the recipe; a value that is not short is replaced by its checksum.
+    are unique in the recipe; a value that is not short is replaced by its checksum. If the name is
+    longer than ``LONGEST_STEM``, the checksum of all these values replaces them.
     """
     parts = [f"{result.system}.seed{result.seed}"]
     keys = list(_leaf_keys({section: row.config.get(section) for section in SECTIONS}))
@@ -153,7 +156,11 @@ def file_stem(result: RunResult, row: PaperRow) -> str:
         if not SHORT_VALUE.fullmatch(text):
             text = hashlib.sha256(text.encode()).hexdigest()[:8]
         parts.append(f"{names[key]}={text}")
-    return ".".join(parts)
+    stem = ".".join(parts)
+    if len(stem) > LONGEST_STEM:
+        values = json.dumps(result.overrides, sort_keys=True)
+        stem = f"{parts[0]}.{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+    return stem
 
 
 def _leaf_keys(values: Any, prefix: str = "") -> Iterator[str]:
@@ -199,7 +206,7 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
             )
     texts = [
         {
-            name: translations_path(folder, path.stem, name).read_bytes()
+            name: _read_translations(translations_path(folder, path.stem, name))
             for name in result.translations
         }
         for path, _, result in changes
@@ -216,6 +223,15 @@ def _rename_results(folder: Path, systems: Mapping[str, PaperRow], report: SaveR
             path.unlink()
             for name in result.translations:
                 translations_path(folder, path.stem, name).unlink()
+
+
+def _read_translations(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise missing_text(path) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _row_fields(row: PaperRow) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fusetk.data.text import cannot_write
 from fusetk.errors import DataError
 from fusetk.evaluation.metric import Score
 from fusetk.files import locked, replace_file
@@ -87,7 +88,7 @@ def write(run: Path, records: Sequence[ScoreRecord]) -> Path:
             document = {"format": FORMAT, "scores": scores}
             replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}") from None
+        raise cannot_write(path, error) from None
     return path
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError
+from fusetk.errors import CheckpointError, ConfigError, FusetkError
 from fusetk.papers import AVERAGE, PaperConfig, TableConfig, read_tables, tables_path
 from fusetk.reporting.deviations import SECTIONS, config_deviations
 from fusetk.reporting.parameters import (
@@ -20,8 +20,9 @@ from fusetk.reporting.runs import (
     MeanScore,
     MeasuredRun,
     ScoreColumn,
+    chosen_columns,
     collect_runs,
-    mean_score,
+    mean_of,
     score_columns,
     unique_runs,
 )
@@ -81,7 +82,8 @@ class PaperRow:
 
     def mean(self, column: ScoreColumn) -> MeanScore | None:
         """Return the mean score of the runs in a column; None if no run has such a score."""
-        return mean_score(self.runs, self.column(column))
+        records = (run.record(self.column(column)) for run in self.runs)
+        return mean_of(record.value for record in records if record)
 
     def column(self, column: ScoreColumn) -> ScoreColumn:
         """Return the column with the checkpoint and the metric of this row's published BLEU."""
@@ -332,15 +334,10 @@ def _printed_columns(rows: Sequence[PaperRow]) -> list[ScoreColumn]:
 def select_columns(tables: Sequence[PaperTable], choices: Mapping[str, Sequence[str]]) -> None:
     """Keep the columns with the chosen test sets, checkpoints and metrics.
 
-    ``choices`` has the names for each option, in the order of the fields of ``ScoreColumn``; no
-    names keep all columns. Raises DataError if no score has a chosen name.
+    For ``choices`` see ``chosen_columns``. Raises DataError if no score has a chosen name, unless
+    there is no score.
     """
-    for i, (option, names) in enumerate(choices.items()):
-        known = dict.fromkeys(column[i] for table in tables for column in table.columns)
-        for name in names:
-            if known and name not in known:
-                raise DataError(
-                    f"{option} {name}: no run here has such a score; choose from {', '.join(known)}"
-                )
-        for table in tables:
-            table.columns = [column for column in table.columns if not names or column[i] in names]
+    columns = [column for table in tables for column in table.columns]
+    chosen = set(chosen_columns(columns, choices)) if columns else set()
+    for table in tables:
+        table.columns = [column for column in table.columns if column in chosen]

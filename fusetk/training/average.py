@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fusetk.errors import CheckpointError
-from fusetk.runs import MODEL, checkpoint_name, checkpoints
+from fusetk.runs import MODEL, checkpoint_name, checkpoints, read_state_if_valid
 from fusetk.training import checkpoint
+from fusetk.training.progress import Progress
 from fusetk.training.validation_config import rank
 from fusetk.weights import read_state, read_tensors
 
@@ -20,8 +22,8 @@ def choose(
 ) -> list[Path]:
     """Return the last checkpoints of a run, the best by ``metric``, or those of some updates.
 
-    ``last`` or ``best`` is their number; by default it is the last checkpoint. Raises
-    CheckpointError if the run has fewer checkpoints.
+    ``last`` or ``best`` is their number; by default it is the last checkpoint. For ``last`` see
+    ``last_checkpoints``. Raises CheckpointError if the run has fewer checkpoints.
     """
     folders = checkpoints(run)
     if updates:
@@ -39,16 +41,34 @@ def choose(
         count = best
     else:
         count = last or 1
-        chosen = folders[-count:]
+        chosen = last_checkpoints(run)[-count:]
     if len(chosen) < count:
         existing = ", ".join(path.name for path in folders) or "no checkpoint"
+        kind = "requested" if best or updates else "requested last"
         with_metric = f" with {metric}" if best else ""
         raise CheckpointError(
-            f"{run} has only {len(chosen)} of the {count} requested checkpoints{with_metric} "
+            f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
             f"(it has {existing}): request fewer, or train with larger training.keep_last "
             "and training.keep_best"
         )
     return sorted(chosen)
+
+
+def last_checkpoints(run: Path) -> list[Path]:
+    """Return the last checkpoints of a run without a gap, oldest first.
+
+    An older checkpoint that training kept because it is among the best is not one of them, if a
+    checkpoint after it was deleted.
+    """
+    folders = checkpoints(run)
+    try:
+        progress = Progress.from_state(read_state_if_valid(folders[-1])["progress"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return folders
+    existing = {path.name: path for path in folders}
+    earlier = [checkpoint_name(update) for update in progress.saved if update < progress.update]
+    last = takewhile(existing.__contains__, [folders[-1].name, *reversed(earlier)])
+    return [existing[name] for name in last][::-1]
 
 
 def average(folders: Sequence[Path], into: Path) -> None:

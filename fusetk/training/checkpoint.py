@@ -64,6 +64,9 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
         # torch keeps step counters on the CPU for parameters on the CPU.
         if tensor.dim() or parameter.device.type == "cuda":
             tensor = tensor.to(parameter.device)
+        if tensor is full_tensor:
+            # A mapped tensor would keep the file on the disk after its checkpoint is deleted.
+            tensor = tensor.clone()
         optimizer.state[parameter][key] = tensor
 
 
@@ -98,7 +101,7 @@ def save(
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
             for tensors in files.values()
         ]
-        raise write_error(folder, error, sizes) from None
+        raise write_error(folder.parent.parent, folder, error, sizes) from None
 
 
 def _write(
@@ -119,7 +122,9 @@ def _write(
     flush(folder)
 
 
-def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> CheckpointError:
+def write_error(
+    run: Path, path: Path, error: Exception, sizes: Iterable[int] = ()
+) -> CheckpointError:
     """Return the error for a file or folder of a run that cannot be written.
 
     ``sizes`` are the sizes of the files in bytes, if they are known.
@@ -145,10 +150,10 @@ def write_error(path: Path, error: Exception, sizes: Iterable[int] = ()) -> Chec
     else:
         kind = CheckpointError
         reason = getattr(error, "strerror", None) or str(error)
-        advice = "correct this"
+        advice = "check the disk"
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "allow writing, or choose another --run,"
-    complete = checkpoints(path.parent.parent)
+    complete = checkpoints(run)
     note = f"{complete[-1].name} is complete; " if complete else ""
     return kind(
         f"{path} cannot be written: {reason}; {note}{advice} and run the same command again"
@@ -182,19 +187,19 @@ def recover(run: Path) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(run: Path, path: Path) -> Iterator[None]:
     """Within this context an OSError becomes a CheckpointError."""
     try:
         yield
     except OSError as error:
-        raise write_error(path, error) from None
+        raise write_error(run, path, error) from None
 
 
 def link(run: Path, name: str, target: Path) -> None:
     """Point ``checkpoints/<name>`` at a checkpoint, in one atomic step. Raises CheckpointError."""
     path = run / CHECKPOINTS / name
     temporary = run / CHECKPOINTS / f".{name}"
-    with _writing(path):
+    with _writing(run, path):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
         # A copy of a run has folders in place of links if the links were followed.
@@ -212,6 +217,6 @@ def prune(run: Path, keep: Iterable[Path]) -> None:
     names = {path.name for path in keep}
     for path in checkpoints(run):
         if path.name not in names:
-            with _writing(path):
+            with _writing(run, path):
                 hidden = path.rename(path.with_name(f".{path.name}.gone"))
             shutil.rmtree(hidden, ignore_errors=True)

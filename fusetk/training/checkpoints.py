@@ -60,6 +60,8 @@ class Checkpoints:
         ``interrupted`` marks a checkpoint that exists only because training was interrupted.
         Raises CheckpointError in all processes if rank 0 cannot write it.
         """
+        if not interrupted:
+            progress.add_checkpoint()
         error: CheckpointError | None = None
         files = [gather(tensors, self.world.first) for tensors in self._tensors(optimizer)]
         if self.world.first:
@@ -104,8 +106,6 @@ class Checkpoints:
         interrupted: bool,
     ) -> None:
         folder = self.path(progress.update)
-        if not results and folder.exists():
-            results = read_state_if_valid(folder).get("valid")
         model, training, mean = files
         state = {
             "progress": progress.to_state(),
@@ -122,10 +122,10 @@ class Checkpoints:
     def _prune(self, progress: Progress, folder: Path) -> None:
         """Delete the checkpoints that are neither among the last nor among the best.
 
-        ``folder`` is the current checkpoint, which is kept. Two kinds of earlier checkpoints do not
-        count among the last. The first kind was written only because of an interruption, and later
-        averages must not include it. The second kind has later updates; it exists if the run was
-        restarted from an earlier checkpoint.
+        ``folder`` is the current checkpoint, which is kept. Only checkpoints before ``folder``
+        count among the last. A checkpoint that was written because of an interruption does not
+        count, so that averages do not include it. A checkpoint with later updates does not count
+        either; it exists if the run was restarted from an earlier one.
         """
         metric = self.config.validation.metric
         ranked = sorted(

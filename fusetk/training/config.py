@@ -6,8 +6,8 @@ from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from fusetk.config import ComponentConfig, Config, component
 from fusetk.data.batch_config import BatchConfig
-from fusetk.training.optim import OPTIMIZERS
-from fusetk.training.schedule import SCHEDULES, ScheduleConfig, with_current_name
+from fusetk.training.optim import OPTIMIZERS, builder
+from fusetk.training.schedule import SCHEDULES, Schedule, ScheduleConfig, with_current_name
 from fusetk.training.validation_config import ValidationConfig
 
 
@@ -44,7 +44,7 @@ class StageConfig(Config):
 
     optimizer: Annotated[ComponentConfig, component(OPTIMIZERS, "an optimiser")]
     """Optimiser: the rule by which gradients change parameters."""
-    schedule: Annotated[ComponentConfig, component(SCHEDULES, "a learning-rate schedule")]
+    schedule: Annotated[ComponentConfig, component(SCHEDULES, "a learning-rate schedule", Schedule)]
     """Learning rate as a function of the updates of the stage."""
     batch: BatchConfig = BatchConfig()
     """Number of sentence pairs in one update."""
@@ -65,6 +65,12 @@ class StageConfig(Config):
     """Initial weights of a stage after the first: those at the end of the previous stage (`last`),
     or those of the best checkpoint so far (`best`). Even with `ema` they are the raw weights, not
     the average."""
+
+    @field_validator("optimizer")
+    @classmethod
+    def _can_be_built(cls, value: ComponentConfig) -> ComponentConfig:
+        builder(value.kind)
+        return value
 
     @field_validator("schedule", mode="before")
     @classmethod

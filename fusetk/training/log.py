@@ -76,13 +76,14 @@ class _StandardError:
 class Log:
     """Output of training into a run folder and to standard error. Use it as a context manager."""
 
-    def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False):
+    def __init__(self, run: Path, quiet: bool = False, tensorboard: bool = False, update: int = 0):
+        """Continue the output after ``update``. Raises ConfigError if tensorboard is missing."""
         self._text = AppendingFile(run / LOG)
         self._metrics = AppendingFile(run / METRICS)
         console = Console(file=cast(IO[str], _StandardError()), highlight=False)
         self._console = console
         self._quiet = quiet
-        self._tensorboard = _tensorboard_writer(run) if tensorboard else None
+        self._tensorboard = _tensorboard_writer(run, update) if tensorboard else None
         self.display = Display(quiet, console)
 
     def __enter__(self) -> "Log":
@@ -370,10 +371,13 @@ class Reporter:
             f"{name} {value:.{2 if name in ('ppl', 'bleu') else 4}f}"
             for name, value in results.items()
         )
-        best = 0.0 if progress.best is None else progress.best
-        verdict = f"best {best:.4f} at update {progress.best_update}, stalled {progress.stalled}"
         if is_best:
             verdict = "new best"
+        elif progress.best is None:
+            verdict = f"no best yet, stalled {progress.stalled}"
+        else:
+            best = f"best {progress.best:.4f} at update {progress.best_update}"
+            verdict = f"{best}, stalled {progress.stalled}"
         self.log.line(
             f"valid  update {progress.update}  {values}  ({metric}: {verdict})  {seconds:.0f} s"
         )
@@ -400,18 +404,25 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def forget_after(run: Path, update: int) -> None:
-    """Remove damaged lines and those of updates after ``update`` from ``metrics.jsonl``.
+def forget_after(run: Path, progress: Progress) -> None:
+    """Remove damaged lines and those after ``progress`` from ``metrics.jsonl``.
 
-    A resumed run repeats these updates.
+    A resumed run repeats these updates. It also repeats the validation of the last update if the
+    checkpoint does not have it.
     """
     path = run / METRICS
     if not path.exists():
         return
     lines = path.read_bytes().splitlines()
     records = [(line, parse_metrics(line)) for line in lines]
-    valid = [line + b"\n" for line, record in records if record and record["update"] <= update]
-    write_if_changed(path, b"".join(valid))
+    kept = [line + b"\n" for line, record in records if record and _precedes(record, progress)]
+    write_if_changed(path, b"".join(kept))
+
+
+def _precedes(record: Mapping[str, Any], progress: Progress) -> bool:
+    """Whether a record of ``metrics.jsonl`` is not after ``progress``."""
+    repeated = record["kind"] == "valid" and not progress.validated
+    return bool(record["update"] < progress.update + (not repeated))
 
 
 def _print_error(text: str) -> None:
@@ -419,7 +430,8 @@ def _print_error(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _tensorboard_writer(run: Path) -> Any:
+def _tensorboard_writer(run: Path, update: int) -> Any:
+    """Return a writer of TensorBoard files, which hides the values of updates after ``update``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -427,4 +439,4 @@ def _tensorboard_writer(run: Path) -> Any:
             "training.tensorboard is set, but tensorboard is not installed: "
             "pip install tensorboard, or remove training.tensorboard"
         ) from None
-    return SummaryWriter(str(run / "tensorboard"))
+    return SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)

@@ -21,6 +21,7 @@ from fusetk.training.log import Log, Reporter
 from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.oversize import BatchSplitter, GradientComputer
 from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
+from fusetk.training.schedule import rate_of_update
 from fusetk.training.sharding import sharded
 from fusetk.training.signals import Stop
 from fusetk.training.stages import Stages
@@ -147,7 +148,8 @@ class Trainer:
         assert self.optimizer is not None
         progress = self.progress
         stage = self.stages.config(progress)
-        rate = self.schedule.rate(progress.stage_update + 1, progress.schedule_state)
+        update = progress.stage_update + 1
+        rate = rate_of_update(self.schedule, update, progress.schedule_state)
         corpus = self.gradients.corpus
         size = update_size(indices, corpus.source.lengths, corpus.target.lengths)
         tokens = size.target_tokens

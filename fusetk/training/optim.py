@@ -210,12 +210,22 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
-    """Build the optimiser that ``config.kind`` names, for parameters or parameter groups.
+def builder(kind: str) -> Builder:
+    """Return the function that builds the optimiser of this kind.
 
-    A class outside fusetk has an attribute ``Config`` and a static method ``build(config,
-    parameters)``.
+    It is a function outside fusetk, or the static method ``build`` of a class outside fusetk.
+    Raises ValueError if there is none.
     """
-    builder = resolve(config.kind, OPTIMIZERS)
-    optimizer: torch.optim.Optimizer = getattr(builder, "build", builder)(config, parameters)
-    return optimizer
+    component = resolve(kind, OPTIMIZERS)
+    function: Builder | None = getattr(component, "build", None)
+    if function is None and isinstance(component, type):
+        raise ValueError(
+            f"{kind!r} is a class without a static method build(config, parameters): "
+            "add it, or name a function"
+        )
+    return function or component
+
+
+def build(config: ComponentConfig, parameters: Iterable[Any]) -> "torch.optim.Optimizer":
+    """Build the optimiser that ``config.kind`` names, for parameters or parameter groups."""
+    return builder(config.kind)(config, parameters)

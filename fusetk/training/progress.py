@@ -40,6 +40,8 @@ class Progress:
     stalled: int = 0  # validations since the best one
     # (update, metric, loss) of every validation
     ranking: list[tuple[int, float, float]] = field(default_factory=list)
+    # updates of all checkpoints so far, without those that only an interruption caused
+    saved: list[int] = field(default_factory=list)
     schedule_state: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, updates_in_epoch: int) -> None:
@@ -83,6 +85,11 @@ class Progress:
         self.ranking.append((self.update, value, results["loss"]))
         return is_best
 
+    def add_checkpoint(self) -> None:
+        """Record a checkpoint after the current update. It may replace an earlier one."""
+        if self.update not in self.saved[-1:]:
+            self.saved.append(self.update)
+
     @property
     def validated(self) -> bool:
         """Whether the current weights have been validated."""
@@ -107,6 +114,8 @@ class Progress:
             (update, value, loss[0] if loss else math.nan)
             for update, value, *loss in progress.ranking
         ]
+        if "saved" not in values:  # each validation wrote a checkpoint
+            progress.saved = [update for update, _, _ in progress.ranking]
         return progress
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fusetk.config import ComponentConfig, resolve
+from fusetk.errors import FusetkError
 
 ScheduleState = Mapping[str, Any]
 """The validations of a stage as a schedule stores them: plain values, kept in checkpoints."""
@@ -21,7 +22,8 @@ class ScheduleConfig(ComponentConfig):
     def rate_limits(self) -> tuple[float, float]:
         """Return the lowest and the highest rate after the warm-up.
 
-        They are 0 and infinity if the config does not determine them.
+        The lowest rate is 0 if no rate is the lowest one. They are 0 and infinity if the config
+        does not determine them.
         """
         return 0.0, math.inf
 
@@ -45,6 +47,9 @@ class WarmupConfig(ScheduleConfig):
     """Number of updates of the warm-up."""
     start: float = Field(1e-7, ge=0)
     """Rate at the start of the warm-up."""
+
+    def rate_limits(self) -> tuple[float, float]:
+        return 0.0, self.peak
 
     @model_validator(mode="after")
     def _rises(self) -> "WarmupConfig":
@@ -124,6 +129,9 @@ class RnmtPlusConfig(ScheduleConfig):
     """The decay starts after `decay_start` / `replicas` updates."""
     decay_end: int = Field(ge=1)
     """After `decay_end` / `replicas` updates the rate is half of `rate`. The decay continues."""
+
+    def rate_limits(self) -> tuple[float, float]:
+        return 0.0, self.rate * self.replicas
 
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> "RnmtPlusConfig":
@@ -352,6 +360,22 @@ def build(config: ComponentConfig, width: int) -> Schedule:
     """Build the schedule that ``config.kind`` names, for a model of this width."""
     schedule: Schedule = resolve(config.kind, SCHEDULES)(config, width)
     return schedule
+
+
+def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> float:
+    """Return the rate of an update of a stage.
+
+    Raises FusetkError if the schedule, which may be a class outside fusetk, returns another value
+    than a finite number of at least 0.
+    """
+    rate = schedule.rate(update, state)
+    if not 0 <= rate < math.inf:
+        name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+        raise FusetkError(
+            f"the schedule {name} returned the learning rate {rate} for update {update} of its "
+            "stage: correct the schedule so that it returns a finite number of at least 0"
+        )
+    return rate
 
 
 def uses_validation(config: ComponentConfig) -> bool:

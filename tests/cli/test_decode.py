@@ -185,11 +185,17 @@ def test_a_wide_beam_gets_one_warning_with_its_cost(trained):
         and "warning: beam 101 is slow: each step sorts 1,111 candidates for each sentence" in said
     )
     assert "--stop beam may end sentences earlier" in said
-    for options in (["-b", 100], ["-b", 101, "--sample", "--n-best", 2]):
+    for options in (["-b", 100], ["--sample", "--n-best", 200]):
         assert (
             decode("-m", trained, "-q", "--max-length-factor", 0, *options, lines=["Hund"]).stderr
             == ""
         )
+
+
+def test_search_options_without_effect_on_samples_are_refused(trained):
+    for option in (["--beam", 4], ["--stop", "first"]):
+        result = decode("-m", trained, "--sample", *option, lines=["Hund"])
+        assert result.exit_code == 2 and f"{option[0]} has no effect on samples" in result.stderr
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

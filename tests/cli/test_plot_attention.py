@@ -239,10 +239,9 @@ def test_fusions_of_both_sides_and_of_one(fusing: Any) -> None:
 
 
 def test_connections_need_no_sentence(fusing: Any) -> None:
-    for text in ([], TEXT):
-        result = run("--what", "connect", *text)
-        assert (result.exit_code, result.output) == (0, "")
-        assert list(panels()) == ["encoder.connect"]
+    result = run("--what", "connect")
+    assert (result.exit_code, result.output) == (0, "")
+    assert list(panels()) == ["encoder.connect"]
     matrix = panels()["encoder.connect"]["matrix"]
     assert matrix[0] == [1.0, *[None] * (len(matrix[0]) - 1)]
 
@@ -306,6 +305,21 @@ def test_missing_translations_of_a_file_are_found_by_search(fusing: Any) -> None
     assert piped.exit_code == 0 and list(panels()) == HOPS
 
 
+def test_sentences_without_a_translation_are_named(fusing: Any) -> None:
+    """A translation of many tokens would repeat a token of the small vocabulary."""
+    search = {"no_repeat_ngram": 1, "min_length_factor": 3, "max_length_factor": 4}
+    fusing.recipe.decoding = SearchConfig.model_validate(search)
+    write("a.de", "der", "der mann , .")
+    result = run("-i", "a.de", "--what", "fuse")
+    assert result.exit_code == 2
+    assert "line 2 has no translation with the search settings" in result.stderr
+    assert "give one with -r" in result.stderr
+    assert "sentence 1 has no translation" in run("-s", "der mann , .", "--what", "fuse").stderr
+    result = run("-i", "a.de", "--what", "fuse", "--corpus")
+    assert result.exit_code == 0, result.output
+    assert "skipped 1 line (no translation with the search settings of the run): 2" in result.stderr
+
+
 def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write("a.de", "der mann", "", "der", "mann der .")
     write("a.en", "the man", "", "the", "man the hello .")
@@ -339,6 +353,10 @@ def test_means_over_a_corpus(fusing: Any, monkeypatch: pytest.MonkeyPatch) -> No
             "no fusion of this model has hops",
         ),
         (["--what", "connect", "--corpus"], "omit --corpus"),
+        (["--what", "connect", "-s", "der"], "omit --corpus, --layer and the text"),
+        (["--what", "connect", "-i", "none.de"], "omit --corpus, --layer and the text"),
+        (["--what", "connect", "-t", "the"], "omit --corpus, --layer and the text"),
+        (["--what", "connect", "--lines", "1-2"], "omit --corpus, --layer and the text"),
         (["--what", "connect", "--head", "1"], "omit them with --what connect"),
         (["--what", "fuse"], "either on the command line (-s) or in a file (-i)"),
         (["-s", "der", "-i", "a.de"], "either on the command line (-s) or in a file (-i)"),

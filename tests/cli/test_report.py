@@ -202,7 +202,7 @@ def test_a_column_for_each_set_checkpoint_and_metric(recipes: Path, tmp_path: Pa
     result = call(recipes, "--runs", tmp_path / "run", "--checkpoint", "last")
     assert (
         result.exit_code == 2
-        and "--checkpoint last: no run here has such a score; choose from best, average-5"
+        and "--checkpoint last: there is no such score; choose from best, average-5"
         in result.stderr
     )
 

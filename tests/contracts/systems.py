@@ -1,8 +1,11 @@
 """Tiny models of each registered backbone, connection, fusion and attention.
 
 A new registered class is tested without a change here, unless it has options without a default.
+The environment variable FUSETK_TEST_FUSION names a class outside the package that is tested, too,
+for example `my_fusion:FeatureMix`.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -252,8 +255,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 
 
 # Parameters without a gradient in systems whose name contains the first string. The first sub-layer
-# of a stack has one source, so its query cannot change the weight of that source.
-NO_GRADIENT = {"attention-residual": ".layers.0.attention_residual.depth."}
+# of a stack has one source, so its query cannot change the weight of that source. The bias of the
+# keys' norm adds the same number to all scores of a query.
+NO_GRADIENT = {
+    "attention-residual": ".layers.0.attention_residual.depth.",
+    "separate inputs": ".key_norm.bias",
+}
 
 # The kinds of a config that names none. They make the model of the backbone's default.
 DEFAULTS = {"connect": "last", "fuse": "last", "attend": "top", "residual": "plain"}
@@ -312,7 +319,8 @@ def _sites(kind: str) -> dict[str, Builder]:
     backbone = BACKBONES[kind]
     systems: dict[str, Builder] = {}
     *source_sides, target_side = sides(kind)
-    tables = {"connect": (CONNECTIONS, CONNECTS), "fuse": (FUSIONS, FUSES)}
+    fusions = [*FUSIONS, *os.environ.get("FUSETK_TEST_FUSION", "").split()]
+    tables = {"connect": (list(CONNECTIONS), CONNECTS), "fuse": (fusions, FUSES)}
     if not backbone.connects:
         del tables["connect"]
     for site, (registered, options) in tables.items():

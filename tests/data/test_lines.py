@@ -1,11 +1,12 @@
 """Reading and writing of text: what ends a line, and what is said of files that cannot be used."""
 
+import errno
 import gzip
 from pathlib import Path
 
 import pytest
 
-from fusetk.data.text import Pair, locate, read_lines, read_pairs, writer
+from fusetk.data.text import Pair, cannot_write, locate, read_lines, read_pairs, writer
 from fusetk.errors import DataError
 
 ODD = "a\u2028b\u0085c\u00a0d\x0ce\tf\0g\rh\x1ci"
@@ -112,3 +113,18 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
         writer(tmp_path / "file" / "x"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "advice", "status"),
+    [
+        (errno.ENOSPC, "make room on the disk", 74),
+        (errno.EISDIR, "name a file", 2),
+        (errno.ENOTDIR, "choose another folder", 2),
+        (errno.EACCES, "make this one writable", 2),
+    ],
+)
+def test_advice_for_a_file_that_cannot_be_written(number: int, advice: str, status: int) -> None:
+    error = cannot_write("out.txt", OSError(number, "reason"))
+    assert str(error).startswith("out.txt cannot be written: reason; ")
+    assert advice in str(error) and error.exit_code == status

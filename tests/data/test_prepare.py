@@ -303,6 +303,12 @@ def test_further_references_of_the_validation_text(folder: Path) -> None:
         config(folder, valid={"every": 5}, valid_references=2)
 
 
+def test_the_source_is_not_a_further_reference(folder: Path) -> None:
+    with pytest.raises(ValidationError, match="'en1' is the suffix of a further reference of"):
+        config(folder, source="en1", target="en")
+    assert config(folder, source="en1a", target="en1").target == "en1"
+
+
 def test_vocabularies(folder: Path) -> None:
     joint = prepare(config(folder, bpe=None, vocabulary={"joint": True, "size": 30}))
     assert joint.data["vocabulary"]["source"] == joint.data["vocabulary"]["target"] == 30

@@ -240,6 +240,38 @@ def test_damaged_missing_and_ambiguous_files_are_errors(tmp_path):
     assert "several files match t.de" in failure(tmp_path, described)
 
 
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_files_of_an_archive_with_the_same_name_are_an_error(tmp_path, name):
+    (tmp_path / "files").mkdir()
+    members = {"a/t.de": "a\n", "t.en": "a\n", "b/t.de": "b\n"}
+    pack(tmp_path / "files" / name, members)
+    message = failure(tmp_path, dataset(text(), archives=[{"file": name}]))
+    assert "several files with the name t.de: a/t.de and b/t.de; unpack it" in message
+
+
+def test_a_killed_call_leaves_no_text_without_references(tmp_path, monkeypatch):
+    files = tmp_path / "files"
+    files.mkdir()
+    source_set(files / "t.de", {"a": 1})
+    (files / "t.en").write_text(sgml(["E01", "E02"], {"a": 1}))
+    described = dataset(text(format="segments"))
+    replace, calls = Path.replace, []
+
+    def killed(path: Path, target: Path) -> Path:
+        calls.append(target.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(described, tmp_path / "raw", files, False, lambda line: None)
+    assert calls[-1] == "t.de"
+    assert make(described, tmp_path / "raw", files, False, lambda line: None) == {"t": 1}
+    assert {path.name for path in (tmp_path / "raw").iterdir()} == {"t.de", "t.en", "t.en1"}
+
+
 # Downloads ----------------------------------------------------------------------------------------
 
 
@@ -247,6 +279,8 @@ class Server:
     """A replacement of the network: it can break off after some bytes, and know no ranges."""
 
     names_size = True  # in the answer to a range that it does not have
+    version: str | None = '"1"'
+    knows_versions = True
 
     def __init__(self, content: bytes, stops_after: int | None = None, ranges: bool = True):
         self.content, self.stops_after, self.ranges = content, stops_after, ranges
@@ -254,16 +288,24 @@ class Server:
 
     def __call__(self, request: Any, timeout: float) -> Any:
         start = int(request.get_header("Range", "bytes=0-")[6:-1])
-        start = start if self.ranges else 0
+        condition = request.get_header("If-range", self.version)
+        changed = self.knows_versions and condition != self.version
+        start = start if self.ranges and not changed else 0
         self.starts.append(start)
+        headers = Message()
+        if self.version:
+            headers["ETag"] = self.version
         if start >= len(self.content):
-            headers = Message()
             if self.names_size:
                 headers["Content-Range"] = f"bytes */{len(self.content)}"
             raise urllib.error.HTTPError("url", 416, "range", headers, None)
         body = io.BytesIO(self.content[start:][: self.stops_after])
         body.status = 206 if start else 200  # type: ignore[attr-defined]
-        body.headers = {"Content-Length": str(len(self.content) - start)}  # type: ignore[attr-defined]
+        headers["Content-Length"] = str(len(self.content) - start)
+        if start:
+            last = len(self.content) - 1
+            headers["Content-Range"] = f"bytes {start}-{last}/{len(self.content)}"
+        body.headers = headers  # type: ignore[attr-defined]
         return body
 
 
@@ -286,19 +328,37 @@ def test_an_interrupted_download_continues(tmp_path, monkeypatch, ranges):
     assert path.read_bytes() == CONTENT and server.starts == [0, 1000 if ranges else 0]
     fetch(archive(), tmp_path, lambda line: None)
     assert len(server.starts) == 2, "an existing file is not fetched again"
+    assert not list(tmp_path.glob("*.part*"))
+
+
+@pytest.mark.parametrize("knows_versions", [True, False])
+@pytest.mark.parametrize("version", ['"2"', None, 'W/"1"'])
+def test_parts_of_different_versions_are_not_joined(tmp_path, monkeypatch, version, knows_versions):
+    server = Server(b"x" * len(CONTENT), stops_after=1000)
+    server.version = '"1"' if version else None
+    monkeypatch.setattr(fetching.urllib.request, "urlopen", server)
+    with pytest.raises(DataError, match="it ended after 1,000"):
+        fetch(archive(), tmp_path, lambda line: None)
+    server.content, server.version, server.stops_after = CONTENT, version, None
+    server.knows_versions = knows_versions
+    assert fetch(archive(), tmp_path, lambda line: None).read_bytes() == CONTENT
+    assert len(server.starts) == (3 if version and not knows_versions else 2)
 
 
 @pytest.mark.parametrize("names_size", [True, False])
 def test_a_download_that_was_complete_is_checked_and_used(tmp_path, monkeypatch, names_size):
     (tmp_path / "a.tgz.part").write_bytes(CONTENT)
+    (tmp_path / "a.tgz.part.version").write_text('"1"')
     server = Server(CONTENT)
     server.names_size = names_size
     monkeypatch.setattr(fetching.urllib.request, "urlopen", server)
     assert fetch(archive(size=len(CONTENT)), tmp_path, print).read_bytes() == CONTENT
+    assert server.starts == [len(CONTENT)]
 
 
 def test_a_part_that_is_longer_than_the_file_is_fetched_again(tmp_path, monkeypatch):
     (tmp_path / "a.tgz.part").write_bytes(b"x" * (len(CONTENT) + 5))
+    (tmp_path / "a.tgz.part.version").write_text('"1"')
     monkeypatch.setattr(fetching.urllib.request, "urlopen", Server(CONTENT))
     assert fetch(archive(), tmp_path, lambda line: None).read_bytes() == CONTENT
 

@@ -68,7 +68,7 @@ class PlainSearch:
             starts = [
                 start
                 for start in range(first, len(ids))
-                if not start or ids[start - 1] not in self.request.inside
+                if not start or ids[start - 1] not in self.request.continued
             ]
             whole = [start for start in starts if ids[start : start + len(phrase)] == phrase]
             if not whole:
@@ -100,7 +100,9 @@ class PlainSearch:
         """Return the next token of the current phrase, if it is allowed."""
         flat = [token for phrase in self.request.constraints for token in phrase]
         met = self.met(ids)
-        if met == self.total or (ids and ids[-1] in self.request.inside and met == self.begun(ids)):
+        if met == self.total or (
+            ids and ids[-1] in self.request.continued and met == self.begun(ids)
+        ):
             return None
         return flat[met]
 
@@ -120,7 +122,7 @@ class PlainSearch:
         if (
             self.met(ids) < self.total and self.total - self.begun(ids) > self.limit - length - 2
         ):  # the word must end here
-            tokens = [token for token in tokens if token not in self.request.inside]
+            tokens = [token for token in tokens if token not in self.request.continued]
         asked = self.asked(ids)
         tokens += [] if asked is None or asked in tokens else [asked]
         if len(ids) >= self.least and self.met(ids) == self.total:

@@ -12,7 +12,7 @@ from fusetk.decoding import alignment, target_scores
 from fusetk.decoding.alignment import AttentionHeads
 from fusetk.decoding.beam import search
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.target_scores import batches, score_targets
+from fusetk.decoding.target_scores import pair_batches, score_targets
 from fusetk.errors import ConfigError, DataError, Diverged
 from tests.contracts.systems import build
 from tests.decoding.fakes import Echo, batch, log_probabilities
@@ -162,7 +162,7 @@ def test_no_pairs_and_pairs_that_cannot_be_scored() -> None:
 @pytest.mark.parametrize("most", [1, 60, 10_000])
 def test_batches_hold_every_pair_once_and_are_not_too_large(most: int) -> None:
     lengths = [(len(source), len(target) + 1) for source, target in PAIRS]
-    cuts = list(batches(lengths, most))
+    cuts = list(pair_batches(lengths, most))
     assert sorted(i for batch in cuts for i in batch) == list(range(len(PAIRS)))
     for cut in cuts:
         assert (
@@ -170,7 +170,7 @@ def test_batches_hold_every_pair_once_and_are_not_too_large(most: int) -> None:
             or len(cut) * sum(max(lengths[i][side] for i in cut) for side in range(2)) <= most
         )
     assert len(cuts) == {1: len(PAIRS), 10_000: 1}.get(most, len(cuts)) and not list(
-        batches([], most)
+        pair_batches([], most)
     )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
 from fusetk.decoding.config import SearchConfig
-from fusetk.decoding.sample import sample
+from fusetk.decoding.sample import _draw, _uniform, sample
 from fusetk.decoding.token_mask import EncodedRequest
 from fusetk.errors import ConfigError, Diverged
 from tests.contracts.systems import SYSTEMS
@@ -152,7 +152,7 @@ def test_forbidden_tokens_are_never_drawn():
             assert len(set(runs)) == len(runs)
 
 
-def test_no_drawnif_every_token_is_forbidden():
+def test_nothing_is_drawn_if_every_token_is_forbidden():
     model = Echo(vocabulary=8, seed=1)
     settings = config(n_best=20, no_repeat_ngram=1, min_length=8, forbid_unknown=True)
     assert sample([model], *batch(SOURCES), settings) == [[], [], []]
@@ -183,3 +183,15 @@ def test_bad_input():
     for models in ([model], [Echo(), model]):
         with pytest.raises(Diverged):
             sample(models, *batch(SOURCES), config())
+
+
+@pytest.mark.parametrize("words", [0, -1])
+def test_the_least_and_the_greatest_random_number(
+    words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusetk.nn.splitmix.words", lambda states: torch.full_like(states, words))
+    numbers = _uniform(torch.tensor([[5]]), torch.arange(3)[None])
+    assert numbers.gt(0).all() and numbers.lt(1).all()
+    # A token outside top_p has the lowest value whatever its number is.
+    logits = torch.tensor([[3.0, 2.0, -9.0]])
+    assert _draw(logits, torch.tensor([5]), config(top_p=0.5)).item() == 0

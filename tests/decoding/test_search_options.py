@@ -26,13 +26,13 @@ MIXED = [  # repeated beginnings, nested beginnings, two phrases, none
     EncodedRequest(prefix=[5, 5], constraints=[[5, 4]]),
     EncodedRequest(prefix=[8, 4, 7]),
 ]
-INSIDE = frozenset({6, 8})
+CONTINUED = frozenset({6, 8})
 WORDS_GO_ON = [  # after 6 and 8
-    EncodedRequest(constraints=[[4, 5], [6, 7]], inside=INSIDE),
-    EncodedRequest(constraints=[[8, 6, 8, 5]], inside=INSIDE),
-    EncodedRequest(constraints=[[5], [5]], inside=INSIDE),
-    EncodedRequest(prefix=[8, 4], constraints=[[6, 6, 4]], inside=INSIDE),
-    EncodedRequest(inside=INSIDE),
+    EncodedRequest(constraints=[[4, 5], [6, 7]], continued=CONTINUED),
+    EncodedRequest(constraints=[[8, 6, 8, 5]], continued=CONTINUED),
+    EncodedRequest(constraints=[[5], [5]], continued=CONTINUED),
+    EncodedRequest(prefix=[8, 4], constraints=[[6, 6, 4]], continued=CONTINUED),
+    EncodedRequest(continued=CONTINUED),
 ]
 
 

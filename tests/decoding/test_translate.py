@@ -15,8 +15,9 @@ from fusetk.data.steps.tokenize import Tokenize
 from fusetk.data.text import decode_lines
 from fusetk.data.vocab import EOS, Vocabulary
 from fusetk.decoding.config import SearchConfig
+from fusetk.decoding.requests import Request
 from fusetk.decoding.stream import LineReader, chunks
-from fusetk.decoding.translate import Translator, batches
+from fusetk.decoding.translate import Translator, source_batches
 from fusetk.errors import DataError
 from tests.decoding.fakes import Echo
 
@@ -109,6 +110,16 @@ def test_unknown_source_words_give_one_warning(caplog):
     ]
 
 
+def test_unknown_tokens_of_a_prefix_are_named(caplog):
+    tiny = translator()
+    with caplog.at_level(logging.WARNING):
+        tiny.n_best([Request("Ein Hund", prefix="hund кот", constraints=["кот <s>"])], first=7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "line 7: tokens of the prefix or the phrases of its translation are not in the target "
+        "vocabulary and become <unk>: " + " ".join(tiny.tokens("target", "кот <s>"))
+    ]
+
+
 def test_ids():
     tiny = translator()
     results = tiny.translate_ids([torch.tensor([5, 6, EOS]).numpy(), [EOS], [6, EOS]])
@@ -120,26 +131,26 @@ def test_ids():
 def test_batches_hold_each_sentence_once_and_keep_the_budget(workers):
     lengths = torch.randint(1, 40, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     config = SearchConfig(beam=4, batch_tokens=600)
-    cuts = batches(lengths, config, workers)
+    cuts = source_batches(lengths, config, workers)
     assert sorted(i for cut in cuts for i in cut) == [
         i for i, length in enumerate(lengths) if length > 1
     ]
     limit = min(600, 2 * 600 // workers)
     assert all(len(cut) * 4 * max(lengths[i] for i in cut) <= limit for cut in cuts)
-    assert [len(cut) for cut in batches([500, 2], config, workers)] == [1, 1]
-    assert batches([1], config, workers) == []
-    alone = batches([3] * 9, SearchConfig(beam=4, batch_tokens=1), workers)
+    assert [len(cut) for cut in source_batches([500, 2], config, workers)] == [1, 1]
+    assert source_batches([1], config, workers) == []
+    alone = source_batches([3] * 9, SearchConfig(beam=4, batch_tokens=1), workers)
     assert alone == [[i] for i in range(9)]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_workers_get_equal_numbers_of_similar_batches(workers):
     config = SearchConfig(beam=1, batch_tokens=1000)
-    assert [len(cut) for cut in batches([10] * 410, config)] == [100, 100, 100, 100, 10]
-    sizes = [len(cut) for cut in batches([10] * 410, config, workers)]
+    assert [len(cut) for cut in source_batches([10] * 410, config)] == [100, 100, 100, 100, 10]
+    sizes = [len(cut) for cut in source_batches([10] * 410, config, workers)]
     assert len(sizes) % min(workers, 5) == 0
     assert max(sizes) == math.ceil(410 / len(sizes))
-    assert batches([10] * 100, config, workers) == [list(range(100))]
+    assert source_batches([10] * 100, config, workers) == [list(range(100))]
 
 
 # Streams ------------------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ def test_weights_follow_their_corpora_into_another_folder(tmp_path: Path) -> Non
     }
 
 
+def test_two_texts_with_the_same_name_are_refused(tmp_path: Path) -> None:
+    for settings in ("data.train=[big/text, small/text]", "data.test={a: [b/text], c: [d/text]}"):
+        recipe = recipes.load(ROW, [settings])
+        with pytest.raises(ConfigError, match=f"/text would both be {tmp_path}/text: give them"):
+            recipe_with_folders(recipe, tmp_path, places(ROW, recipe, tmp_path / "out"))
+    recipe = recipes.load(ROW, ["data.test={a: [b/text], c: [b/text]}"])
+    recipe_with_folders(recipe, tmp_path, places(ROW, recipe, tmp_path / "out"))
+
+
 # Missing text -------------------------------------------------------------------------------------
 
 

@@ -291,6 +291,22 @@ def test_experiments_that_start_together_with_other_settings_have_two_prepared_f
     assert run.places.references(Path(folder)) != run.places.references(chosen)
 
 
+def test_a_run_of_another_config_names_the_option_out_and_keeps_its_config(config, monkeypatch):
+    run, steps = experiment(config, monkeypatch)
+    run.run()
+    state = {"progress": {"update": 4}}
+    for path in run.places.run.glob("checkpoints/*/state.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | state))
+    text = run.places.config.read_text()
+    (run.places.run / "config.yaml").write_text(text)
+    called = len(steps.called)
+    training = run.recipe.training.model_copy(update={"seed": 7})
+    run.recipe = run.recipe.model_copy(update={"training": training})
+    with pytest.raises(ConfigError, match=r"training.seed: 1 -> 7.*: choose another --out, or"):
+        run.run()
+    assert run.places.config.read_text() == text and len(steps.called) == called
+
+
 def test_a_further_reference_needs_all_texts(tmp_path):
     for name in ("a.en1", "a.en2", "b.en1.gz"):
         (tmp_path / name).touch()
@@ -316,14 +332,17 @@ def test_products_with_damage_or_other_inputs_are_made_again(tmp_path):
 @pytest.mark.parametrize(
     ("devices", "text"),
     [
-        (1, "stage 1: an update is 4 x 100 tokens = 400 tokens"),
-        (2, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 2 devices computes 2 of "),
-        (8, "stage 1: an update is 4 x 100 tokens = 400 tokens; each of 8 devices computes 1/8 "),
+        (1, "stage 1: an update is 4 x 100 = 400 target tokens"),
+        (2, "stage 1: an update is 4 x 100 = 400 target tokens; each of 2 devices computes 2 of "),
+        (8, "stage 1: an update is 4 x 100 = 400 target tokens; each of 8 devices computes 1/8 "),
     ],
 )
 def test_an_update_is_described(config, devices, text):
     [line] = describe_updates(recipes.load(config).training.stages, devices)
     assert line.startswith(text)
+    batch = "training.stages.0.batch={size: 400, unit: both}"
+    [line] = describe_updates(recipes.load(config, [batch]).training.stages, 1)
+    assert line == "stage 1: an update is 1 x 400 tokens of both sides, padded"
 
 
 def test_several_devices_are_processes_of_torchrun():
@@ -447,8 +466,8 @@ def test_an_unknown_metric_is_an_error_before_the_first_step(config, tmp_path):
 
 
 def test_the_second_job_repeats_the_command_without_slurm():
-    arguments = "run a.yaml --sbatch --nodes=2 --raw b --sbatch=-p x --slurm --seed 2".split()
-    assert without_slurm(arguments) == "run a.yaml --raw b x --seed 2".split()
+    arguments = "run a.yaml --sbatch --nodes=2 --raw b --slurm --seed 2".split()
+    assert without_slurm([*arguments, "--sbatch=-p x"]) == "run a.yaml --raw b --seed 2".split()
 
 
 # The smoke test -----------------------------------------------------------------------------------
@@ -498,6 +517,10 @@ def test_the_smoke_test_reads_the_first_lines_and_all_references(config, tmp_pat
         (["--raw", ".", "--slurm", "--devices=4"], "--slurm and --devices exclude each other"),
         (["--raw", ".", "--slurm", "--until=prep"], "--slurm and --until prep exclude each other"),
         (["--raw", ".", "--sbatch=-p x"], "--sbatch needs --slurm"),
+        (
+            ["--raw", ".", "--slurm", "--sbatch=--partition", "--sbatch=gpu"],
+            "--sbatch=gpu: give an option and its value together",
+        ),
     ],
 )
 def test_wrong_options_are_one_sentence(config, arguments, text):

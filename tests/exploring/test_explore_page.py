@@ -83,6 +83,12 @@ def test_a_typed_sentence_is_translated_and_drawn(tab: Browser, runs: list[Path]
         assert texts(tab, f"{place} .text") == [rows[0]["text"]]
         shown = texts(tab, f"{place} .hypotheses td button")
         assert [text.split() for text in shown] == [row["text"].split() for row in rows]
+        heads = texts(tab, f"{place} .hypotheses th")
+        cells = texts(tab, f"{place} .hypotheses tr:first-child td")
+        shown_values = dict(zip(heads, cells, strict=True))
+        for head, key in (("score", "score"), ("normalised", "normalized")):
+            value = float(shown_values[head].replace("\u2212", "-"))
+            assert value == pytest.approx(rows[0][key], abs=0.006)
         steps = tab.run(f"document.querySelectorAll('{place} .tokens button').length")
         assert steps == len(rows[0]["steps"])
     captions = texts(tab, f"{LAST} figcaption")
@@ -91,7 +97,7 @@ def test_a_typed_sentence_is_translated_and_drawn(tab: Browser, runs: list[Path]
         "decoder fusion, hop 2",
     ]
     assert sum("cross-attention, mean of 2 heads" in text for text in captions) == 2
-    assert texts(tab, ".run:first-child .layers .bars")[0].startswith("Each layer of this model")
+    assert texts(tab, ".run:first-child .layers .bars")[0].startswith("This model has no fusion")
     assert texts(tab, "h2")[1].startswith("<b>fused</b>, ")
 
 

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from fusetk.fusion.base import LayerFusion
 from fusetk.models import MODELS
-from tests.contracts.systems import BACKBONES
+from fusetk.models.connect.linear import LinearConnection
+from fusetk.models.seq2seq import Seq2Seq
+from tests.contracts.systems import BACKBONES, sides
 
 
 @pytest.mark.parametrize(("normalize", "initial"), [("none", 1 / 4), ("softmax", 0.0)])
@@ -35,3 +39,52 @@ def test_new_weights_of_groups_and_trees(
     model = MODELS["transformer"](MODELS["transformer"].Config.model_validate(options), 11, 9)
     values = [weight.tolist() for key, weight in model.named_parameters() if key.endswith(name)]
     assert values and all(value == initial for value in values)
+
+
+class Biased(LayerFusion):
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.map = nn.Linear(self.out_width, self.out_width)
+
+    def initialise(self) -> None:
+        nn.init.constant_(self.map.bias, 7)
+
+    def fuse(self, layers: list[torch.Tensor]) -> torch.Tensor:
+        return self.map(layers[-1])
+
+
+class BiasedConnection(LinearConnection):
+    def initialise(self) -> None:
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, 7)
+
+
+def built(kind: str, side: str, options: dict[str, Any]) -> Seq2Seq:
+    sizes = BACKBONES[kind].sizes
+    config = {**sizes, "kind": kind, side: {**sizes[side], **options}}
+    return MODELS[kind](MODELS[kind].Config.model_validate(config), 11, 9)
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_fusion_sets_initial_weights_of_its_own(kind: str) -> None:
+    side = sides(kind)[-1]
+    model = built(kind, side, {"fuse": f"{__name__}:Biased"})
+    [fusion] = [module for module in model.modules() if isinstance(module, Biased)]
+    assert fusion.map.bias.eq(7).all()
+
+
+def test_a_connection_sets_initial_weights_of_its_own() -> None:
+    model = built("transformer", "decoder", {"connect": f"{__name__}:BiasedConnection"})
+    connection = model.get_submodule("decoder.connect")
+    assert isinstance(connection, BiasedConnection)
+    assert all(parameter.eq(7).all() for parameter in connection.parameters())
+
+
+def test_a_fusion_that_returns_another_shape_is_named() -> None:
+    class Shortened(LayerFusion):
+        def fuse(self, layers: list[torch.Tensor]) -> torch.Tensor:
+            return layers[-1][..., 1:]
+
+    fusion = Shortened(LayerFusion.Config(kind="x"), [4, 4], 4, "decoder.fuse")
+    with pytest.raises(ValueError, match=r"Shortened.fuse \(decoder.fuse\) returned .*\(2, 3\)"):
+        fusion([torch.zeros(2, 4)] * 2)

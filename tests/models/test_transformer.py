@@ -1,11 +1,13 @@
 """The Transformer: parameter counts of papers, equations in NumPy float64, refused sizes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fusetk import trace
 from fusetk.errors import ConfigError
@@ -15,7 +17,9 @@ from fusetk.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerDecoderLayer,
+    TransformerEncoderLayer,
 )
+from fusetk.nn.attention import CrossAttention
 from fusetk.nn.positions import Learned, Sinusoidal, sinusoids
 
 
@@ -83,6 +87,67 @@ def test_a_subclass_replaces_the_layers_by_two_methods() -> None:
     features, _ = model.decode(target, model.start(memory))
     half, _ = plain.decode(target, plain.start(memory))
     assert features.shape == half.shape and not torch.allclose(features, half)
+
+
+class ScaledCross(CrossAttention):
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        return 5 * super().forward(*args, **options)
+
+
+class ScaledKeys(CrossAttention):
+    def keys_values(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        return 5 * super().keys_values(sources)
+
+
+class ScaledLinear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 5 * super().forward(x)
+
+
+class ScaledDecoderLayer(TransformerDecoderLayer):
+    def feed_forward(self, stream: Any) -> Any:
+        return 5 * super().feed_forward(stream)
+
+
+class ScaledEncoderLayer(TransformerEncoderLayer):
+    def feed_forward(self, stream: Any) -> Any:
+        return 5 * super().feed_forward(stream)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("decoder.layers.0", ScaledDecoderLayer),
+        ("encoder.layers.0", ScaledEncoderLayer),
+        ("decoder.layers.0.cross", ScaledCross),
+        ("decoder.layers.0.cross", ScaledKeys),
+        ("decoder.layers.0.cross.query", ScaledLinear),
+        ("encoder.layers.0.attention.out", ScaledLinear),
+        ("decoder.layers.0.ffn.hidden", ScaledLinear),
+        ("decoder.layers.0.ffn", None),
+        ("encoder.layers.0.attention.project", None),
+    ],
+)
+def test_inference_computes_changed_modules_and_hooks(
+    place: str, kind: type[nn.Module] | None
+) -> None:
+    torch.manual_seed(1)
+    model = Transformer(config(dropout=0), 9, 9).eval()
+    module = model.get_submodule(place)
+    source, target = torch.tensor([[4, 5, 2]]), torch.tensor([[1, 6, 7]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    unchanged = model(source, mask, target).detach()
+    if kind is None:
+        module.register_forward_hook(lambda module, args, result: 5 * result)
+    else:
+        module.__class__ = kind
+    expected = model(source, mask, target).detach()  # with gradients: the ordinary code
+    assert not torch.allclose(expected, unchanged, atol=1e-3)
+    with torch.inference_mode():
+        state = model.start(model.encode(source, mask))
+        for t in range(3):
+            features, state = model.decode(target[:, t : t + 1], state)
+            torch.testing.assert_close(features[:, 0], expected[:, t], atol=1e-5, rtol=1e-4)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:

@@ -43,3 +43,9 @@ def test_a_temporary_rate() -> None:
     assert drop.active_rate == 0.2 and drop.eval().active_rate == 0
     drop.train().set_rate(None)
     assert (drop(x) == 0).float().mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_rate_that_rounds_to_1_keeps_a_few_elements() -> None:
+    torch.manual_seed(1)
+    y = Dropout(1 - 1e-9)(torch.ones(1000, 1000))
+    assert 0 < (y != 0).sum() < 100 and y.isfinite().all()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fusetk import trace
 from fusetk.errors import DataError
 from fusetk.models.residual import RESIDUALS, Residuals
+from fusetk.models.residual.laurel import LaurelWeightsResidual
 from fusetk.plotting import connect
 from fusetk.plotting.attention import TokenPair
 from fusetk.plotting.panel import Panel
@@ -106,6 +107,8 @@ def test_means_and_deviations_over_a_text(
     drawn = {panel.name: panel for panel in means.panels()}
     expected_names = [f"{name}.{what}" for name in names for what in ("mean", "deviation")]
     assert list(drawn) == expected_names and means.sentences == len(PAIRS)
+    measures = {(panel.measure, panel.name.partition(".")[0]) for panel in drawn.values()}
+    assert len(measures) == len({measure for measure, _ in measures}), "stacks share a scale"
     panel = drawn[f"decoder.{names[0].partition('.')[2]}.mean"]
     assert (list(panel.y), list(panel.x)) == (rows, columns)
     # The same from single sentences, which have no padding.
@@ -148,6 +151,44 @@ def test_learned_weights_need_no_text() -> None:
     np.testing.assert_allclose(panels["decoder.attend"].matrix.sum(1), 1, rtol=1e-6)
     assert list(panels["decoder.attend"].y) == ["l1", "l2"]
     assert list(panels["encoder.connect"].y) == ["l2"]
+
+
+def test_a_model_without_weights_names_its_connections() -> None:
+    dense = {"layers": 2, "connect": {"kind": "dense", "growth": 16}}
+    with pytest.raises(DataError, match="connect: dense has no weights to draw"):
+        connect.panels(transformer(dense, {"layers": 2}))
+    with pytest.raises(DataError, match="reads the layer below it"):
+        connect.panels(transformer({"layers": 2}, {"layers": 2}))
+
+
+def test_a_record_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy({"residual": "laurel-weights"}, {})
+    monkeypatch.setattr(
+        LaurelWeightsResidual,
+        "after",
+        lambda self, stream, y: (trace.record(f"{self.name}.mix", torch.ones(3, 2)), stream + y)[1],
+    )
+    name = r"encoder\.residual\.sublayer1\.mix"
+    with pytest.raises(DataError, match=rf"{name} has the shape \(3, 2\), .* need \(1, 1\)"):
+        connect.panels(model)
+
+
+def test_the_title_of_a_row_names_its_layer() -> None:
+    side = {"layers": 4, "connect": {"kind": "cross", "last": 1}}
+    tokens = TokenPair(["a"], ["x"])
+    panels = connect.position_panels(
+        transformer(side, side, norm="pre"), [([4], [5])], tokens, reader=4
+    )
+    assert [panel.title for panel in panels[:3]] == [
+        f"encoder, layer 4, weights of the {what}" for what in ("queries", "keys", "values")
+    ]
+    side = {"layers": 2, "residual": "attention-residual"}
+    model = transformer(side, side, norm="pre")
+    titles = [connect.position_panels(model, [([4], [5])], tokens, n)[0].title for n in (2, 5)]
+    assert titles == [
+        "encoder, sub-layer l1.ffn, weights of the input",
+        "encoder, output of the stack, weights of the input",
+    ]
 
 
 def test_a_side_with_several_panels_starts_a_row() -> None:

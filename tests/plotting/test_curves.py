@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fusetk.errors import DataError
-from fusetk.plotting.curves import curves, draw, plot, read_metrics, smooth
+from fusetk.plotting.curves import curves, draw, plot, read_curve_records, smooth
 from fusetk.plotting.style import STYLES, Size
 
 
@@ -47,7 +47,7 @@ def test_accuracy_on_training_pairs_is_the_training_curve(tmp_path: Path) -> Non
     run = write(tmp_path / "a", train(1, 5.0), train(2, 4.0), valid(2, 4.5, **results))
     by_name = {
         (curve.kind, curve.what): curve.value.tolist()
-        for curve in curves({"a": read_metrics(run)}, ["accuracy", "loss", "train_loss"])
+        for curve in curves({"a": read_curve_records(run)}, ["accuracy", "loss", "train_loss"])
     }
     assert by_name == {
         ("train", "accuracy"): [0.3],
@@ -56,7 +56,7 @@ def test_accuracy_on_training_pairs_is_the_training_curve(tmp_path: Path) -> Non
         ("valid", "loss"): [4.5],
         ("valid", "train_loss"): [9.0],
     }
-    [curve] = curves({"a": read_metrics(run)}, ["accuracy"], ["train"])
+    [curve] = curves({"a": read_curve_records(run)}, ["accuracy"], ["train"])
     assert (curve.update.tolist(), curve.epoch.tolist()) == ([2], [0.2])
 
 
@@ -67,7 +67,7 @@ def test_curves_have_the_recorded_values(tmp_path: Path) -> None:
     )
     by_name = {
         (curve.kind, curve.what): curve
-        for curve in curves({"a": read_metrics(run)}, ["loss", "bleu"])
+        for curve in curves({"a": read_curve_records(run)}, ["loss", "bleu"])
     }
     assert list(by_name) == [("train", "loss"), ("valid", "loss"), ("valid", "bleu")]
     assert by_name["train", "loss"].value.tolist() == [5, 4, 3]
@@ -77,7 +77,7 @@ def test_curves_have_the_recorded_values(tmp_path: Path) -> None:
         by_name["valid", "loss"].best() == 2 and by_name["valid", "bleu"].best() == 1
     )  # the lowest loss, the highest BLEU
     assert by_name["train", "loss"].best() is None
-    [lr] = curves({"a": read_metrics(run)}, ["lr"])
+    [lr] = curves({"a": read_curve_records(run)}, ["lr"])
     assert lr.best() is None
 
 
@@ -92,7 +92,7 @@ def test_after_a_resume_the_later_record_counts(tmp_path: Path) -> None:
         valid(2, 5.0),
         train(3, 4.0),
     )
-    drawn = curves({"a": read_metrics(run)}, ["loss"])
+    drawn = curves({"a": read_curve_records(run)}, ["loss"])
     assert drawn[0].update.tolist() == [1, 2, 3] and drawn[0].value.tolist() == [9, 6, 4]
     assert drawn[1].value.tolist() == [5]
 
@@ -112,7 +112,7 @@ def test_a_damaged_last_line_is_skipped(
 ) -> None:
     run = write(tmp_path / "a", train(1, 9.0), rest)
     with caplog.at_level(logging.WARNING):
-        assert [record["update"] for record in read_metrics(run)] == [1]
+        assert [record["update"] for record in read_curve_records(run)] == [1]
     assert "last line (2)" in caplog.text
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_last_line_is_skipped(
 def test_another_damaged_line_is_an_error(tmp_path: Path, line: str) -> None:
     run = write(tmp_path / "a", train(1, 9.0), "\n", line, train(3, 8.0))
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 3"):
-        read_metrics(run)
+        read_curve_records(run)
 
 
 def test_invalid_utf_8_is_an_error(tmp_path: Path) -> None:
@@ -130,26 +130,26 @@ def test_invalid_utf_8_is_an_error(tmp_path: Path) -> None:
     path = run / "metrics.jsonl"
     path.write_bytes(b"\xff\xfe\n" + path.read_bytes())
     with pytest.raises(DataError, match="line 1"):
-        read_metrics(run)
+        read_curve_records(run)
 
 
 def test_runs_without_metrics(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere does not exist"):
-        read_metrics(tmp_path / "nowhere")
+        read_curve_records(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no metrics\.jsonl"):
-        read_metrics(tmp_path)
+        read_curve_records(tmp_path)
     with pytest.raises(DataError, match="no complete line"):
-        read_metrics(write(tmp_path / "a", ""))
+        read_curve_records(write(tmp_path / "a", ""))
     with pytest.raises(DataError, match="no complete line"):
-        read_metrics(write(tmp_path / "b", '{"kind'))
+        read_curve_records(write(tmp_path / "b", '{"kind'))
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="not a run folder"):
-        read_metrics(tmp_path / "file")
+        read_curve_records(tmp_path / "file")
 
 
 def test_the_default_quantities(tmp_path: Path) -> None:
     metrics = {
-        "a": read_metrics(
+        "a": read_curve_records(
             write(tmp_path / "a", train(1, 9.0, tokens_per_second=3.0), valid(1, 8.0, accuracy=0.5))
         )
     }
@@ -181,7 +181,7 @@ def test_numbers_are_stored(tmp_path: Path) -> None:
     run = write(
         tmp_path / "a", train(1, 5.0), train(2, math.nan), train(3, math.inf), valid(3, 4.0)
     )
-    drawn = curves({"my run": read_metrics(run)}, ["loss"])
+    drawn = curves({"my run": read_curve_records(run)}, ["loss"])
     plot(drawn, tmp_path / "a.npz")
     plot(drawn, tmp_path / "a.json")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
@@ -210,12 +210,12 @@ def test_pictures(tmp_path: Path, ending: str, start: bytes) -> None:
         valid(4, 3.0, ppl=math.nan),
         valid(8, 2.0),
     )
-    plot(curves({"a": read_metrics(run)}), tmp_path / f"a.{ending}", window=3)
+    plot(curves({"a": read_curve_records(run)}), tmp_path / f"a.{ending}", window=3)
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(start)
 
 
 def test_a_run_can_have_any_name(tmp_path: Path) -> None:
-    metrics = read_metrics(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0)))
+    metrics = read_curve_records(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0)))
     names = ["_hidden", "$_{$", "тест"]
     figure = draw(curves({name: metrics for name in names}, ["loss"]), "updates", 1)
     figure.canvas.draw()
@@ -260,8 +260,8 @@ def test_the_best_values_of_similar_runs_do_not_overlap(
 
 
 def test_a_curve_of_one_value_is_a_dot(tmp_path: Path) -> None:
-    one = read_metrics(write(tmp_path / "a", train(1, 2.0)))
-    two = read_metrics(write(tmp_path / "b", train(1, 2.0), train(2, 1.0)))
+    one = read_curve_records(write(tmp_path / "a", train(1, 2.0)))
+    two = read_curve_records(write(tmp_path / "b", train(1, 2.0), train(2, 1.0)))
     for metrics, marker, line_style in ((one, "o", "None"), (two, "None", "-")):
         [line] = draw(curves({"a": metrics}, ["loss"]), "updates", 1).axes[0].lines
         assert (line.get_marker(), line.get_linestyle()) == (marker, line_style)
@@ -271,8 +271,8 @@ def test_a_run_without_a_quantity_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = {
-        "a": read_metrics(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0, bleu=1.0))),
-        "b": read_metrics(write(tmp_path / "b", train(1, 2.0))),
+        "a": read_curve_records(write(tmp_path / "a", train(1, 2.0), valid(2, 3.0, bleu=1.0))),
+        "b": read_curve_records(write(tmp_path / "b", train(1, 2.0))),
     }
     with caplog.at_level(logging.WARNING):
         curves(metrics, ["loss", "bleu"])
@@ -287,7 +287,7 @@ def test_panels_fit_in_the_width(
     tmp_path: Path, size: Size | None, style: str, expected: float, columns: int
 ) -> None:
     run = write(tmp_path / "a", train(1, 2.0, ppl=7.0), valid(2, 3.0, ppl=9.0, accuracy=0.5))
-    drawn = curves({"a": read_metrics(run)})
+    drawn = curves({"a": read_curve_records(run)})
     figure = draw(drawn, "updates", 1, style=STYLES[style], size=size, title="a run")
     width, height = figure.get_size_inches()
     assert width == expected and (size is None or size.height in (None, height))
@@ -296,14 +296,14 @@ def test_panels_fit_in_the_width(
 
 
 def test_many_runs_have_many_colours(tmp_path: Path) -> None:
-    metrics = read_metrics(write(tmp_path / "a", train(1, 2.0)))
+    metrics = read_curve_records(write(tmp_path / "a", train(1, 2.0)))
     figure = draw(curves({str(i): metrics for i in range(15)}, ["loss"]), "updates", 1)
     assert len({str(line.get_color()) for line in figure.axes[0].lines}) == 15
 
 
 def test_over_epochs(tmp_path: Path) -> None:
     drawn = curves(
-        {"a": read_metrics(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
+        {"a": read_curve_records(write(tmp_path / "a", train(10, 2.0), train(20, 1.0)))}, ["loss"]
     )
     [line] = draw(drawn, "epochs", 1).axes[0].lines
     assert list(line.get_xdata()) == [1, 2]

@@ -294,6 +294,26 @@ def test_fusions_are_found_by_side() -> None:
             find_fusions(model)
 
 
+def test_a_fusion_inside_a_fusion_is_not_drawn() -> None:
+    class Outer(Fusion):
+        """A fusion whose child fuses the layers in the opposite order."""
+
+        def __init__(self, child: Fusion):
+            super().__init__(FusionConfig(kind="own"), [16] * 4, 16, child.name)
+            self.child = child
+
+        def forward(self, history: Sequence[Tensor]) -> Tensor:
+            reverse: Tensor = self.child(list(history)[::-1])
+            return reverse
+
+    for name in ("decoder.fuse", "decoder.fuse.child"):
+        model: Any = transformer(stack("last"), stack("linear"))
+        model.decoder.fuse.name = name
+        model.decoder.fuse = Outer(model.decoder.fuse)
+        model.decoder.fuse.name = "decoder.fuse"
+        assert find_fusions(model) == [model.decoder.fuse]
+
+
 def test_the_model_is_restored() -> None:
     model = transformer(stack("linear"), stack("attention")).train()
     trace_fusions(model, [PAIR], find_fusions(model))

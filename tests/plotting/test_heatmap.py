@@ -98,7 +98,37 @@ def test_a_panel_of_one_column_has_numbers_instead_of_a_colour_bar() -> None:
     [bar] = figure.axes[2:]
     assert (bar.get_xlabel() + bar.get_ylabel()).startswith(panel(2, 3).measure)
     assert [text.get_text() for text in figure.axes[1].texts] == ["0.25", "1.5"]
+    [image] = figure.axes[1].images
+    assert (image.to_rgba(column.matrix) == 1).all(), "a colour of a scale that has no bar"
     assert len(draw([column]).axes) == 2
+
+
+@pytest.mark.parametrize("columns", [None, [2, 2], 1])
+@pytest.mark.parametrize("style", ["screen", "paper"])
+def test_each_of_several_colour_bars_is_below_a_panel_of_its_measure(
+    columns: int | list[int] | None, style: str
+) -> None:
+    panels = [
+        Panel(f"{side}.{measure}", f"{side}, {measure}", np.eye(rows) / 4, words, words, measure)
+        for side, rows in (("encoder", 3), ("decoder", 9))
+        for words in [[f"layer {i}" for i in range(rows)]]
+        for measure in (f"weight, {side}", "deviation")
+    ]
+    figure = draw(panels, columns=columns, style=STYLES[style], title="a run")
+    drawn, bars = figure.axes[:4], figure.axes[4:]
+    renderer = figure.canvas.get_renderer()
+    for bar, place in zip(bars, (0, 3, 2), strict=True):  # the last panel of "deviation"
+        measure = bar.get_xlabel().partition(";")[0].replace("\n", " ")
+        assert measure == panels[place].measure
+        assert bar.get_position().x0 == pytest.approx(drawn[place].get_position().x0)
+        box = bar.get_tightbbox(renderer)
+        assert box.y1 < drawn[place].get_tightbbox(renderer).y0
+        assert figure.bbox.y0 <= box.y0 and box.x1 <= figure.bbox.x1, "outside the figure"
+        others = [axes.get_tightbbox(renderer) for axes in figure.axes if axes is not bar]
+        assert not any(
+            box.x0 < other.x1 and other.x0 < box.x1 and box.y0 < other.y1 and other.y0 < box.y1
+            for other in others
+        )
 
 
 def test_names_of_axes_do_not_touch_the_labels() -> None:

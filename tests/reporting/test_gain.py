@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusetk.reporting.gain import RULE, SeedComparison
-from fusetk.reporting.result_tables import mean_of
+from fusetk.reporting.runs import mean_of
 
 ROOT = Path(__file__).parents[2]
 BASE = (38.0, 39.0, 40.0)  # the standard deviation is 1

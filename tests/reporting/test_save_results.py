@@ -20,6 +20,7 @@ from fusetk.reporting.result_files import (
     read_result,
     result_text,
 )
+from fusetk.reporting.result_tables import read_tables
 from tests.helpers.results import (
     REFERENCES,
     SESSION,
@@ -187,6 +188,52 @@ def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work
     renamed = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert "0 results written, 3 unchanged" in save_all(work)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
+
+
+def test_options_of_another_component_than_the_recipe_tell_configs_apart(work: Path) -> None:
+    """The recipe's connection has no growth, so only the two runs have this key."""
+    for seed, growth in ((1, 32), (2, 64)):
+        make_run(
+            work / "runs" / f"dense{growth}",
+            work / "recipes" / "plain.yaml",
+            work / "prepared",
+            seed,
+            {"best": BAD},
+            [f"model.encoder.connect={{kind: dense, growth: {growth}}}"],
+        )
+    save_all(work)
+    folder = work / "results"
+    stems = [path.stem for path in sorted(folder.glob("plain.*.json"))]
+    for stem, seed, growth in zip(stems, (1, 2), (32, 64), strict=True):
+        assert stem.startswith(f"plain.seed{seed}.encoder.connect.kind=dense")
+        assert f".growth={growth}" in stem
+    [table] = read_tables(folder, {})
+    [row] = [row for row in table.rows if row.name == "plain"]
+    assert len(row.runs) == len(row.pilots) == 1
+
+
+def test_a_long_file_name_has_a_checksum_of_the_values(work: Path) -> None:
+    for width in (32, 64):
+        settings = [f"model={{kind: recurrent, width: {width}}}"]
+        folder, recipe = work / "runs" / str(width), work / "recipes" / "plain.yaml"
+        make_run(folder, recipe, work / "prepared", 1, {"best": BAD}, settings)
+    save_all(work)
+    stems = [path.stem for path in (work / "results").glob("plain.*.json")]
+    assert len(stems) == 2
+    assert all(re.fullmatch(r"plain\.seed1\.[0-9a-f]{8}", stem) for stem in stems)
+
+
+def test_missing_translations_of_a_renamed_result_are_named(work: Path) -> None:
+    save_all(work)
+    for path in (work / "recipes").iterdir():
+        values = yaml.safe_load(path.read_text())
+        values["paper"]["row"] += ", renamed"
+        path.write_text(yaml.safe_dump(values))
+    missing = result_files.translations_path(work / "results", "fused.seed2", SET)
+    missing.unlink()
+    result = call(work / "recipes", "--save", work / "results")
+    assert result.exit_code == 2
+    assert f"{missing} is missing: restore it, or save the results again" in result.stderr
 
 
 def test_twins_are_an_error(work: Path, toy: Path) -> None:

@@ -193,6 +193,18 @@ def test_every_optimizer_resumes_exactly(
         )
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_the_file_of_a_loaded_optimizer_is_not_mapped(tmp_path: Path) -> None:
+    """Otherwise its blocks stay on the disk after the checkpoint is deleted."""
+    model = Mixed()
+    optimizer = optimizer_of(model, "adam", {})
+    train(model, optimizer, range(1, 2))
+    tensors = checkpoint.optimizer_tensors(model, optimizer)
+    checkpoint.save(tmp_path / "a", checkpoint.model_tensors(model), tensors, {})
+    checkpoint.load_optimizer(model, optimizer, tmp_path / "a")
+    assert str(tmp_path / "a") not in Path("/proc/self/maps").read_text()
+
+
 def test_state_that_is_none_is_left_out_and_a_counter_is_kept(tmp_path: Path) -> None:
     model = Mixed()
     optimizer = optimizer_of(model, "sgd", {})

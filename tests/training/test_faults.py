@@ -327,6 +327,13 @@ def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Pat
     )
 
 
+def test_a_run_with_a_missing_module_is_not_a_changed_run(copy: Path) -> None:
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("kind: adam", "kind: nowhere:Adam"))
+    said = refusal(call("decode", "-m", copy, "-i", config, "--device", "cpu"))
+    assert "set PYTHONPATH to the folder of nowhere  [" in said and "was changed" not in said
+
+
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_missing_checkpoint_is_named_with_the_newest_complete_one(
     toy: Path, copy: Path, name: str
@@ -579,6 +586,15 @@ def test_every_lack_of_space_has_its_exit_code(
     assert names(tmp_path) == ["update-0000001"] and runs.is_intact(folder)
 
 
+def test_a_disk_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(CheckpointError, match="Input/output error; check the disk and run the"):
+        checkpoint.save(folder_of(tmp_path, 1), {"a": torch.ones(3)}, {}, {})
+
+
 def test_a_link_that_cannot_be_set_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,7 +624,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(
     for name in ("log.txt", "metrics.jsonl"):
         (run / name).symlink_to("/dev/full")
 
-    def all_the_same(_run: Path, _update: int) -> None:
+    def all_the_same(_run: Path, _progress: object) -> None:
         pass
 
     with pytest.MonkeyPatch.context() as patched:
@@ -641,7 +657,8 @@ def test_config_and_pipeline_are_never_half_written(toy: Path, copy: Path) -> No
         for path in copy.rglob("*")
         if path.is_file() and path.name != "log.txt"
     }
-    with file_limit(10), pytest.raises(DiskFull):
+    message = r"run/config.yaml cannot be written: .*; update-0000008 is complete; raise the limit"
+    with file_limit(10), pytest.raises(DiskFull, match=message):
         train_module.train(
             load(toy, [*GIVEN, "training.stages.0.end.updates=20"]), copy, "cpu", quiet=True
         )

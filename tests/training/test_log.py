@@ -10,6 +10,7 @@ import pytest
 
 from fusetk.errors import ConfigError
 from fusetk.training.log import Log, forget_after
+from fusetk.training.progress import Progress
 
 
 def test_lines_for_people_and_for_programs(
@@ -48,17 +49,32 @@ def test_later_updates_and_an_incomplete_line_are_removed(tmp_path: Path) -> Non
     path = tmp_path / "metrics.jsonl"
     lines = [f'{{"kind": "train", "update": {update}}}\n' for update in (1, 2, 3)]
     path.write_text("".join(lines) + '{"kind": "tra')
-    forget_after(tmp_path, 2)
+    forget_after(tmp_path, Progress(update=2))
     assert path.read_text() == "".join(lines[:2])
-    forget_after(tmp_path / "none", 2)
+    forget_after(tmp_path / "none", Progress(update=2))
+
+
+def test_a_validation_that_is_repeated_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        f'{{"kind": "{kind}", "update": {update}}}\n'
+        for update in (4, 8)
+        for kind in ("train", "valid")
+    ]
+    path.write_text("".join(lines))
+    forget_after(tmp_path, Progress(update=8, ranking=[(4, 1.0, 1.0), (8, 1.0, 1.0)]))
+    assert path.read_text() == "".join(lines)
+    forget_after(tmp_path, Progress(update=8, ranking=[(4, 1.0, 1.0)]))
+    assert path.read_text() == "".join(lines[:3])
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[Any, ...]] = []
 
     class Writer:
-        def __init__(self, folder: str):
+        def __init__(self, folder: str, purge_step: int):
             assert folder == str(tmp_path / "tensorboard")
+            assert purge_step == 7, "a resumed run repeats the updates after 6"
 
         def add_scalar(self, *values: Any) -> None:
             written.append(values)
@@ -69,7 +85,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path, monkeypatch: pytest.Monke
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with Log(tmp_path, quiet=True, tensorboard=True) as log:
+    with Log(tmp_path, quiet=True, tensorboard=True, update=6) as log:
         log.record("valid", {"update": 7, "loss": 2.5, "name": "x"})
     assert written == [("valid/update", 7, 7), ("valid/loss", 2.5, 7), ("closed",)]
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import pty
 import shutil
@@ -19,6 +20,7 @@ import torch
 from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
+from fusetk.config import ComponentConfig
 from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
@@ -31,6 +33,7 @@ from fusetk.system import build
 from fusetk.training import checkpoint
 from fusetk.training.average import average, choose
 from fusetk.training.loop import Trainer
+from fusetk.training.schedule import INITIAL_STATE, Schedule, ScheduleState
 from fusetk.training.validation import LossSums, PartialResults, ValidationConfig, Validator
 from fusetk.weights import read_state
 from tests.helpers.forks import Forks, train
@@ -236,6 +239,36 @@ def test_gradients_that_are_not_finite_change_nothing_and_end_the_run(
         in (tmp_path / "diverging" / "log.txt").read_text()
     )
     assert files(tmp_path, 8) == before
+
+
+class Descending(Schedule):
+    Config = ComponentConfig
+
+    def __init__(self, config: ComponentConfig, width: int):
+        pass
+
+    def rate(self, update: int, state: ScheduleState = INITIAL_STATE) -> float:
+        return 0.01 if update < 3 else -0.01
+
+
+def test_a_schedule_without_a_rate_is_named(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = f"training.stages.0.schedule={__name__}:Descending"
+    message = r"test_loop\.Descending returned the learning rate %s for update %s of its stage"
+    with pytest.raises(FusetkError, match=message % (-0.01, 3)):
+        train_module.train(load(toy, [schedule]), tmp_path / "a", "cpu", quiet=True)
+    monkeypatch.setattr(Descending, "rate", lambda self, update, state: math.nan)
+    with pytest.raises(FusetkError, match=message % ("nan", 1)):
+        train_module.train(load(toy, [schedule]), tmp_path / "b", "cpu", quiet=True)
+
+
+def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> None:
+    settings = ["training.stages.0.schedule={kind: constant, rate: 1e30}", "training.max_skipped=9"]
+    train_module.train(load(toy, settings), tmp_path / "run", "cpu", quiet=True)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "(loss: no best yet, stalled 2)" in log and "warning: each validation gave NaN" in log
+    assert "done: 8 updates; none is the best; " in log
 
 
 def test_updates_that_are_skipped_are_counted_over_a_resume(toy: Path, tmp_path: Path) -> None:

@@ -11,8 +11,57 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fusetk.training.optim import NAGConfig, nag
+from fusetk.config import ComponentConfig
+from fusetk.training.config import StageConfig
+from fusetk.training.optim import NAGConfig, build, configured_by, nag
 from fusetk.training.schedule import Plateau, PlateauConfig
+
+
+class OwnConfig(ComponentConfig):
+    decay: float = 0.5
+    """For the tests."""
+
+
+@configured_by(OwnConfig)
+def own(config: OwnConfig, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=0.0, alpha=config.decay)
+
+
+class Own:
+    Config = OwnConfig
+    build = staticmethod(own)
+
+
+class OwnOptimizer(torch.optim.SGD):
+    Config = OwnConfig
+
+
+NUMBER = 3
+
+
+def stage_with(optimizer: Any) -> dict[str, Any]:
+    schedule = {"kind": "constant", "rate": 1}
+    return {"optimizer": optimizer, "schedule": schedule, "end": {"updates": 1}}
+
+
+@pytest.mark.parametrize("name", ["own", "Own"])
+def test_an_optimizer_from_outside_is_a_function_or_a_class_that_builds_it(name: str) -> None:
+    stage = StageConfig.model_validate(stage_with({"kind": f"{__name__}:{name}", "decay": 0.25}))
+    optimizer = build(stage.optimizer, [torch.nn.Parameter(torch.ones(1))])
+    assert optimizer.param_groups[0]["alpha"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("OwnOptimizer", r"is a class without a static method build\(config, parameters\)"),
+        ("NUMBER", "is neither a class nor a function"),
+        ("stage_with", "must have an attribute Config that is a subclass of"),
+    ],
+)
+def test_another_thing_from_outside_is_not_an_optimizer(name: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        StageConfig.model_validate(stage_with(f"{__name__}:{name}"))
 
 
 @pytest.mark.parametrize("momentum", [0.5, 0.99])

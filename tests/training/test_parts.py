@@ -11,15 +11,22 @@ import torch
 
 from fusetk import runs, system
 from fusetk.data.corpus import Corpus
-from fusetk.errors import FusetkError
+from fusetk.errors import CheckpointError, FusetkError
 from fusetk.processes import ALONE, World
 from fusetk.recipe import load
+from fusetk.training.average import choose
 from fusetk.training.checkpoints import Checkpoints
 from fusetk.training.config import EndConfig
 from fusetk.training.loss_scale import GradientCheck
 from fusetk.training.oversize import BatchSplitter, GradientComputer
 from fusetk.training.parallel import local_batches
-from fusetk.training.progress import Progress, StageClock, update_schedule, validation_due
+from fusetk.training.progress import (
+    Progress,
+    StageClock,
+    read_progress,
+    update_schedule,
+    validation_due,
+)
 from fusetk.training.schedule import Plateau, PlateauConfig
 from fusetk.training.stages import Stages
 from fusetk.training.validation_config import ValidationConfig, rank
@@ -138,10 +145,40 @@ def test_the_last_and_the_best_checkpoints_are_kept(toy: Path, tmp_path: Path) -
         assert (tmp_path / "checkpoints" / "last").resolve() == saved.path(update)
         if loss is None:
             assert runs.checkpoints(tmp_path)[-1].name == runs.checkpoint_name(update)
-    kept = [path.name for path in runs.checkpoints(tmp_path)]
-    assert kept == [runs.checkpoint_name(update) for update in (2, 4, 6)]
+    names = [path.name for path in runs.checkpoints(tmp_path)]
+    assert names == [runs.checkpoint_name(update) for update in (2, 4, 6)]
     assert (tmp_path / "checkpoints" / "best").resolve().name == runs.checkpoint_name(2)
     assert read_state(saved.path(6))["valid"] == {"loss": 4.0}
+    assert [path.name for path in choose(tmp_path, last=2)] == names[1:], "5 is not one of them"
+    with pytest.raises(CheckpointError, match="has only 2 of the 3 requested last checkpoints"):
+        choose(tmp_path, last=3)  # 2 is the best one, and 3 was deleted
+
+
+def test_a_validation_without_a_number_is_not_among_the_best(toy: Path, tmp_path: Path) -> None:
+    config = load(toy, ["training.keep_last=1", "training.keep_best=2"]).training
+    model: Any = torch.nn.Linear(2, 2)
+    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
+    progress = Progress()
+    for update in (1, 2, 3):
+        progress.update = update
+        progress.add_validation("loss", {"loss": math.nan})
+        saved.save(progress, None, {"loss": math.nan})
+    assert runs.checkpoints(tmp_path) == [saved.path(3)]
+    assert not (tmp_path / "checkpoints" / "best").exists()
+
+
+def test_a_checkpoint_that_is_written_twice_is_one_of_the_last(toy: Path, tmp_path: Path) -> None:
+    config = load(toy, ["training.keep_last=3"]).training
+    model: Any = torch.nn.Linear(2, 2)
+    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
+    progress = Progress()
+    for update in (1, 2, 2, 3):
+        progress.update = update
+        saved.save(progress, None)
+    assert choose(tmp_path, last=3) == runs.checkpoints(tmp_path)
+    old = read_progress(saved.path(3)).to_state() | {"ranking": [(1, 5.0, 5.0), (3, 4.0, 4.0)]}
+    del old["saved"]
+    assert Progress.from_state(old).saved == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_a_later_stage_starts_with_its_initial_rate(toy: Path, tmp_path: Path) -
             "{rate: 0.1}",
             r"0\.01, is below end\.rate 0\.1",
         ),
+        (
+            "{kind: inverse-sqrt, peak: 0.01}",
+            "{rate: 0.1}",
+            r"0\.01, is below end\.rate 0\.1",
+        ),
+        (
+            "{kind: rnmt-plus, rate: 0.01, replicas: 5, decay_start: 1, decay_end: 2}",
+            "{rate: 0.1}",
+            r"0\.05, is below end\.rate 0\.1",
+        ),
         ("{kind: plateau, rate: 1, factor: 1}", "{rate: 0.1}", "factor"),
         ("{kind: plateau, rate: 1, rule: each}", "{rate: 0.1}", "each-rise"),
         ("{kind: plateau}", "{rate: 0.1}", "rate: must be given"),

@@ -1,6 +1,7 @@
 """Training and preparation that start from an existing run, codes and vocabularies."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,40 @@ def test_fine_tuning_continues_from_the_run(toy: Path, parent: Path, tmp_path: P
     text = tmp_path / "in.de"
     text.write_text("eins zwei\n", encoding="utf-8")
     call("decode", "-m", run, text, "-o", tmp_path / "out")
-    with pytest.raises(ConfigError, match="start_from"):
-        train(load(tmp_path / "tuned.yaml", ["training.start_from=null"]), run, "cpu", quiet=True)
+    (tmp_path / "copy").mkdir()
+    for other in ("null", str(tmp_path / "copy")):
+        with pytest.raises(ConfigError, match="start_from"):
+            train(load(tmp_path / "tuned.yaml", [f"training.start_from={other}"]), run, "cpu", True)
+
+
+def test_a_run_is_resumed_after_its_parent_was_moved(
+    toy: Path, parent: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "parent"
+    shutil.copytree(parent, old, symlinks=True)
+    settings = ["training.stages.0.end.updates=2", "training.validation.every_updates=2"]
+    recipe = second(toy, parent, tmp_path, f"training.start_from={old}", *settings)
+    prepare(recipe.data)
+    train(recipe, tmp_path / "run", "cpu", quiet=True)
+    moved = old.rename(tmp_path / "moved")
+    settings[0] = "training.stages.0.end.updates=4"
+    recipe = second(toy, parent, tmp_path, f"training.start_from={moved}", *settings)
+    train(recipe, tmp_path / "run", "cpu", quiet=True)
+    assert "changed: training.start_from: " in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_moving_average_of_the_run_is_copied(toy: Path, tmp_path: Path) -> None:
+    settings = ["training.ema=0.9", "training.stages.0.end.updates=4"]
+    recipe = load(toy, settings)
+    run = tmp_path / "run"
+    train(recipe, run, "cpu", quiet=True)
+    pipeline = Pipeline.load(run / "text")
+    model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+    report = start_from(model, run, pipeline)
+    mean = read_tensors(report.folder, "ema.safetensors")
+    raw = read_tensors(report.folder, "model.safetensors")
+    assert all(torch.equal(mean[name], value) for name, value in model.named_parameters())
+    assert any(not torch.equal(mean[name], raw[name]) for name in mean)
 
 
 def test_existing_files_that_changed_are_noticed(toy: Path, parent: Path, tmp_path: Path) -> None:

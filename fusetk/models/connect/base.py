@@ -117,6 +117,13 @@ class Connection(nn.Module):
         super().__init__()
         self.name = name
 
+    def initialise(self) -> None:
+        """Change the initial weights, if the connection needs others than those of the model's
+        `init`.
+
+        Models call it once, after `init`.
+        """
+
     def register_output(self, width: int, first: bool) -> None:
         """Announce an output of ``width`` features.
 

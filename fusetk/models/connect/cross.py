@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, LayerInputs, SourcesConnection
+from fusetk.nn.combine import weighted_sum
 from fusetk.nn.fused import streams as kernels
 
 
@@ -70,11 +71,8 @@ class ResidualMix(nn.Module):
                     middle = weights[..., 1:2].repeat_interleave(self.merged, -1)
                     weights = torch.cat((weights[..., :1], middle, weights[..., 2:]), -1)
                 trace.record(name, weights)
-            total = sources[0] * (self.static[k, 0] + scores[0][..., k : k + 1])
-            for i in range(1, len(sources)):
-                weight = self.static[k, i] + scores[i][..., k : k + 1]
-                total = torch.addcmul(total, sources[i], weight)
-            mixes.append(total)
+            factors = [self.static[k, i] + s[..., k : k + 1] for i, s in enumerate(scores)]
+            mixes.append(weighted_sum(sources, factors))
         return mixes
 
 

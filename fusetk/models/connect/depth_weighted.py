@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.models.connect.base import ConnectConfig, SourcesConnection
+from fusetk.nn.combine import weighted_sum
 
 
 class DepthWeightedConfig(ConnectConfig):
@@ -66,11 +67,7 @@ class DepthWeightedConnection(SourcesConnection):
         weight = self.weights[str(i)]
         first = i % self.dilation
         self._record(weight, first, i)
-        layers = outputs[first :: self.dilation]
-        total = layers[0] * weight[0]
-        for j in range(1, len(layers)):
-            total = torch.addcmul(total, layers[j], weight[j])
-        return total
+        return weighted_sum(outputs[first :: self.dilation], weight)
 
     def _record(self, weight: Tensor, first: int, i: int) -> None:
         """Record the weights of all outputs; the weight of an output that is not read is 0."""

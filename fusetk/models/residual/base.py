@@ -128,10 +128,13 @@ class Residual(nn.Module):
 
     def after(self, stream: Stream, y: Tensor) -> Stream:
         """Return the stream with the output y = f(x) (..., D) of the sub-layer."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method after")
 
     def initialise(self, sublayer: nn.Module) -> None:
-        """Change the initial weights of the sub-layer, if the connection requires it."""
+        """Change the initial weights of the sub-layer or of this connection, if it requires it.
+
+        Models call it once, after `init`.
+        """
 
 
 def require_norm(config: ResidualConfig, norm: Norm, required: Norm, reason: str) -> None:

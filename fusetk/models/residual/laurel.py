@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusetk import trace
 from fusetk.models.residual.base import Residual, ResidualConfig, Stream, StreamEnds, SubLayer
+from fusetk.nn.combine import weighted_sum
 
 States = tuple[Tensor, ...]
 
@@ -126,8 +127,6 @@ class LaurelPreviousResidual(Residual):
 
     def after(self, stream: States, y: Tensor) -> States:
         x = stream[0]
-        total = x * self.factors[0]
-        for j in range(1, min(len(stream), len(self.factors))):
-            total = torch.addcmul(total, stream[j], self.factors[j])
+        total = weighted_sum(stream[: len(self.factors)], self.factors)
         new = x + self.dropout(y) + self.map(total)
         return (self.normed_output(new), *stream[: self.states - 1])

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fusetk.models.residual.base import Residual, Stream
+from fusetk.nn.exact import is_exactly
 from fusetk.nn.fused import transformer as kernels
 
 
@@ -18,7 +19,7 @@ class PlainResidual(Residual):
         norm = None if self.pre else self.norm
         parameters = [] if norm is None else norm.parameters()
         if (
-            isinstance(norm, nn.LayerNorm | None)
+            (norm is None or is_exactly(norm, nn.LayerNorm))
             and x.dtype == torch.float32
             and kernels.usable(x, parameters)
         ):

@@ -1,0 +1,24 @@
+"""The test whether a kernel may compute a module."""
+
+from typing import TypeGuard, TypeVar
+
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def is_exactly(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
+    """Return whether a module has this class, no subclass of it, and no hooks.
+
+    Only then other code, such as a fused kernel, may compute the module.
+    """
+    return type(module) is kind and not has_hooks(module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
