@@ -135,12 +135,12 @@ LAYERS = ["embedding", "layer 1", "layer 2", "layer 3"]
 def fusion() -> Diagram:
     """Draw a usual stack and a fused one."""
     diagram = Diagram("A usual stack of layers, and a stack whose layers are all fused", 760, 310)
-    diagram.text(185, 38, "usual: only the top layer", "title")
+    diagram.text(185, 38, "usual: only the highest layer", "title")
     diagram.column(LAYERS, 40, 252, 56, 110)
     diagram.box("output", 215, 84, 110, "prediction")
     diagram.arrow("flow", "M150 101 H213")
     diagram.notes(
-        270, 145, "the layers below reach", "the prediction only", "through the top layer"
+        270, 145, "the layers below reach", "the prediction only", "through the highest one"
     )
     diagram.line("M366 24 V286", "#cbd2d9")
     diagram.text(565, 38, "fused: all layers", "title")

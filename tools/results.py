@@ -33,8 +33,8 @@ BEGIN = re.compile(
 )
 END = "<!-- results: end -->"
 MAIN_ROWS = 5  # of the short table
-# Columns of the short table after the gain. It has all columns before the gain.
-MAIN_COLUMNS = ("valid loss", "training speed", "decoding speed")
+# Columns of the short table after the gain. It has all columns before the gain except the config.
+MAIN_COLUMNS = ("training speed", "decoding speed")
 LOSS_EPOCHS = (1, 2, 4, 8, 12, 16, 20)
 
 
@@ -204,7 +204,11 @@ def _best(heads: Sequence[str], rows: list[list[str]], bases: Mapping[str, str])
 def _main_columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the columns of the short table; the first row has the headings."""
     last = rows[0].index("gain")
-    keep = [i for i, head in enumerate(rows[0]) if i <= last or head in MAIN_COLUMNS]
+    keep = [
+        column
+        for column, head in enumerate(rows[0])
+        if (column <= last and head != "config") or head in MAIN_COLUMNS
+    ]
     return [[row[i] for i in keep] for row in rows]
 
 

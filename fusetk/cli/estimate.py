@@ -18,6 +18,11 @@ EXAMPLE = (
     "fusetk estimate recipes/rtal/wmt14_ende/big_rtal_6layers.yaml --device h100 --devices 8 "
     "--src-vocab-size 37000 --pairs 4500000 --price 2.5"
 )
+NOTE = (
+    "note: this counts matrix products and convolutions only. A small model takes many times "
+    "longer, because starting kernels takes longer than the products: measure it on the GPU with "
+    "-d cuda"
+)
 
 
 @click.command("estimate", epilog=EXAMPLE)
@@ -44,6 +49,9 @@ def command(
     needs, are counted for some batches of the prepared text, or for batches with mean lengths.
     The memory is what one process needs at least, in float32, without buffers of libraries.
     Validation, checkpoints and translation are not part of the hours.
+
+    A small model trains much slower on a GPU than the data sheet says, because starting kernels
+    takes longer than the matrix products: measure it with -d cuda on the GPU.
     """
     recipe = load_recipe(config, overrides)
     import torch
@@ -82,6 +90,8 @@ def command(
         f"text: {where}, {text.source:.1f} source and {text.target:.1f} target tokens on average"
     )
     print_estimate(cost, document)
+    if device in DEVICES:
+        click.echo(NOTE)
 
 
 def _measure(

@@ -48,6 +48,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "output_type": ("--json",),
     "path": ("--model",),
     "print_alignment": ("--alignment",),
+    "quiet_translation": ("--quiet",),
     "random_sampling_temp": ("--temperature",),
     "random_sampling_topk": ("--top-k",),
     "random_sampling_topp": ("--top-p",),
@@ -62,6 +63,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "workers": ("--jobs", "--threads"),
 }
 
+TORCHRUN = "torchrun --nproc-per-node N starts N processes"
 # Options that these commands of fusetk do not need, and the reason.
 NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "c": (
@@ -85,8 +87,12 @@ NEEDLESS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "gen_subset": (("decode",), "give the text to translate: fusetk decode -m RUN FILE"),
     "prepared_data": (("train",), "the key data.folder of the config names the prepared data"),
     "overwrite": (("train",), "training resumes; to start again, choose another --run"),
-    "world_size": (("train", "decode"), "torchrun --nproc-per-node N starts N processes"),
-    "num_gpus": (("train", "decode"), "torchrun --nproc-per-node N starts N processes"),
+    "world_size": (("train", "decode"), TORCHRUN),
+    "distributed_world_size": (("train", "decode"), TORCHRUN),
+    "num_gpus": (("train", "decode"), TORCHRUN),
+    "multi_node": (("train",), "torchrun starts the processes on each host: see --help"),
+    "sync_sgd": (("train",), "all devices always make one update together"),
+    "shuffle_in_ram": (("train",), "only the order of the pairs is in memory"),
     "mini_batch_fit": (("train",), "the key training.stages.0.batch.size of the config is exact"),
     "workspace": (("train", "decode"), "memory is allocated as needed"),
     "maxi_batch": (("train", "decode"), "decode sorts --chunk lines, and train the complete epoch"),

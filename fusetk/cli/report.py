@@ -85,10 +85,10 @@ def command(
     The column gain says whether the first score of a row is better than that of its baseline. It is
     yes if the mean over at least 3 seeds is better by more than the sum of both standard
     deviations, and paired approximate randomisation gives p < 0.05 with at least 2/3 of the seeds.
-    Otherwise it is no, or the number of seeds or tests if more are needed. A second table has the
-    difference and the p-value of each seed. DIR/significance keeps the p-values, because a test
-    takes a second. If a row and its baseline have further configs in common, a third table compares
-    these runs. The last table lists all runs with other configs than those of the rows.
+    Otherwise it is no, or open if more seeds or tests are needed. A second table has the difference
+    and the p-value of each seed. DIR/significance keeps the p-values, because a test takes a
+    second. If a row and its baseline have further configs in common, a third table compares these
+    runs. The last table lists all runs with other configs than those of the rows.
 
     The speeds are those that DIR/costs/costs.json has, measured in one run. Without this file, they
     are those of the trainings, which can be compared only if the machine did nothing else.

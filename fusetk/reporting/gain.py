@@ -52,17 +52,17 @@ class SeedComparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``yes`` or ``no`` by ``RULE``, or how many of the necessary seeds or tests there are.
+        """``yes`` or ``no`` by ``RULE``, or ``open`` and the number of necessary seeds or tests.
 
-        Such a number is, for example, ``2 of 3 seeds`` or ``1 of 3 tests``.
+        For example, ``open: 2 of 3 seeds``: only two of the three seeds are trained.
         """
         seeds = len(self.differences)
         if seeds < SEEDS:
-            return f"{seeds} of {SEEDS} seeds"
+            return f"open: {seeds} of {SEEDS} seeds"
         gain = -self.difference if self.lower_is_better else self.difference
         spread = (self.system.deviation or 0.0) + (self.baseline.deviation or 0.0)
         necessary = math.ceil(SHARE * seeds)
         untested = seeds - len(self.p_values)
         if gain <= spread or self.better + untested < necessary:
             return "no"
-        return "yes" if self.better >= necessary else f"{len(self.p_values)} of {seeds} tests"
+        return "yes" if self.better >= necessary else f"open: {len(self.p_values)} of {seeds} tests"

@@ -29,7 +29,7 @@ QUANTITIES = (
 _UNITS = {"M": 1e6, "s": 1, "min": 60, "h": 3600}
 _NUMBER = re.compile(r"[×+]?(-?[\d,]+(?:\.\d+)?)\s*(M|s|min|h)?\b")
 
-_PARTS = re.compile(r"(\d+) of (\d+) (?:seeds|tests)")
+_PARTS = re.compile(r"open: (\d+) of (\d+) (?:seeds|tests)")
 _VERDICTS = {"yes": 2.0, "no": -1.0}
 
 

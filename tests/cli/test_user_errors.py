@@ -120,14 +120,15 @@ train --keep-last-epochs --label-smoothing --log-interval --lr --max-num-checkpo
 train --max-tokens --max-update --mini-batch --mini-batch-fit --optimizer --patience
 train --pretrained-model --restore-file --save-freq --save_model --seed --task --tied-embeddings-all
 train --train_from --train_steps --update-freq --valid-freq --warmup-steps --weight-tying-type
-train --word_vec_size --workspace --world_size --overwrite --prepared-data --devices
+train --word_vec_size --workspace --world_size --overwrite --prepared-data --devices --sync-sgd
+train --distributed-world-size --multi-node --shuffle-in-ram
 prep --bpe-codes --destdir --joined-dictionary --nwordssrc --share_vocab --source-lang --srcdict
 prep --thresholdsrc --trainpref --validpref --workers --testpref --src_vocab
 decode --batch_size --beam_size --bpe --cpu-threads --devices --device-ids --diverse-beam-groups
 decode --fp16 --gen-subset --gpu --length-penalty --length-penalty-alpha --lenpen --max-len-b
 decode --max_length --maxi-batch --mini-batch --nbest --no-repeat-ngram-size --output-type --path
 decode --print-alignment --random_sampling_topk --remove-bpe --replace_unk --sampling
-decode --sampling-topp --source-lang --src --tokenizer --vocabs
+decode --sampling-topp --source-lang --src --tokenizer --vocabs --quiet-translation
 """
 NAMES = [
     (line.split()[0], option) for line in FOREIGN.split("\n") if line for option in line.split()[1:]

@@ -195,6 +195,14 @@ def test_devices_and_price() -> None:
     assert once["price"] == pytest.approx(twice["price"]) == pytest.approx(2 * once["hours"])
 
 
+def test_the_output_says_what_a_data_sheet_does_not_tell() -> None:
+    common = ["estimate", str(RECIPE), "--src-vocab-size", "60", "--pairs", "500"]
+    named = CliRunner().invoke(main, [*common, "--device", "h100"]).stdout
+    assert named.endswith("measure it on the GPU with -d cuda\n")
+    measured = CliRunner().invoke(main, [*common, "--device", "cpu", "--measure", "1"]).stdout
+    assert "training: " in measured and "note: " not in measured
+
+
 def test_the_cost_has_the_parameters_that_describe_prints() -> None:
     sizes = ("--src-vocab-size", "11", "--tgt-vocab-size", "9")
     described = CliRunner().invoke(main, ["describe", str(RECIPE), *sizes, "--json"])

@@ -50,10 +50,10 @@ def test_a_significantly_worse_seed_does_not_count() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    assert verdict([50.0], [SURE]) == "1 of 3 seeds"
-    assert verdict([50.0, 51.0], [SURE] * 2) == "2 of 3 seeds"
+    assert verdict([50.0], [SURE]) == "open: 1 of 3 seeds"
+    assert verdict([50.0, 51.0], [SURE] * 2) == "open: 2 of 3 seeds"
     better = [40.1, 41.1, 42.1]
-    assert verdict(better, [SURE, None, None]) == "1 of 3 tests"
+    assert verdict(better, [SURE, None, None]) == "open: 1 of 3 tests"
     assert verdict(better, [SURE, SURE, None]) == "yes", "the third test cannot change it"
     assert verdict(better, [0.5, 0.5, None]) == "no"
     assert verdict([38.1, 39.1, 40.1], [None] * 3) == "no", "the means decide alone"

@@ -109,7 +109,7 @@ def add_seed(results: Path, name: str, seed: int) -> None:
 
 def test_gains(results: Path) -> None:
     gains = {name: row["gain"] for name, row in cells(results).items()}
-    assert gains == {"plain": "", "fused": "2 of 3 seeds", "other": "2 of 3 seeds"}
+    assert gains == {"plain": "", "fused": "open: 2 of 3 seeds", "other": "open: 2 of 3 seeds"}
     for name in ("plain", "fused", "other"):
         add_seed(results, name, 3)
     output(results)
@@ -132,7 +132,11 @@ def test_comparisons_have_differences_and_p_values_by_seed(saved: Path) -> None:
     start = next(i for i, line in enumerate(lines) if line[0] == title)
     heads, fused, other = lines[start - 1 : start + 2]
     row = dict(zip(heads, fused, strict=True))
-    assert (row["row"], row["compared with"], row["gain"]) == ("fused", "plain", "2 of 3 seeds")
+    assert (row["row"], row["compared with"], row["gain"]) == (
+        "fused",
+        "plain",
+        "open: 2 of 3 seeds",
+    )
     assert other[1:3] == ["other", "fused"]
     scores = [score_of(saved, f"plain.seed{seed}", "best", "multi-bleu") for seed in (1, 2)]
     p_values = as_json(saved)["fused"]["scores"][0]["test"]["p_values"]

@@ -28,7 +28,7 @@ from fusetk.reporting.result_files import (
 from fusetk.reporting.result_tables import read_tables
 from fusetk.reporting.results_page import sort_value
 from tests.helpers.results import BAD, REFERENCES, SET, SOURCES
-from tools.results import END, updated
+from tools.results import END, _main_columns, updated
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 MARKERS = "<!-- results: begin {}, made by `python -m tools.results README.md` -->\n"
@@ -191,7 +191,7 @@ def test_sort_values(cell: str | None, value: float | None) -> None:
 
 
 def test_gains_are_sorted_by_how_sure_they_are() -> None:
-    cells = ["no", "0 of 3 seeds", "2 of 3 seeds", "yes"]
+    cells = ["no", "open: 0 of 3 seeds", "open: 2 of 3 seeds", "yes"]
     values = [sort_value(cell) for cell in cells]
     assert values == sorted(values, key=lambda value: value or 0.0) and len(set(values)) == 4
     assert sort_value("no baseline") is None
@@ -232,6 +232,11 @@ def test_the_readme_says_whether_a_fusion_has_a_gain() -> None:
         assert (sentence in (root / file).read_text(encoding="utf-8")) == (not gains), gains
 
 
+def test_the_short_table_has_no_column_of_configs() -> None:
+    heads = ["", "seeds", "config", "score", "Δ", "gain", "valid loss", "training speed"]
+    assert _main_columns([heads]) == [["", "seeds", "score", "Δ", "gain", "training speed"]]
+
+
 def test_tables_are_inserted_between_markers(results: Path) -> None:
     parts = [f"{MARKERS.format(results.name + main)}old\n{END}\n" for main in ("", " main")]
     new = updated(f"Before\n{parts[0]}Between\n{parts[1]}After\n", results.parent)
@@ -246,7 +251,7 @@ def test_tables_are_inserted_between_markers(results: Path) -> None:
     cells, all_cells = ([line.split(" | ") for line in lines] for lines in (short, rows))
     first = cells[0].index("gain") + 1  # the first columns, and some of the others
     assert [line[:first] for line in cells] == [line[:first] for line in all_cells]
-    assert "valid loss" in cells[0][first:] and len(cells[0]) < len(all_cells[0])
+    assert "training speed" in cells[0][-1] and len(cells[0]) < len(all_cells[0])
     shutil.rmtree(results)
     assert f"There are no results in `{results.name}` yet." in updated(new, results.parent)
 
