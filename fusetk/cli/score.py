@@ -49,8 +49,8 @@ def command(by_length: bool, **values: Any) -> None:
 
     With --system, a table has a row for each system. --significance adds a 95 % interval, from
     bootstrap samples, and the p-value of the difference to HYP, computed as in the sacrebleu
-    library; p is 1 if no line differs from HYP. The bootstrap test often gives a smaller p than
-    randomisation does.
+    library; p is 1 if no line differs from HYP or the scores are equal. The bootstrap test often
+    gives a smaller p than randomisation does.
 
     A score recorded by --run replaces an older one of the same test set, checkpoint and metric.
 

@@ -52,8 +52,9 @@ def compare_systems(
 ) -> dict[str, SignificanceResult]:
     """Test each system against the first one, given the metric's statistics of its lines.
 
-    The p-value is sacreBLEU's, with one exception: it is 1 if no line differs. sacreBLEU counts
-    only differences larger than the real one, and gives its smallest p-value for equal systems.
+    The p-value is sacreBLEU's, with one exception: it is 1 if no line differs, or if the scores are
+    equal. sacreBLEU counts only differences larger than the real one. So it gives its smallest
+    p-value to equal systems, and to different systems that both have the score 0.
     """
     import numpy as np
 
@@ -78,9 +79,9 @@ def compare_systems(
         real = abs(metric.value(systems[first].sum(0)) - metric.value(systems[name].sum(0)))
         p = (int(np.sum(differences > real + TIE)) + 1) / (sampling.samples + 1)
         differ = int(np.any(systems[first] != systems[name], axis=1).sum())
-        results[name] = SignificanceResult(
-            *_mean_and_interval(sampled), p if differ else 1.0, differ
-        )
+        if not differ or real <= TIE:
+            p = 1.0
+        results[name] = SignificanceResult(*_mean_and_interval(sampled), p, differ)
     return results
 
 

@@ -53,6 +53,14 @@ def test_a_system_beside_itself_and_beside_nonsense(name: str, kind: str) -> Non
     assert abs(first.mean - metric.score(metric.statistics(hypotheses)).value) < first.interval
 
 
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_different_systems_without_any_match_are_not_significantly_different(kind: str) -> None:
+    _, reference = corpus(1)
+    [metric] = make_metrics([reference], ["multi-bleu"], MetricOptions())
+    _, other = outcome(metric, kind, ["x"] * len(reference), ["y y"] * len(reference))
+    assert other.differ == len(reference) and other.p == 1
+
+
 @pytest.mark.parametrize("kind, name", [("bootstrap", "bs"), ("randomization", "ar")])
 def test_the_numbers_are_those_of_sacrebleu(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
