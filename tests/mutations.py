@@ -701,8 +701,8 @@ MUTATIONS = [
     Mutation(
         "equal systems get a small p",
         "evaluation/significance.py",
-        "p if differ else 1.0",
-        "p if differ else 0.0",
+        "if not differ or real <= TIE:",
+        "if False:",
         ("evaluation/test_significance.py",),
     ),
     Mutation(

@@ -176,14 +176,13 @@ def test_neither_batches_nor_threads_nor_order_change_a_translation(
 
 
 def test_the_page_about_python_runs(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     page = (Path(__file__).parent.parent / "docs/python.md").read_text(encoding="utf-8")
     first, *others = blocks(page, "python")
     assert "fusetk.load" in first and 5 <= len(first.splitlines()) <= 12 and others
-    monkeypatch.chdir(trained.parent)
-    (trained.parent / "runs").mkdir()
-    (trained.parent / "runs" / "my").symlink_to(trained)
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs" / "my", fuse="attention")
     exec(compile("\n".join([first, *others]), "python.md", "exec"), {})
     assert capsys.readouterr().out
 

@@ -49,7 +49,7 @@ def _in_training(layer: nn.Module, plain: Callable[..., Any], backend: str) -> C
 
 
 def _drop_out(dropout: Dropout, x: Tensor) -> Tensor:
-    if not dropout.training or not dropout.steps or x.device.type != "cpu":
+    if not dropout.training or not dropout.units or x.device.type != "cpu":
         return Dropout.forward(dropout, x)
     random_bits: Tensor = torch.ops.fusetk.random_bits(x.detach())
     return x * dropout.mask(random_bits, x.dtype)

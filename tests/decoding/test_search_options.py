@@ -192,18 +192,20 @@ def test_phrases_are_met_whatever_the_beam(beam):
 @pytest.mark.parametrize("beam", [1, 3, 6])
 def test_phrases_are_whole_words_whatever_the_beam(beam):
     """Every second token is continued, the model avoids to end words, and no position is spare."""
-    inside = frozenset(range(4, 30, 2))
+    continued = frozenset(range(4, 30, 2))
     for seed in range(5):
         model = Echo(vocabulary=30, seed=seed, scale=3.0)
-        model.output.bias.data[list(inside)] = 4.0
-        requests = [EncodedRequest(constraints=[[9], [8, 10, 11]], inside=inside)] * len(SOURCES)
+        model.output.bias.data[list(continued)] = 4.0
+        requests = [EncodedRequest(constraints=[[9], [8, 10, 11]], continued=continued)] * len(
+            SOURCES
+        )
         for [best] in search(
             [model], *batch(SOURCES), config(beam=beam, max_length_extra=5), requests
         ):
             words, last = [], []
             for token in best.ids:
                 last.append(token)
-                if token not in inside:
+                if token not in continued:
                     words, last = [*words, last], []
             assert [9] in words and [8, 10, 11] in words[words.index([9]) :]
 
