@@ -17,6 +17,8 @@ from fusetk.data.config import DataConfig, load_data
 from fusetk.data.prepare import Manifest, prepare
 from fusetk.display import Display
 
+LONG_SENTENCE = 1000  # tokens; a longer training sentence is a warning
+
 
 @click.command("prep")
 @config_argument
@@ -66,6 +68,16 @@ def run(
         inform(f"{folder}: nothing changed, nothing to do")
     if not is_quiet():
         print_table(manifest)
+    for side in ("source", "target"):
+        longest = manifest.splits["train"][side].get("longest", 0)
+        if longest > LONG_SENTENCE:
+            language = manifest.data["languages"][side]
+            click.echo(
+                f"warning: the longest {language} sentence of train has {longest:,} tokens, so "
+                "training may need much memory and time: drop long pairs by the step "
+                "{step: filter, max_length: 175} in data.steps",
+                err=True,
+            )
     if manifest.made:
         words = sum(
             counts[side]["words"]

@@ -186,6 +186,7 @@ class SentenceWriter:
         self.position = 0
         self.sentences = 0
         self.words = 0
+        self.longest = 0  # tokens of the longest sentence, EOS included
         self.counts = np.zeros(size, np.int64)
         offsets.write(np.zeros(1, OFFSETS).tobytes())
 
@@ -196,13 +197,15 @@ class SentenceWriter:
         self.position += len(ids)
         self.sentences += len(lengths)
         self.words += words
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.counts += np.bincount(ids, minlength=len(self.counts))
 
     def summary(self) -> dict[str, Any]:
         """Return the counts for the manifest.
 
         `types` is the number of distinct tokens except EOS and `<unk>`. `unknown_rate` is the
-        fraction of unknown tokens among all tokens except EOS. `largest` is the largest id.
+        fraction of unknown tokens among all tokens except EOS. `longest` is the number of tokens of
+        the longest sentence, without EOS. `largest` is the largest id.
         """
         tokens = self.position - self.sentences
         unknown = int(self.counts[UNK])
@@ -216,6 +219,7 @@ class SentenceWriter:
             "types": int(np.count_nonzero(self.counts)) - (self.sentences > 0) - (unknown > 0),
             "unknown": unknown,
             "unknown_rate": unknown / tokens if tokens else 0.0,
+            "longest": self.longest - (self.sentences > 0),
             "largest": int(self.counts.nonzero()[0].max(initial=0)),
         }
 

@@ -168,3 +168,14 @@ def test_paths_that_cannot_be_expanded_are_named(
     assert "data.train.1: ~nobody-here in '~nobody-here/x' has no home folder" in result.stderr
     assert "data.test.tiny.0: the environment variable EMPTY" in result.stderr
     assert "[--set data.folder=$MISSING/x]" in result.stderr
+
+
+def test_a_very_long_sentence_is_a_warning(folder: Path) -> None:
+    for language, words in (("de", 1500), ("en", 3)):
+        with open(folder / f"train.{language}", "a") as file:
+            file.write("wort " * words + "\n")
+    steps = "data.steps=[{step: tokenize}]"
+    result = call(folder / "config.yaml", "--set", steps, "--set", "data.valid={every: 7}")
+    assert result.exit_code == 0
+    assert result.stderr.count("warning: ") == 1
+    assert "the longest de sentence of train has 1,500 tokens" in " ".join(result.stderr.split())
