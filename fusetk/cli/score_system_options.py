@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from fusetk.cli.parameters import Decorator, Parsed
+from fusetk.data.text import display_name
 from fusetk.evaluation.significance import SAMPLES, SEED, Sampling
-from fusetk.evaluation.texts import display_name
 
 _SAMPLE_DEFAULTS = ", ".join(f"{number} ({kind})" for kind, number in SAMPLES.items())
 

@@ -168,6 +168,11 @@ def cannot_write(path: Path | str, error: OSError) -> DataError:
     return kind(f"{path} cannot be written: {error.strerror}; {advice}")
 
 
+def display_name(path: str) -> str:
+    """Return the name of an input in messages; the path - is standard input."""
+    return STANDARD_INPUT if path == "-" else path
+
+
 def standard_input() -> Iterator[str]:
     """Return the lines of standard input.
 

@@ -6,7 +6,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fusetk.data.text import STANDARD_INPUT, Pair, decode_lines, read_lines, standard_input, unequal
+from fusetk.data.text import (
+    STANDARD_INPUT,
+    Pair,
+    decode_lines,
+    display_name,
+    read_lines,
+    standard_input,
+    unequal,
+)
 from fusetk.decoding.stream import LineReader
 from fusetk.errors import ConfigError, DataError
 
@@ -42,11 +50,6 @@ class DecodeInputs(NamedTuple):
     def regular_files(self) -> list[Path]:
         """The files that can be read more than once."""
         return [Path(path) for path in (self.source, *self.side_files) if not _is_stream(path)]
-
-
-def display_name(path: str) -> str:
-    """The name of an input in messages."""
-    return STANDARD_INPUT if path == "-" else path
 
 
 def line_range(inputs: DecodeInputs) -> tuple[int, int | None]:

@@ -8,12 +8,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from fusetk.data.text import STANDARD_INPUT
+from fusetk.data.text import STANDARD_INPUT, display_name
 from fusetk.data.vocab import EOS, SPECIAL
 from fusetk.decoding.requests import (
     Ready,
     count_file_lines,
-    display_name,
     open_lines,
     parallel_lines,
 )

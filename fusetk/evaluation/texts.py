@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import STANDARD_INPUT, Pair, read_lines, standard_input, unequal
+from fusetk.data.text import Pair, display_name, read_lines, standard_input, unequal
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.metric import Metric, MetricOptions
 from fusetk.evaluation.metrics import LEARNED_METRICS, METRICS
@@ -86,11 +86,6 @@ def _unequal_lines(first: str, second: str, first_lines: int, second_lines: int)
         f"{display_name(first)} has {first_lines} lines and {display_name(second)} has "
         f"{second_lines}: both need the same number of lines"
     )
-
-
-def display_name(file: str) -> str:
-    """Return the name of a file in messages."""
-    return STANDARD_INPUT if file == "-" else file
 
 
 def describe_inputs(hypothesis: ScoredText, references: Sequence[ScoredText]) -> str:

@@ -141,7 +141,7 @@ class Reader:
     def notes(self) -> list[str]:
         """Return messages for the user, one a line: unknown words and skipped lines."""
         messages = [
-            f"warning: these words are unknown to the model and read as <unk>, {side} side: "
+            f"warning: these {side} tokens are unknown to the model and read as <unk>: "
             f"{_shorten(list(words))}"
             for side, words in self.unknown.items()
             if words

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import Pair, read_lines, readable, standard_input, unequal, writer
+from fusetk.data.text import (
+    Pair,
+    display_name,
+    read_lines,
+    readable,
+    standard_input,
+    unequal,
+    writer,
+)
 from fusetk.errors import DataError, join_names
 from fusetk.evaluation.compare import (
     ComparedSentence,
@@ -14,7 +22,6 @@ from fusetk.evaluation.compare import (
     rank_by_gain,
     summarize,
 )
-from fusetk.evaluation.texts import display_name
 from fusetk.runs import find_checkpoint
 
 

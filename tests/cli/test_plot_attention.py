@@ -189,7 +189,7 @@ def test_all_heads_of_a_layer_share_a_row(loaded: Any, monkeypatch: pytest.Monke
 def test_tokenized_text_is_not_changed(loaded: Any) -> None:
     result = run("-s", "Der mann", "-t", "the man", "--tokenized")
     assert panels()["decoder.layer1.cross"]["x"] == ["Der", "mann", "</s>"]
-    assert "<unk>" in result.stderr and "source side: Der\n" in result.stderr
+    assert "these source tokens are unknown" in result.stderr and "<unk>: Der\n" in result.stderr
 
 
 @pytest.mark.parametrize("output", ["a.png", "a.pdf", "a.svg", "a.npz", "a.html"])
