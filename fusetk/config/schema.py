@@ -136,8 +136,9 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         component_class = getattr(importlib.import_module(module), name)
     except Exception as error:  # an outside module may raise anything; its author needs to see it
         advice = ""
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            advice = f"; set PYTHONPATH to the folder of {error.name}"
+        package = module.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            advice = f"; set PYTHONPATH to the folder of {package}"
         raise CannotImport(
             f"{kind!r} cannot be imported: {type(error).__name__}: {error}{advice}"
         ) from error

@@ -100,8 +100,8 @@ def _version(headers: Message) -> str:
 def _continues(headers: Message, start: int, version: str) -> bool:
     """Whether a partial answer has the bytes from ``start`` of this version."""
     first = headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    versions = [text for name in ("ETag", "Last-Modified") if (text := headers.get(name))]
-    return first == str(start) and (version in versions or not versions)
+    name = "Last-Modified" if version.endswith("GMT") else "ETag"
+    return first == str(start) and headers.get(name, version) == version
 
 
 def check(archive: ArchiveConfig, path: Path) -> None:

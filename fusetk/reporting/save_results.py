@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusetk.data.text import read_lines
+from fusetk.data.text import cannot_write, read_lines
 from fusetk.errors import ConfigError, DataError, FusetkError
 from fusetk.files import locked, write_if_changed
 from fusetk.reporting import score_log
@@ -98,7 +98,7 @@ def save_results(folder: Path, rows: Sequence[PaperRow]) -> SaveReport:
             for stem, (_, contents) in saved.items():
                 _write(folder, stem, contents, report)
     except OSError as error:
-        raise DataError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+        raise cannot_write(error.filename or folder, error) from None
     return report
 
 

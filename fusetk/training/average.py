@@ -46,9 +46,10 @@ def choose(
         existing = ", ".join(path.name for path in folders) or "no checkpoint"
         kind = "requested" if best or updates else "requested last"
         with_metric = f" with {metric}" if best else ""
+        gap = "" if len(folders) < count else "; training deleted others between them"
         raise CheckpointError(
             f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
-            f"(it has {existing}): request fewer, or train with larger training.keep_last "
+            f"(it has {existing}{gap}): request fewer, or train with larger training.keep_last "
             "and training.keep_best"
         )
     return sorted(chosen)
@@ -64,6 +65,8 @@ def last_checkpoints(run: Path) -> list[Path]:
     try:
         progress = Progress.from_state(read_state_if_valid(folders[-1])["progress"])
     except (IndexError, KeyError, TypeError, ValueError):
+        return folders
+    if not progress.saved:  # an older version, which did not record it
         return folders
     existing = {path.name: path for path in folders}
     earlier = [checkpoint_name(update) for update in progress.saved if update < progress.update]

@@ -138,11 +138,12 @@ class Checkpoints:
         names = [path.name for path in folders]
         # A run may resume from a copy with another name, which is newer than all others.
         current = names.index(folder.name) if folder.name in names else len(names)
-        regular = [
-            path for path in folders[:current] if not read_state_if_valid(path).get("interrupted")
-        ]
-        last = [*regular, folder][-self.config.keep_last :]
+        last = [*self._regular(folders[:current]), folder][-self.config.keep_last :]
         checkpoint.prune(self.run, [*last, *best])
+
+    def _regular(self, folders: Sequence[Path]) -> list[Path]:
+        """Return the checkpoints that were not written because of an interruption."""
+        return [path for path in folders if not read_state_if_valid(path).get("interrupted")]
 
     # Load
 
@@ -158,6 +159,10 @@ class Checkpoints:
         Raises CheckpointError if the checkpoint is damaged.
         """
         progress = read_progress(folder)
+        if not progress.saved:  # an older version, which did not record it
+            names = [path.name for path in self._regular(checkpoints(self.run))]
+            updates = [int(name.removeprefix("update-")) for name in names]
+            progress.saved = [update for update in updates if update <= progress.update]
         self.load_weights(folder)
         return progress
 

@@ -114,8 +114,6 @@ class Progress:
             (update, value, loss[0] if loss else math.nan)
             for update, value, *loss in progress.ranking
         ]
-        if "saved" not in values:  # each validation wrote a checkpoint
-            progress.saved = [update for update, _, _ in progress.ranking]
         return progress
 
 

@@ -369,7 +369,7 @@ def rate_of_update(schedule: Schedule, update: int, state: ScheduleState) -> flo
     than a finite number of at least 0.
     """
     rate = schedule.rate(update, state)
-    if not 0 <= rate < math.inf:
+    if not (isinstance(rate, int | float) and 0 <= rate < math.inf):
         name = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
         raise FusetkError(
             f"the schedule {name} returned the learning rate {rate} for update {update} of its "

@@ -251,16 +251,17 @@ class Descending(Schedule):
         return 0.01 if update < 3 else -0.01
 
 
-def test_a_schedule_without_a_rate_is_named(
+def test_a_schedule_with_a_wrong_rate_is_named(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule = f"training.stages.0.schedule={__name__}:Descending"
     message = r"test_loop\.Descending returned the learning rate %s for update %s of its stage"
     with pytest.raises(FusetkError, match=message % (-0.01, 3)):
         train_module.train(load(toy, [schedule]), tmp_path / "a", "cpu", quiet=True)
-    monkeypatch.setattr(Descending, "rate", lambda self, update, state: math.nan)
-    with pytest.raises(FusetkError, match=message % ("nan", 1)):
-        train_module.train(load(toy, [schedule]), tmp_path / "b", "cpu", quiet=True)
+    for wrong in (math.nan, None):
+        monkeypatch.setattr(Descending, "rate", lambda self, update, state, rate=wrong: rate)
+        with pytest.raises(FusetkError, match=message % (wrong, 1)):
+            train_module.train(load(toy, [schedule]), tmp_path / str(wrong), "cpu", quiet=True)
 
 
 def test_a_run_without_a_best_checkpoint_says_so(toy: Path, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from fusetk.training.parallel import local_batches
 from fusetk.training.progress import (
     Progress,
     StageClock,
-    read_progress,
     update_schedule,
     validation_due,
 )
@@ -176,9 +175,24 @@ def test_a_checkpoint_that_is_written_twice_is_one_of_the_last(toy: Path, tmp_pa
         progress.update = update
         saved.save(progress, None)
     assert choose(tmp_path, last=3) == runs.checkpoints(tmp_path)
-    old = read_progress(saved.path(3)).to_state() | {"ranking": [(1, 5.0, 5.0), (3, 4.0, 4.0)]}
-    del old["saved"]
-    assert Progress.from_state(old).saved == [1, 3]
+
+
+def test_the_last_checkpoints_of_a_run_that_did_not_record_them(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Progress.to_state
+    monkeypatch.setattr(
+        Progress, "to_state", lambda self: {k: v for k, v in recorded(self).items() if k != "saved"}
+    )
+    config = load(toy, ["training.keep_last=3"]).training
+    model: Any = torch.nn.Linear(2, 2)
+    saved = Checkpoints(tmp_path, config, model, None, "fingerprint", ALONE)
+    progress = Progress()
+    for update in (1, 2, 3):
+        progress.update = update
+        saved.save(progress, None)
+    assert choose(tmp_path, last=3) == runs.checkpoints(tmp_path)
+    assert saved.resume(saved.path(3)).saved == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
