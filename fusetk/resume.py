@@ -62,8 +62,7 @@ def check_config(recipe: Recipe, run: Path, option: str) -> None:
 
 
 def check_before_prep(recipe: Recipe, run: Path) -> None:
-    """Raise ConfigError if the preparation with ``recipe`` would make data of which the run cannot
-    be resumed.
+    """Raise ConfigError if the run cannot be resumed with text that is prepared by ``recipe``.
 
     Raises the errors of ``check_config``, too.
     """

@@ -50,7 +50,7 @@ def command(
     The memory is what one process needs at least, in float32, without buffers of libraries.
     Validation, checkpoints and translation are not part of the hours.
 
-    A small model trains much slower on a GPU than the data sheet says, because starting kernels
+    A small model trains much more slowly on a GPU than this estimate, because starting kernels
     takes longer than the matrix products: measure it with -d cuda on the GPU.
     """
     recipe = load_recipe(config, overrides)

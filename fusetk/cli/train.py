@@ -58,8 +58,9 @@ def command(
 
     Several devices, or hosts with shared folders, train together if torchrun starts a process for
     each: `torchrun --nproc-per-node 8 -m fusetk train CONFIG -r RUN` (write -r, because torchrun
-    has an option --run). The batches are those of a single process, and each process computes a
-    part of every batch.
+    has an option --run). The batches are those of a single process. If `accumulate` is a multiple
+    of the number of processes, each process computes entire batches; otherwise it computes a part
+    of each batch.
     """
     if run == "":
         raise ConfigError("--run is empty: name the run folder")

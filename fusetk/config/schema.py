@@ -111,7 +111,7 @@ def _only_null(annotation: Any) -> bool:
     return nullable(annotation) and not accepts_word
 
 
-class CannotImport(ValueError):
+class ComponentImportError(ValueError):
     """A component outside fusetk cannot be imported."""
 
 
@@ -120,8 +120,8 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
 
     ``kind`` is a key of ``table``, or ``package.module:Name`` of a subclass of ``base`` outside
     fusetk. If ``base`` is object, it may also be a function. Raises ValueError if the name is
-    unknown, or if it is not a subclass of ``base`` with a suitable ``Config``, and CannotImport if
-    it cannot be imported.
+    unknown, or if it is not a subclass of ``base`` with a suitable ``Config``, and
+    ComponentImportError if it cannot be imported.
     """
     if kind in table:
         return table[kind]
@@ -139,7 +139,7 @@ def resolve(kind: str, table: Mapping[str, type], base: type = object) -> Any:
         package = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             advice = f"; set PYTHONPATH to the folder of {package}"
-        raise CannotImport(
+        raise ComponentImportError(
             f"{kind!r} cannot be imported: {type(error).__name__}: {error}{advice}"
         ) from error
     if base is object:
@@ -190,7 +190,7 @@ class component:
             config: type[Config] = resolve(value["kind"], self.table, self.base).Config
         except ValueError as error:
             context = {"what": self.description, "error": str(error)}
-            if isinstance(error, CannotImport):
+            if isinstance(error, ComponentImportError):
                 raise PydanticCustomError("import", "{what}: {error}", context) from error
             raise PydanticCustomError("choice", "{what}: {error}", context) from error
         try:

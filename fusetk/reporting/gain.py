@@ -52,7 +52,8 @@ class SeedComparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``yes`` or ``no`` by ``RULE``, or ``open`` and the number of necessary seeds or tests.
+        """``yes`` or ``no`` by ``RULE``, or ``open`` with the numbers of seeds or tests that exist
+        and that are necessary.
 
         For example, ``open: 2 of 3 seeds``: only two of the three seeds are trained.
         """

@@ -136,8 +136,8 @@ def gain_column(table: ResultTable) -> TableColumn:
     """Return the column that says whether the first score is a gain; see ``ResultTable.gain``."""
     name = column_name(table.columns, table.columns[0])
     explanation = (
-        f"yes if, by {name}, {RULE}; otherwise no, or open if more seeds "
-        "or tests are needed: open: 1 of 3 seeds means that one seed of three is trained"
+        f"yes if, by {name}, {RULE}; otherwise no, or open if more seeds or tests are needed; "
+        "'open: 1 of 3 seeds' means that one of three seeds is trained"
     )
     return _column(table, "gain", table.gain, explanation)
 

@@ -22,7 +22,7 @@ class ScheduleConfig(ComponentConfig):
     def rate_limits(self) -> tuple[float, float]:
         """Return the lowest and the highest rate after the warm-up.
 
-        The lowest rate is 0 if no rate is the lowest one. They are 0 and infinity if the config
+        The lowest rate is 0 if the rate decreases without end. Both are (0, infinity) if the config
         does not determine them.
         """
         return 0.0, math.inf

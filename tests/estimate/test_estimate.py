@@ -195,7 +195,7 @@ def test_devices_and_price() -> None:
     assert once["price"] == pytest.approx(twice["price"]) == pytest.approx(2 * once["hours"])
 
 
-def test_the_output_says_what_a_data_sheet_does_not_tell() -> None:
+def test_an_estimate_from_a_data_sheet_has_a_note() -> None:
     common = ["estimate", str(RECIPE), "--src-vocab-size", "60", "--pairs", "500"]
     named = CliRunner().invoke(main, [*common, "--device", "h100"]).stdout
     assert named.endswith("measure it on the GPU with -d cuda\n")

@@ -190,7 +190,7 @@ def test_a_pilot_gets_the_name_of_its_row_when_the_recipe_adopts_its_values(work
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == renamed
 
 
-def test_options_of_another_component_than_the_recipe_tell_configs_apart(work: Path) -> None:
+def test_configs_that_differ_in_options_of_another_component_have_two_names(work: Path) -> None:
     """The recipe's connection has no growth, so only the two runs have this key."""
     for seed, growth in ((1, 32), (2, 64)):
         make_run(

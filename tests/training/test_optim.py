@@ -59,7 +59,9 @@ def test_an_optimizer_from_outside_is_a_function_or_a_class_that_builds_it(name:
         ("stage_with", "must have an attribute Config that is a subclass of"),
     ],
 )
-def test_another_thing_from_outside_is_not_an_optimizer(name: str, said: str) -> None:
+def test_a_class_without_build_and_an_object_without_config_are_refused(
+    name: str, said: str
+) -> None:
     with pytest.raises(ValidationError, match=said):
         StageConfig.model_validate(stage_with(f"{__name__}:{name}"))
 
