@@ -54,7 +54,7 @@ def command(
 
     Vocabulary sizes are those of the prepared data, if they exist, or else of the paper whose
     system the config describes. The number that the paper prints is compared with the number that
-    is counted with the paper's vocabulary sizes.
+    is counted with the vocabulary sizes of the recipe.
     """
     from fusetk import sections
 

@@ -23,7 +23,7 @@ from fusetk.files import similar_names
 BOM = b"\xef\xbb\xbf"
 STANDARD_INPUT = "standard input"
 MAKE_ROOM = "make room on the disk, and run the same command again"
-# What to do about a file that cannot be written, by the number of the error.
+# The advice in the error for a file that cannot be written, by the number of the OSError.
 WRITE_ADVICE = {
     errno.ENOSPC: MAKE_ROOM,
     errno.EDQUOT: MAKE_ROOM,

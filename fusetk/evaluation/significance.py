@@ -79,7 +79,7 @@ def compare_systems(
         real = abs(metric.value(systems[first].sum(0)) - metric.value(systems[name].sum(0)))
         p = (int(np.sum(differences > real + TIE)) + 1) / (sampling.samples + 1)
         differ = int(np.any(systems[first] != systems[name], axis=1).sum())
-        if not differ or real <= TIE:
+        if real <= TIE:
             p = 1.0
         results[name] = SignificanceResult(*_mean_and_interval(sampled), p, differ)
     return results

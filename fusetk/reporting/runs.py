@@ -226,7 +226,7 @@ def run_names(runs: Sequence[MeasuredRun]) -> str:
 
 
 def _first_names(names: Sequence[str], most: int | None) -> str:
-    """Return at most so many names, and the number of the others."""
+    """Return the first ``most`` names, and the number of the others."""
     first = names[:most]
     others = len(names) - len(first)
     return ", ".join(first) + (f" and {others} more" if others else "")

@@ -415,8 +415,8 @@ def forget_after(run: Path, progress: Progress) -> None:
         return
     lines = path.read_bytes().splitlines()
     records = [(line, parse_metrics(line)) for line in lines]
-    kept = [line + b"\n" for line, record in records if record and _precedes(record, progress)]
-    write_if_changed(path, b"".join(kept))
+    remaining = [line + b"\n" for line, record in records if record and _precedes(record, progress)]
+    write_if_changed(path, b"".join(remaining))
 
 
 def _precedes(record: Mapping[str, Any], progress: Progress) -> bool:

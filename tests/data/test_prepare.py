@@ -331,8 +331,8 @@ def test_pairs_of_too_many_subwords(folder: Path) -> None:
     assert sum(counts or []) == train["source"]["tokens"]
     everything = prepare(config(folder, bpe={"merges": 10})).splits["train"]
     for side in ("source", "target"):
-        kept = train[side]["tokens_with_end"]
-        assert kept + train["dropped_tokens"][side] == everything[side]["tokens_with_end"]
+        tokens = train[side]["tokens_with_end"]
+        assert tokens + train["dropped_tokens"][side] == everything[side]["tokens_with_end"]
 
 
 # Again -------------------------------------------------------------------------------------------
