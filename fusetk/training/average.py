@@ -46,7 +46,8 @@ def choose(
         existing = ", ".join(path.name for path in folders) or "no checkpoint"
         kind = "requested" if best or updates else "requested last"
         with_metric = f" with {metric}" if best else ""
-        gap = "" if len(folders) < count else "; training deleted others between them"
+        has_gap = not best and not updates and len(folders) >= count
+        gap = "; training deleted others between them" if has_gap else ""
         raise CheckpointError(
             f"{run} has only {len(chosen)} of the {count} {kind} checkpoints{with_metric} "
             f"(it has {existing}{gap}): request fewer, or train with larger training.keep_last "
