@@ -23,7 +23,7 @@ $(VENV)/.installed: $(REQUIREMENTS)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,docs]"
 	touch $@
 
 demo: venv
@@ -48,11 +48,7 @@ bench: $(VENV)/.installed-test
 man: venv
 	$(BIN)/python -m tools.manual man
 
-$(VENV)/.installed-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
-	touch $@
-
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed-test
 	$(BIN)/python -m sphinx -W --keep-going -E -q -b html docs docs/_build
 	@echo "docs/_build/index.html"
 

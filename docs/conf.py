@@ -63,9 +63,10 @@ def _link_repository(app: Sphinx, page: str, source: list[str]) -> None:
         target = (folder / link[2]).resolve()
         if target.is_relative_to(DOCS):
             return link[0]
-        return f"[{link[1]}]({REPOSITORY}{target.relative_to(ROOT)})" if REPOSITORY else link[1]
+        address = f"{REPOSITORY}{target.relative_to(ROOT)}{link[3] or ''}"
+        return f"[{link[1]}]({address})" if REPOSITORY else link[1]
 
-    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)", replace, source[0])
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)", replace, source[0])
 
 
 def _add_menus(app: Sphinx, page: str, source: list[str]) -> None:

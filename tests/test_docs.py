@@ -346,7 +346,6 @@ def test_a_picture_has_a_model_and_a_command() -> None:
 # The site -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("sphinx"), reason="the extra docs is not installed")
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ROOT / "docs", tmp_path]

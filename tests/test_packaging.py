@@ -38,6 +38,12 @@ def constraints() -> dict[str, Requirement]:
     return {canonical(pin.name): pin for pin in pins}
 
 
+def tested_requirements(setup: configparser.ConfigParser) -> list[str]:
+    """Return the requirements that `make test` installs."""
+    extras = setup["options.extras_require"]
+    return [setup["options"]["install_requires"], extras["test"], extras["docs"]]
+
+
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -86,7 +92,7 @@ def test_data_files_are_installed(setup):
 
 def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
     tested = constraints()
-    texts = [setup["options"]["install_requires"], setup["options.extras_require"]["test"]]
+    texts = tested_requirements(setup)
     for requirement in (entry for text in texts for entry in requirements(text)):
         assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
         (pin,) = tested[canonical(requirement.name)].specifier
@@ -102,7 +108,7 @@ def test_constraints_pin_indirect_requirements(setup):
     from importlib.metadata import PackageNotFoundError, distribution
 
     tested = constraints()
-    texts = [setup["options"]["install_requires"], setup["options.extras_require"]["test"]]
+    texts = tested_requirements(setup)
     waiting = [requirement.name for text in texts for requirement in requirements(text)]
     seen: set[str] = set()
     while waiting:
