@@ -248,6 +248,7 @@ def _override(document: Document, override: str) -> None:
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not valid YAML") from None
     *above, last = name.split(".")
+    origin = Origin(f"--set {override}", Path())
     container: Any = document.values
     path: list[str | int] = []
     for part in above:
@@ -255,6 +256,7 @@ def _override(document: Document, override: str) -> None:
         if isinstance(container, dict) and not isinstance(container.get(key), dict | list):
             short = container.get(key)  # `fuse: average` is short for `fuse: {kind: average}`
             container[key] = {"kind": short} if isinstance(short, str) else {}
+            document.origins.setdefault((*path, key), origin)
         container = container[key]
         path.append(key)
         if not isinstance(container, dict | list):
@@ -266,7 +268,7 @@ def _override(document: Document, override: str) -> None:
     below = [known for known in document.origins if known[: len(changed)] == changed]
     for known in below:
         del document.origins[known]
-    document.origins[changed] = Origin(f"--set {override}", Path())
+    document.origins[changed] = origin
 
 
 def _key_in(container: Any, part: str, path: Sequence[str | int], override: str) -> str | int:
