@@ -1,10 +1,10 @@
 """``train``: one training run in its folder, from the start or resumed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -54,6 +54,15 @@ from fusetk.training.step import out_of_memory
 from fusetk.training.validation import Validator
 
 
+class Execution(NamedTuple):
+    """How a process trains."""
+
+    device: torch.device
+    world: World
+    kernel_choices: Choices | None  # None on a GPU
+    matmul: str  # how float32 products are computed, for the log
+
+
 def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = False) -> None:
     """Train a recipe in a run folder, from the start or from its last checkpoint.
 
@@ -72,7 +81,8 @@ def train(recipe: Recipe, run: Path, device_name: str = "auto", quiet: bool = Fa
             computing(device, recipe.training.matmul, kernel_choices) as matmul,
             RunLock(run) as run_lock,
         ):
-            _train(recipe, run, device, quiet, world, stop, kernel_choices, matmul, run_lock)
+            execution = Execution(device, world, kernel_choices, matmul)
+            _train(recipe, run, execution, quiet, stop, run_lock)
     except Interrupted:
         world.close()
         raise
@@ -112,61 +122,31 @@ def _kernel_choices(recipe: Recipe, run: Path) -> Choices:
 
 
 def _train(
-    recipe: Recipe,
-    run: Path,
-    device: torch.device,
-    quiet: bool,
-    world: World,
-    stop: Stop,
-    kernel_choices: Choices | None,
-    matmul: str,
-    run_lock: RunLock,
+    recipe: Recipe, run: Path, execution: Execution, quiet: bool, stop: Stop, run_lock: RunLock
 ) -> None:
+    world = execution.world
     data = Path(recipe.data.folder)
     prepared = manifest.read(data)
     integrity.check_settings(recipe.data, prepared)
-    fingerprint = manifest.training_fingerprint(prepared)
     integrity.check_files(data, prepared)
     if world.first:
         check_run_folder(run)
         run_lock.take()
     last = world.broadcast(last_checkpoint(run) if world.first else None)
-    changes = find_changes(recipe, run, last, prepared, kernel_choices)
+    changes = find_changes(recipe, run, last, prepared, execution.kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
-    sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
-    started: list[str] = []
-
-    def initialise(model: Seq2Seq) -> None:
-        assert recipe.training.start_from is not None
-        report = start_from(model, Path(recipe.training.start_from), pipeline)
-        started.extend(report.lines())
-
-    fresh = recipe.training.start_from is not None and not last
-    model = _build_model(recipe, sizes, device, world, initialise if fresh else None)
-    validator = Validator(recipe.training.validation, recipe.decoding, data, pipeline)
-    trainer = Trainer(
-        recipe.training,
-        model,
-        recipe.model.width,
-        Corpus.open(data, "train"),
-        run,
-        validator,
-        fingerprint,
-        world,
-    )
-    corpora = {"train": trainer.corpus, "valid": validator.corpus}
-    integrity.check_ids(data, prepared, sizes, corpora)
-    integrity.check_lengths(model.max_positions, corpora.values())
+    model, initialised = _build_model(recipe, pipeline, execution, resuming=last is not None)
+    trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
     world.all_gather(None)  # rank 0 writes only after all processes have read the run folder
     if world.first:
         _lock_run_folder(run, run_lock, last)
-        _write_run_folder(recipe, run, trainer.progress, kernel_choices)
+        _write_run_folder(recipe, run, trainer.progress, execution.kernel_choices)
     with _open_log(recipe, run, quiet, trainer) as log:
-        for line in _run_header(recipe, model, pipeline, trainer, matmul):
+        for line in _run_header(recipe, pipeline, trainer, execution.matmul):
             log.line(line)
-        for line in started:
+        for line in initialised:
             log.line(line)
         for change in changes:
             log.line(f"changed: {change}")
@@ -197,26 +177,24 @@ def _end(progress: Progress, run: Path) -> list[str]:
 
 
 def _build_model(
-    recipe: Recipe,
-    sizes: tuple[int, int],
-    device: torch.device,
-    world: World,
-    initialise: Callable[[Seq2Seq], None] | None = None,
-) -> Seq2Seq:
+    recipe: Recipe, pipeline: Pipeline, execution: Execution, resuming: bool
+) -> tuple[Seq2Seq, list[str]]:
     """Build the model of a recipe on the device. The recipe may compile or shard it.
 
-    ``initialise`` changes the initial weights. Raises FusetkError if the memory does not suffice.
+    Return the model, and lines about the parameters that it takes from another run. It takes none
+    if ``resuming``. Raises FusetkError if the memory does not suffice.
     """
+    lines: list[str] = []
     try:
-        model = build(recipe, *sizes)
-        if initialise:
-            initialise(model)
+        model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
+        if recipe.training.start_from is not None and not resuming:
+            lines = start_from(model, Path(recipe.training.start_from), pipeline).lines()
         if recipe.training.compile:
             compile_layers(model)
-        if recipe.training.shard and world.size > 1:
-            shard(model, world)
+        if recipe.training.shard and execution.world.size > 1:
+            shard(model, execution.world)
         else:
-            model.to(device)
+            model.to(execution.device)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -224,7 +202,37 @@ def _build_model(
             f"the memory does not suffice for the parameters ({str(error).splitlines()[0]}): use a "
             "smaller model"
         ) from None
-    return model
+    return model, lines
+
+
+def _make_trainer(
+    recipe: Recipe,
+    run: Path,
+    prepared: Mapping[str, Any],
+    pipeline: Pipeline,
+    model: Seq2Seq,
+    world: World,
+) -> Trainer:
+    """Open the data of a recipe, check it, and return a trainer at its first update.
+
+    ``prepared`` is the manifest of the data.
+    """
+    data = Path(recipe.data.folder)
+    trainer = Trainer(
+        recipe.training,
+        model,
+        recipe.model.width,
+        Corpus.open(data, "train"),
+        run,
+        Validator(recipe.training.validation, recipe.decoding, data, pipeline),
+        manifest.training_fingerprint(prepared),
+        world,
+    )
+    sizes = (len(pipeline.source_vocab), len(pipeline.target_vocab))
+    corpora = {"train": trainer.corpus, "valid": trainer.validator.corpus}
+    integrity.check_ids(data, prepared, sizes, corpora)
+    integrity.check_lengths(model.max_positions, corpora.values())
+    return trainer
 
 
 def _lock_run_folder(run: Path, run_lock: RunLock, last: Path | None) -> None:
@@ -293,9 +301,7 @@ def _record_session(run: Path, trainer: Trainer) -> None:
         raise checkpoint.write_error(run, Path(error.filename or run), error) from None
 
 
-def _run_header(
-    recipe: Recipe, model: Seq2Seq, pipeline: Pipeline, trainer: Trainer, matmul: str
-) -> list[str]:
+def _run_header(recipe: Recipe, pipeline: Pipeline, trainer: Trainer, matmul: str) -> list[str]:
     """Return the first lines of a log: versions, device, sizes of model and data."""
     device = trainer.device
     version = f"fusetk {fusetk.__version__}"
@@ -306,7 +312,7 @@ def _run_header(
         processes = f", {trainer.world.size} processes"
         processes += ", sharded" if trainer.sharded else ""
     compiled = ", layers compiled" if recipe.training.compile else ""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     batch = recipe.training.stages[trainer.progress.stage].batch
     accumulated = f" x {batch.accumulate}" if batch.accumulate > 1 else ""
     segmentations = ""
