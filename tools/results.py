@@ -22,10 +22,10 @@ from fusetk.cli.tables import NONE, markdown_table
 from fusetk.errors import DataError, FusetkError
 from fusetk.reporting.measured_costs import read_costs
 from fusetk.reporting.result_columns import config_text
-from fusetk.reporting.result_files import Curve
 from fusetk.reporting.result_layout import text_tables
 from fusetk.reporting.result_tables import ResultRow, read_tables
 from fusetk.reporting.runs import mean_of
+from fusetk.reporting.saved_run import SavedRun
 
 BEGIN = re.compile(
     r"<!-- results: begin (\S+?)( main| costs| (?:training-)?losses(?: [\w@.,=]+)+)?, "
@@ -116,7 +116,7 @@ def loss_table(results: Path, systems: list[str]) -> str:
     lines = []
     for row in _rows_of(results, systems):
         lowest = f"{row.loss.value:.3f}" if row.loss else NONE
-        lines.append([_label(row), *_means(row, "valid_curve", _loss_after), lowest])
+        lines.append([_label(row), *_means(row, SavedRun.loss_after), lowest])
     heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
@@ -126,9 +126,7 @@ def training_loss_table(results: Path, systems: list[str]) -> str:
 
     Raises DataError if a system has no such training.
     """
-    lines = [
-        [_label(row), *_means(row, "train_curve", _loss_in)] for row in _rows_of(results, systems)
-    ]
+    lines = [[_label(row), *_means(row, _loss_in)] for row in _rows_of(results, systems)]
     heads = ["mean training loss in epoch", *map(str, LOSS_EPOCHS)]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 
@@ -156,30 +154,23 @@ def _label(row: ResultRow) -> str:
     return f"{row.name}, {config_text(row.overrides)}" if row.overrides else row.name
 
 
-def _means(row: ResultRow, curve: str, loss_of: Callable[[int, Curve], float | None]) -> list[str]:
+def _means(row: ResultRow, loss_of: Callable[[SavedRun, int], float | None]) -> list[str]:
     """Return the mean loss of a row's runs for each of ``LOSS_EPOCHS``, if all runs have it."""
-    curves = [getattr(run.result, curve) for run in row.runs]
-    means = [mean_of(loss_of(epoch, curve) for curve in curves) for epoch in LOSS_EPOCHS]
+    means = [mean_of(loss_of(run, epoch) for run in row.runs) for epoch in LOSS_EPOCHS]
     return [
-        f"{mean.value:.3f}" if mean is not None and mean.runs == len(curves) else NONE
+        f"{mean.value:.3f}" if mean is not None and mean.runs == len(row.runs) else NONE
         for mean in means
     ]
 
 
-def _loss_after(epoch: int, curve: Curve) -> float | None:
-    """Return the validation loss after an epoch; None if there was no validation."""
-    losses = dict(zip(curve["epoch"], curve["loss"], strict=True))
-    return losses.get(epoch)
-
-
-def _loss_in(epoch: int, curve: Curve) -> float | None:
+def _loss_in(run: SavedRun, epoch: int) -> float | None:
     """Return the mean training loss of the updates of an epoch.
 
     Returns None if the epoch has not ended, or if a loss is not finite. Each loss of the curve is
     the mean of the updates since the one before it.
     """
     updates, ends, losses = (
-        np.array(curve[name], dtype=float) for name in ("update", "epoch", "loss")
+        np.array(run.result.train_curve[name], dtype=float) for name in ("update", "epoch", "loss")
     )
     if epoch not in ends:
         return None

@@ -1,6 +1,8 @@
 """The cells and notes of tables of results, and the tables as plain values."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from fusetk.reporting.formats import Cells, TextTable, signed
@@ -15,12 +17,14 @@ from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, Result
 from fusetk.reporting.runs import MeanScore, difference_sentence
 from fusetk.reporting.saved_run import SavedRun
 
+LOSS_EPOCHS = (1, 2, 4, 8, 16, 24)
+
 
 def text_tables(table: ResultTable) -> list[TextTable]:
-    """Return the table of rows, and those of comparisons and of pilots if there are any.
+    """Return the table of rows, and those of comparisons, losses and pilots if there are any.
 
     A second table of comparisons has the configs that a row and its baseline have in common, except
-    those that the first one compares.
+    those that the first one compares. The table of losses has all common configs.
     """
     columns = result_columns(table)
     cells = zip(*(column.cells for column in columns), strict=True)
@@ -30,9 +34,11 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     compared = [row for row in table.rows if table.base_of(row) is not row]
     if compared and table.columns:
         further.append(_comparison_table(table, compared))
-    pairs = [pair for row in table.rows for pair in table.equal_configs(row)]
+    pairs = [pair for row in table.rows for pair in table.hidden_equal_configs(row)]
     if pairs and table.columns:
         further.append(_equal_config_table(table, pairs))
+    if losses := _loss_table(table):
+        further.append(losses)
     if table.hidden_runs:
         further.append(_pilot_table(table))
     # The notes come last: they name the runs that the comparisons above could not test.
@@ -174,6 +180,40 @@ def _equal_config_table(
 
 def _loss_difference(row: ResultRow, base: ResultRow) -> str | None:
     return signed(row.loss.value - base.loss.value, 3) if row.loss and base.loss else None
+
+
+def _loss_table(table: ResultTable) -> TextTable | None:
+    """Return the differences of the validation losses to those of the baselines, by epoch.
+
+    Returns None if no difference is known.
+    """
+    pairs = [
+        (row, base)
+        for shown in table.rows
+        for row, base in table.equal_configs(shown)
+        if row.common_seeds(base)
+    ]
+    losses = {str(epoch): partial(SavedRun.loss_after, epoch=epoch) for epoch in LOSS_EPOCHS}
+    columns = {
+        head: [row.loss_difference(base, loss) for row, base in pairs]
+        for head, loss in losses.items()
+    }
+    columns = {head: column for head, column in columns.items() if column.count(None) < len(column)}
+    if not columns:
+        return None
+    columns["lowest"] = [row.loss_difference(base, attrgetter("best_loss")) for row, base in pairs]
+    cells: list[Cells] = []
+    for (row, base), differences in zip(pairs, zip(*columns.values(), strict=True), strict=True):
+        seeds = " ".join(map(str, row.common_seeds(base)))
+        texts = [None if each is None else signed(each, 3) for each in differences]
+        cells.append([row.name, base.name, config_text(row.overrides), seeds, *texts])
+    notes = [
+        "numbers: the validation loss after this epoch minus that of the baseline with the same "
+        "config, a mean over the seeds; negative is better; - if a run has no validation then",
+        "lowest: the difference of the lowest losses",
+    ]
+    heads = ["", "compared with", "config", "seeds", *columns]
+    return TextTable(f"{table.title}: validation loss by epoch", heads, cells, notes)
 
 
 def _deviations(comparison: SeedComparison) -> str | None:

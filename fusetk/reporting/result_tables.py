@@ -1,9 +1,10 @@
 """Tables from result files: rows with their runs, the differences to a baseline, and pilots."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from fusetk.errors import DataError
@@ -115,6 +116,26 @@ class ResultRow:
             updates.append(run.updates_to_loss(loss) if loss is not None else None)
         return updates
 
+    def loss_difference(
+        self, base: "ResultRow", loss_of: Callable[[SavedRun], float | None]
+    ) -> float | None:
+        """Return a loss of the runs minus that of the baseline's runs, as a mean of common seeds.
+
+        ``loss_of`` returns the loss of a run. Returns None if a loss is unknown, or if no seed is
+        common.
+        """
+        differences = []
+        for seed in self.common_seeds(base):
+            own, other = loss_of(self.by_seed[seed]), loss_of(base.by_seed[seed])
+            if own is None or other is None:
+                return None
+            differences.append(own - other)
+        return fmean(differences) if differences else None
+
+    def common_seeds(self, base: "ResultRow") -> list[int]:
+        """Return the seeds that both rows have."""
+        return [seed for seed in self.by_seed if seed in base.by_seed]
+
     def compare(
         self, base: "ResultRow", column: ScoreColumn, p_values: PValues
     ) -> SeedComparison | None:
@@ -187,8 +208,7 @@ class ResultTable(NamedTuple):
     def equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
         """Return the runs of a row and of its baseline for each config that both have.
 
-        Keys that the baseline does not have may have any value. A config that both rows show is not
-        among them.
+        Keys that the baseline does not have may have any value.
         """
         base = self.base_of(row)
         if base is None or base is row:
@@ -198,7 +218,15 @@ class ResultTable(NamedTuple):
             for own in row.by_config
             for other in base.by_config
             if _known_overrides(own, other) == other.overrides
-            and not (own.overrides == row.overrides and other.overrides == base.overrides)
+        ]
+
+    def hidden_equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
+        """Return the pairs of ``equal_configs``, except the one that the rows show."""
+        base = self.base_of(row)
+        return [
+            (own, other)
+            for own, other in self.equal_configs(row)
+            if base is None or (own.overrides, other.overrides) != (row.overrides, base.overrides)
         ]
 
     def gain(self, row: ResultRow) -> str | None:

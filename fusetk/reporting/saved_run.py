@@ -27,6 +27,12 @@ class SavedRun(NamedTuple):
         losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]
         return min(losses, default=None)
 
+    def loss_after(self, epoch: int) -> float | None:
+        """Return the validation loss after an epoch; None if there was no validation."""
+        curve = self.result.valid_curve
+        losses = dict(zip(curve.get("epoch", []), curve.get("loss", []), strict=False))
+        return losses.get(epoch)
+
     def score(self, column: ScoreColumn) -> float | None:
         """Return the score of a column; None if the run has no such score."""
         saved = self.saved_score(column)

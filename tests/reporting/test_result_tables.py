@@ -203,7 +203,8 @@ def test_time_to_the_loss_of_the_baseline(results: Path) -> None:
 def test_pilots_are_in_a_table_of_their_own(results: Path) -> None:
     text = output(results)
     rows, pilots = text.split("Systems: other configs\n")
-    assert "peak =" not in rows and "config" not in rows and pilots.count("fused") == 2
+    assert "peak =" not in rows and pilots.count("fused") == 2
+    assert all("config" not in values for values in cells(results).values())
     assert "peak = 0.02" in pilots and "peak = 0.03" in pilots
     for seed in (2, 3):  # the other config has more seeds now
         result = read_result(results / "fused.seed1.peak=0.03.json")
@@ -244,7 +245,7 @@ def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(res
     (results / "plain.seed1.peak=0.02.json").write_text(result_text(tuned))
     text = output(results, "--markdown")
     _, equal = text.split("comparisons with equal configs**")
-    [line] = [line for line in equal.split("other configs")[0].splitlines() if "| fused |" in line]
+    [line] = [line for line in equal.split("**Systems")[0].splitlines() if "| fused |" in line]
     pilot = read_result(results / "fused.seed1.peak=0.02.json")
     loss = min(pilot.valid_curve["loss"]) - 1.0
     score = pilot.scores[0].value - result.scores[0].value
@@ -257,9 +258,32 @@ def test_runs_are_compared_with_those_of_the_baseline_that_have_their_config(res
         )
         (results / f"plain.seed{seed}.peak=0.03.json").write_text(result_text(tuned))
     _, equal = output(results, "--markdown").split("comparisons with equal configs**")
-    lines = equal.split("other configs")[0].splitlines()
+    lines = equal.split("**Systems")[0].splitlines()
     configs = [line.split("|")[3].strip() for line in lines if "| fused |" in line]
     assert configs == ["the recipe's", "peak = 0.02", "peak = 0.03"]
+
+
+def test_losses_by_epoch_are_differences_to_the_baseline(results: Path) -> None:
+    curves = {
+        "plain": ([1.0, 2.0, 3.0], [3.0, 2.0, 2.5]),
+        "fused": ([1.0, 2.0], [2.5, 2.25]),
+        "other": ([0.5], [1.0]),  # compared with fused
+    }
+    for name, (epochs, losses) in curves.items():
+        for path in results.glob(f"{name}.seed?.json"):
+            result = read_result(path)
+            shift = result.seed  # of both runs of a seed, so it has no effect
+            curve = {
+                "update": [10 * i for i in range(1, len(epochs) + 1)],
+                "epoch": epochs,
+                "loss": [loss + shift for loss in losses],
+            }
+            path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
+    _, text = output(results, "--markdown").split("validation loss by epoch**")
+    heads, _, fused, other, *_ = text.strip().splitlines()
+    assert heads == "|  | compared with | config | seeds | 1 | 2 | lowest |"
+    assert fused == "| fused | plain | the recipe's | 1 2 | -0.500 | +0.250 | +0.250 |"
+    assert other == "| other | fused | the recipe's | 1 2 | - | - | -1.250 |"
 
 
 def test_the_baseline_need_not_have_the_keys_of_a_fusion(results: Path) -> None:

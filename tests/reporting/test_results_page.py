@@ -77,6 +77,7 @@ def test_a_page_has_everything_and_needs_no_network(results: Path) -> None:
     assert [row[0] for row in table["table"]["rows"]] == ["plain", "fused", "other"]
     assert [other["title"] for other in table["others"]] == [
         "Systems: comparisons with the baseline",
+        "Systems: validation loss by epoch",
         "Systems: other configs",
     ]
     assert [quantity["label"] for quantity in table["quantities"]] == [
