@@ -116,7 +116,7 @@ def loss_table(results: Path, systems: list[str]) -> str:
     lines = []
     for row in _rows_of(results, systems):
         lowest = f"{row.loss.value:.3f}" if row.loss else NONE
-        lines.append([_label(row), *_means(row, SavedRun.loss_after), lowest])
+        lines.append([_label(row), *_means(row, SavedRun.loss_at), lowest])
     heads = ["mean validation loss after epoch", *map(str, LOSS_EPOCHS), "lowest"]
     return markdown_table("", heads, lines, ()).partition("\n\n")[2]
 

@@ -1,8 +1,7 @@
 """The cells and notes of tables of results, and the tables as plain values."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from fusetk.reporting.formats import Cells, TextTable, signed
@@ -37,8 +36,7 @@ def text_tables(table: ResultTable) -> list[TextTable]:
     pairs = [pair for row in table.rows for pair in table.hidden_equal_configs(row)]
     if pairs and table.columns:
         further.append(_equal_config_table(table, pairs))
-    if losses := _loss_table(table):
-        further.append(losses)
+    further += _loss_tables(table)
     if table.hidden_runs:
         further.append(_pilot_table(table))
     # The notes come last: they name the runs that the comparisons above could not test.
@@ -182,38 +180,76 @@ def _loss_difference(row: ResultRow, base: ResultRow) -> str | None:
     return signed(row.loss.value - base.loss.value, 3) if row.loss and base.loss else None
 
 
-def _loss_table(table: ResultTable) -> TextTable | None:
-    """Return the differences of the validation losses to those of the baselines, by epoch.
-
-    Returns None if no difference is known.
-    """
+def _loss_tables(table: ResultTable) -> Iterator[TextTable]:
+    """Yield the differences of validation losses to those of the baselines: by epoch, by time."""
     pairs = [
         (row, base)
         for shown in table.rows
         for row, base in table.equal_configs(shown)
-        if row.common_seeds(base)
+        if row.twins(base)
     ]
-    losses = {str(epoch): partial(SavedRun.loss_after, epoch=epoch) for epoch in LOSS_EPOCHS}
-    columns = {
-        head: [row.loss_difference(base, loss) for row, base in pairs]
-        for head, loss in losses.items()
+    lowest = [
+        _mean_difference((run.best_loss, twin.best_loss) for run, twin in row.twins(base))
+        for row, base in pairs
+    ]
+    by_epoch = {
+        str(epoch): [_loss_difference_at(row, base, epoch) for row, base in pairs]
+        for epoch in LOSS_EPOCHS
     }
-    columns = {head: column for head, column in columns.items() if column.count(None) < len(column)}
-    if not columns:
-        return None
-    columns["lowest"] = [row.loss_difference(base, attrgetter("best_loss")) for row, base in pairs]
-    cells: list[Cells] = []
-    for (row, base), differences in zip(pairs, zip(*columns.values(), strict=True), strict=True):
-        seeds = " ".join(map(str, row.common_seeds(base)))
-        texts = [None if each is None else signed(each, 3) for each in differences]
-        cells.append([row.name, base.name, config_text(row.overrides), seeds, *texts])
+    by_epoch = {head: column for head, column in by_epoch.items() if any(column)}
     notes = [
         "numbers: the validation loss after this epoch minus that of the baseline with the same "
         "config, a mean over the seeds; negative is better; - if a run has no validation then",
         "lowest: the difference of the lowest losses",
     ]
-    heads = ["", "compared with", "config", "seeds", *columns]
-    return TextTable(f"{table.title}: validation loss by epoch", heads, cells, notes)
+    if by_epoch:
+        columns = {**by_epoch, "lowest": lowest}
+        yield _pair_table(f"{table.title}: validation loss by epoch", pairs, columns, notes)
+    speeds = [table.relative_speed(row, "training") if table.costs else None for row, _ in pairs]
+    by_time = {
+        str(epoch): [
+            _loss_difference_at(row, base, epoch, speed) if speed else None
+            for (row, base), speed in zip(pairs, speeds, strict=True)
+        ]
+        for epoch in LOSS_EPOCHS
+    }
+    by_time = {head: column for head, column in by_time.items() if any(column)}
+    notes = [
+        "numbers: the same difference in the time of this number of epochs of the baseline, at the "
+        "measured training speed; losses between validations are interpolated",
+    ]
+    if by_time:
+        yield _pair_table(f"{table.title}: validation loss by time", pairs, by_time, notes)
+
+
+def _pair_table(
+    title: str,
+    pairs: Sequence[tuple[ResultRow, ResultRow]],
+    columns: Mapping[str, Sequence[str | None]],
+    notes: list[str],
+) -> TextTable:
+    """Return a table of pairs of a row and its baseline."""
+    cells: list[Cells] = []
+    for (row, base), values in zip(pairs, zip(*columns.values(), strict=True), strict=True):
+        seeds = " ".join(str(run.result.seed) for run, _ in row.twins(base))
+        cells.append([row.name, base.name, config_text(row.overrides), seeds, *values])
+    return TextTable(title, ["", "compared with", "config", "seeds", *columns], cells, notes)
+
+
+def _loss_difference_at(
+    row: ResultRow, base: ResultRow, epoch: int, speed: float = 1.0
+) -> str | None:
+    """Return the loss after ``speed * epoch`` epochs minus that of the baseline after ``epoch``."""
+    return _mean_difference(
+        (run.loss_at(speed * epoch), twin.loss_at(epoch)) for run, twin in row.twins(base)
+    )
+
+
+def _mean_difference(losses: Iterable[tuple[float | None, float | None]]) -> str | None:
+    """Return the mean of first minus second loss; None if a loss is unknown."""
+    differences = [None if own is None or other is None else own - other for own, other in losses]
+    known = [difference for difference in differences if difference is not None]
+    return signed(fmean(known), 3) if len(known) == len(differences) else None
 
 
 def _deviations(comparison: SeedComparison) -> str | None:

@@ -1,10 +1,9 @@
 """Tables from result files: rows with their runs, the differences to a baseline, and pilots."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from fusetk.errors import DataError
@@ -116,25 +115,11 @@ class ResultRow:
             updates.append(run.updates_to_loss(loss) if loss is not None else None)
         return updates
 
-    def loss_difference(
-        self, base: "ResultRow", loss_of: Callable[[SavedRun], float | None]
-    ) -> float | None:
-        """Return a loss of the runs minus that of the baseline's runs, as a mean of common seeds.
-
-        ``loss_of`` returns the loss of a run. Returns None if a loss is unknown, or if no seed is
-        common.
-        """
-        differences = []
-        for seed in self.common_seeds(base):
-            own, other = loss_of(self.by_seed[seed]), loss_of(base.by_seed[seed])
-            if own is None or other is None:
-                return None
-            differences.append(own - other)
-        return fmean(differences) if differences else None
-
-    def common_seeds(self, base: "ResultRow") -> list[int]:
-        """Return the seeds that both rows have."""
-        return [seed for seed in self.by_seed if seed in base.by_seed]
+    def twins(self, base: "ResultRow") -> list[tuple[SavedRun, SavedRun]]:
+        """Return the pairs of a run and the baseline's run with the same seed."""
+        return [
+            (run, base.by_seed[seed]) for seed, run in self.by_seed.items() if seed in base.by_seed
+        ]
 
     def compare(
         self, base: "ResultRow", column: ScoreColumn, p_values: PValues

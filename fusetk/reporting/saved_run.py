@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+import numpy as np
+
 from fusetk.reporting.result_files import RunResult, SavedScore
 from fusetk.reporting.runs import ScoreColumn
 
@@ -27,11 +29,22 @@ class SavedRun(NamedTuple):
         losses = [loss for loss in self.result.valid_curve.get("loss", []) if loss is not None]
         return min(losses, default=None)
 
-    def loss_after(self, epoch: int) -> float | None:
-        """Return the validation loss after an epoch; None if there was no validation."""
+    def loss_at(self, epoch: float) -> float | None:
+        """Return the validation loss after a number of epochs.
+
+        Between two validations, it is interpolated over the logarithm of the epochs, in which it is
+        nearly linear. Returns None before the first validation and after the last one.
+        """
         curve = self.result.valid_curve
-        losses = dict(zip(curve.get("epoch", []), curve.get("loss", []), strict=False))
-        return losses.get(epoch)
+        points = [
+            (end, loss)
+            for end, loss in zip(curve.get("epoch", []), curve.get("loss", []), strict=False)
+            if end and loss is not None
+        ]
+        if not points or not points[0][0] <= epoch <= points[-1][0]:
+            return None
+        epochs, losses = np.array(points).T
+        return float(np.interp(np.log(epoch), np.log(epochs), losses))
 
     def score(self, column: ScoreColumn) -> float | None:
         """Return the score of a column; None if the run has no such score."""

@@ -14,6 +14,7 @@ from fusetk.reporting.measured_costs import (
     write_costs,
 )
 from fusetk.reporting.result_files import read_result, result_text
+from fusetk.reporting.saved_run import SavedRun
 from tests.reporting.test_result_tables import as_json, cells, output
 
 PLAIN = SystemCost(training=[100.0, 200.0, 400.0], decoding=[10.0, 10.0], bytes_per_token=2048)
@@ -64,6 +65,31 @@ def test_a_run_that_does_not_reach_the_loss(results: Path) -> None:
     curve = {**result.valid_curve, "loss": [9.0, 8.0, 7.0, 2.5]}
     path.write_text(result_text(result.model_copy(update={"valid_curve": curve})))
     assert cells(results)["fused"]["time to baseline's loss"] == "10 s (1 of 2)"
+
+
+def test_losses_are_compared_after_equal_times(results: Path) -> None:
+    write_costs(results, costs(plain=PLAIN, fused=FUSED))
+    curves = {"plain": [4.0, 3.0, 2.5, 2.0], "fused": [3.5, 2.5, 2.0, 1.5]}
+    for name, losses in curves.items():
+        for path in results.glob(f"{name}.seed?.json"):
+            curve = {"update": [1, 2, 3, 4], "epoch": [1.0, 2.0, 3.0, 4.0], "loss": losses}
+            path.write_text(
+                result_text(read_result(path).model_copy(update={"valid_curve": curve}))
+            )
+    text = output(results, "--markdown").split("validation loss by time**")[1]
+    heads, _, fused, *_ = text.strip().splitlines()
+    assert heads == "|  | compared with | config | seeds | 2 | 4 |"
+    # With half the speed, it ends epochs 1 and 2 in the time of epochs 2 and 4.
+    assert fused == "| fused | plain | the recipe's | 1 2 | +0.500 | +0.500 |"
+
+
+def test_a_loss_between_validations_is_linear_in_the_logarithm_of_the_epochs(results: Path) -> None:
+    result = read_result(results / "plain.seed1.json")
+    curve = {"update": [1, 2, 3], "epoch": [0.5, 2.0, 8.0], "loss": [5.0, None, 1.0]}
+    run = SavedRun("plain", result.model_copy(update={"valid_curve": curve}))
+    losses = [run.loss_at(epoch) for epoch in (0.4, 0.5, 1, 2, 4, 8, 9)]
+    assert losses[1:-1] == pytest.approx([5.0, 4.0, 3.0, 2.0, 1.0])
+    assert losses[0] is losses[-1] is None
 
 
 @pytest.mark.parametrize(
