@@ -55,7 +55,7 @@ from fusetk.training.validation import Validator
 
 
 class Execution(NamedTuple):
-    """How a process trains."""
+    """The device, the processes and the kernels of a training."""
 
     device: torch.device
     world: World
@@ -135,7 +135,7 @@ def _train(
     last = world.broadcast(last_checkpoint(run) if world.first else None)
     changes = find_changes(recipe, run, last, prepared, execution.kernel_choices)
     pipeline = Pipeline.load(data / TEXT)
-    model, initialised = _build_model(recipe, pipeline, execution, resuming=last is not None)
+    model, start_lines = _build_model(recipe, pipeline, execution, resuming=last is not None)
     trainer = _make_trainer(recipe, run, prepared, pipeline, model, world)
     if last:
         trainer.resume(last)
@@ -146,7 +146,7 @@ def _train(
     with _open_log(recipe, run, quiet, trainer) as log:
         for line in _run_header(recipe, pipeline, trainer, execution.matmul):
             log.line(line)
-        for line in initialised:
+        for line in start_lines:
             log.line(line)
         for change in changes:
             log.line(f"changed: {change}")
@@ -182,7 +182,8 @@ def _build_model(
     """Build the model of a recipe on the device. The recipe may compile or shard it.
 
     Return the model, and lines about the parameters that it takes from another run. It takes none
-    if ``resuming``. Raises FusetkError if the memory does not suffice.
+    if ``resuming``. Raises the errors of ``start_from``, and FusetkError if the memory does not
+    suffice.
     """
     lines: list[str] = []
     try:
@@ -215,7 +216,8 @@ def _make_trainer(
 ) -> Trainer:
     """Open the data of a recipe, check it, and return a trainer at its first update.
 
-    ``prepared`` is the manifest of the data.
+    ``prepared`` is the manifest of the data. Raises DataError or ConfigError if data, recipe and
+    model do not fit together.
     """
     data = Path(recipe.data.folder)
     trainer = Trainer(

@@ -38,10 +38,11 @@ def constraints() -> dict[str, Requirement]:
     return {canonical(pin.name): pin for pin in pins}
 
 
-def tested_requirements(setup: configparser.ConfigParser) -> list[str]:
+def tested_requirements(setup: configparser.ConfigParser) -> list[Requirement]:
     """Return the requirements that `make test` installs."""
     extras = setup["options.extras_require"]
-    return [setup["options"]["install_requires"], extras["test"], extras["docs"]]
+    texts = [setup["options"]["install_requires"], extras["test"], extras["docs"]]
+    return [requirement for text in texts for requirement in requirements(text)]
 
 
 def canonical(name: str) -> str:
@@ -92,8 +93,7 @@ def test_data_files_are_installed(setup):
 
 def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
     tested = constraints()
-    texts = tested_requirements(setup)
-    for requirement in (entry for text in texts for entry in requirements(text)):
+    for requirement in tested_requirements(setup):
         assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
         (pin,) = tested[canonical(requirement.name)].specifier
         assert (
@@ -108,8 +108,7 @@ def test_constraints_pin_indirect_requirements(setup):
     from importlib.metadata import PackageNotFoundError, distribution
 
     tested = constraints()
-    texts = tested_requirements(setup)
-    waiting = [requirement.name for text in texts for requirement in requirements(text)]
+    waiting = [requirement.name for requirement in tested_requirements(setup)]
     seen: set[str] = set()
     while waiting:
         name = canonical(waiting.pop())

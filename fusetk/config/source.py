@@ -256,7 +256,8 @@ def _override(document: Document, override: str) -> None:
         if isinstance(container, dict) and not isinstance(container.get(key), dict | list):
             short = container.get(key)  # `fuse: average` is short for `fuse: {kind: average}`
             container[key] = {"kind": short} if isinstance(short, str) else {}
-            document.origins.setdefault((*path, key), origin)
+            if not isinstance(short, str):
+                document.origins[(*path, key)] = origin
         container = container[key]
         path.append(key)
         if not isinstance(container, dict | list):

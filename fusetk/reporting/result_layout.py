@@ -16,14 +16,16 @@ from fusetk.reporting.result_tables import SHOWN_CONFIG, TEST, ResultRow, Result
 from fusetk.reporting.runs import MeanScore, difference_sentence
 from fusetk.reporting.saved_run import SavedRun
 
-LOSS_EPOCHS = (1, 2, 4, 8, 16, 24)
+DIFFERENCE_EPOCHS = (1, 2, 4, 8, 16, 24)
+# Epochs of the baseline in the table by time. In earlier epochs, interpolation is not exact enough.
+TIME_EPOCHS = (4, 8, 16, 24)
 
 
 def text_tables(table: ResultTable) -> list[TextTable]:
     """Return the table of rows, and those of comparisons, losses and pilots if there are any.
 
     A second table of comparisons has the configs that a row and its baseline have in common, except
-    those that the first one compares. The table of losses has all common configs.
+    those that the first one compares. The tables of losses have all common configs.
     """
     columns = result_columns(table)
     cells = zip(*(column.cells for column in columns), strict=True)
@@ -188,38 +190,51 @@ def _loss_tables(table: ResultTable) -> Iterator[TextTable]:
         for row, base in table.equal_configs(shown)
         if row.twins(base)
     ]
-    lowest = [
-        _mean_difference((run.best_loss, twin.best_loss) for run, twin in row.twins(base))
-        for row, base in pairs
-    ]
-    by_epoch = {
-        str(epoch): [_loss_difference_at(row, base, epoch) for row, base in pairs]
-        for epoch in LOSS_EPOCHS
-    }
-    by_epoch = {head: column for head, column in by_epoch.items() if any(column)}
-    notes = [
-        "numbers: the validation loss after this epoch minus that of the baseline with the same "
-        "config, a mean over the seeds; negative is better; - if a run has no validation then",
-        "lowest: the difference of the lowest losses",
-    ]
-    if by_epoch:
-        columns = {**by_epoch, "lowest": lowest}
-        yield _pair_table(f"{table.title}: validation loss by epoch", pairs, columns, notes)
+    title = f"{table.title}: validation loss"
+    if by_epoch := _loss_columns(pairs, [1.0] * len(pairs), DIFFERENCE_EPOCHS):
+        epochs = ", ".join(by_epoch)
+        by_epoch["lowest"] = [
+            _mean_difference((run.best_loss, twin.best_loss) for run, twin in row.twins(base))
+            for row, base in pairs
+        ]
+        notes = [
+            f"{epochs}: the validation loss after this epoch minus that of the baseline's run with "
+            "an equal config and the same seed, a mean over these seeds; negative is better; - if "
+            "a run has no validation before or none after the end of the epoch",
+            "lowest: the same difference of the lowest losses",
+        ]
+        yield _pair_table(f"{title} by epoch", pairs, by_epoch, notes)
     speeds = [table.relative_speed(row, "training") if table.costs else None for row, _ in pairs]
-    by_time = {
+    if by_time := _loss_columns(pairs, speeds, TIME_EPOCHS):
+        notes = [
+            f"{', '.join(by_time)}: the validation loss in the time in which the baseline trains "
+            "this number of epochs, minus that of the baseline then; the training speeds are the "
+            "measured ones; between two validations, the loss is interpolated",
+        ]
+        yield _pair_table(f"{title} by time", pairs, by_time, notes)
+
+
+def _loss_columns(
+    pairs: Sequence[tuple[ResultRow, ResultRow]],
+    speeds: Sequence[float | None],
+    epochs: Sequence[int],
+) -> dict[str, list[str | None]]:
+    """Return columns of loss differences, except columns without a value.
+
+    The losses are those after ``epochs`` of the baseline, and of ``speed * epoch`` of a row.
+    """
+    columns = {
         str(epoch): [
-            _loss_difference_at(row, base, epoch, speed) if speed else None
+            _mean_difference(
+                (run.loss_at(speed * epoch), twin.loss_at(epoch)) for run, twin in row.twins(base)
+            )
+            if speed
+            else None
             for (row, base), speed in zip(pairs, speeds, strict=True)
         ]
-        for epoch in LOSS_EPOCHS
+        for epoch in epochs
     }
-    by_time = {head: column for head, column in by_time.items() if any(column)}
-    notes = [
-        "numbers: the same difference in the time of this number of epochs of the baseline, at the "
-        "measured training speed; losses between validations are interpolated",
-    ]
-    if by_time:
-        yield _pair_table(f"{table.title}: validation loss by time", pairs, by_time, notes)
+    return {head: column for head, column in columns.items() if any(column)}
 
 
 def _pair_table(
@@ -234,15 +249,6 @@ def _pair_table(
         seeds = " ".join(str(run.result.seed) for run, _ in row.twins(base))
         cells.append([row.name, base.name, config_text(row.overrides), seeds, *values])
     return TextTable(title, ["", "compared with", "config", "seeds", *columns], cells, notes)
-
-
-def _loss_difference_at(
-    row: ResultRow, base: ResultRow, epoch: int, speed: float = 1.0
-) -> str | None:
-    """Return the loss after ``speed * epoch`` epochs minus that of the baseline after ``epoch``."""
-    return _mean_difference(
-        (run.loss_at(speed * epoch), twin.loss_at(epoch)) for run, twin in row.twins(base)
-    )
 
 
 def _mean_difference(losses: Iterable[tuple[float | None, float | None]]) -> str | None:

@@ -130,16 +130,14 @@ class ResultRow:
             return None
         differences: dict[int, float] = {}
         tested: dict[int, float] = {}
-        for seed, run in self.by_seed.items():
-            twin = base.by_seed.get(seed)
-            score = run.score(column)
-            base_score = twin.score(column) if twin else None
-            if twin is None or score is None or base_score is None:
+        for run, twin in self.twins(base):
+            score, base_score = run.score(column), twin.score(column)
+            if score is None or base_score is None:
                 continue
-            differences[seed] = score - base_score
+            differences[run.result.seed] = score - base_score
             p = p_values.compare(twin, run, column)
             if p is not None:
-                tested[seed] = p
+                tested[run.result.seed] = p
         metric = METRICS.get(column.metric)
         lower = metric is not None and metric.lower_is_better
         return SeedComparison(mean, base_mean, differences, tested, lower)
@@ -208,10 +206,11 @@ class ResultTable(NamedTuple):
     def hidden_equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
         """Return the pairs of ``equal_configs``, except the one that the rows show."""
         base = self.base_of(row)
+        shown = base and (row.overrides, base.overrides)
         return [
             (own, other)
             for own, other in self.equal_configs(row)
-            if base is None or (own.overrides, other.overrides) != (row.overrides, base.overrides)
+            if (own.overrides, other.overrides) != shown
         ]
 
     def gain(self, row: ResultRow) -> str | None:
