@@ -38,7 +38,7 @@ def constraints() -> dict[str, Requirement]:
     return {canonical(pin.name): pin for pin in pins}
 
 
-def tested_requirements(setup: configparser.ConfigParser) -> list[Requirement]:
+def requirements_of_make_test(setup: configparser.ConfigParser) -> list[Requirement]:
     """Return the requirements that `make test` installs."""
     extras = setup["options.extras_require"]
     texts = [setup["options"]["install_requires"], extras["test"], extras["docs"]]
@@ -93,7 +93,7 @@ def test_data_files_are_installed(setup):
 
 def test_lower_bounds_are_loose_and_the_tested_versions_satisfy_them(setup):
     tested = constraints()
-    for requirement in tested_requirements(setup):
+    for requirement in requirements_of_make_test(setup):
         assert {spec.operator for spec in requirement.specifier} <= {">="}, requirement
         (pin,) = tested[canonical(requirement.name)].specifier
         assert (
@@ -108,7 +108,7 @@ def test_constraints_pin_indirect_requirements(setup):
     from importlib.metadata import PackageNotFoundError, distribution
 
     tested = constraints()
-    waiting = [requirement.name for requirement in tested_requirements(setup)]
+    waiting = [requirement.name for requirement in requirements_of_make_test(setup)]
     seen: set[str] = set()
     while waiting:
         name = canonical(waiting.pop())

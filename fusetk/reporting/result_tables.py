@@ -206,11 +206,11 @@ class ResultTable(NamedTuple):
     def hidden_equal_configs(self, row: ResultRow) -> list[tuple[ResultRow, ResultRow]]:
         """Return the pairs of ``equal_configs``, except the one that the rows show."""
         base = self.base_of(row)
-        shown = base and (row.overrides, base.overrides)
+        shown_overrides = base and (row.overrides, base.overrides)
         return [
             (own, other)
             for own, other in self.equal_configs(row)
-            if (own.overrides, other.overrides) != shown
+            if (own.overrides, other.overrides) != shown_overrides
         ]
 
     def gain(self, row: ResultRow) -> str | None:
