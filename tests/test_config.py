@@ -197,9 +197,10 @@ def test_overrides_that_make_no_sense(tmp_path: Path, override: str) -> None:
         parse(tmp_path, "encoder: {layers: 3}\nstages: [{layers: 1}]\n", override)
 
 
-def test_an_error_in_a_section_of_an_override_names_the_override(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["encoder: {layers: 3}\n", "encoder: {layers: 3, fuze: 3}\n"])
+def test_an_error_in_a_section_of_an_override_names_the_override(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"encoder\.fuze: .*  \[--set encoder\.fuze\.kind=mean\]"):
-        parse(tmp_path, "encoder: {layers: 3}\n", "encoder.fuze.kind=mean")
+        parse(tmp_path, text, "encoder.fuze.kind=mean")
 
 
 def test_a_kind_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
