@@ -320,7 +320,6 @@ def _attend_source(layer: DecoderParts, x: Tensor, context: StepContext) -> Tens
         *(cross.heads, weights),
     )
     if weights is not None:
-        weights = weights.unflatten(1, (-1, cross.heads)).transpose(1, 2).flatten(1, 2)
         trace.record(cross.name, weights[:, :, None])
     return _product(cross.out, y)
 

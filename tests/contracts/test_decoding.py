@@ -194,21 +194,29 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
     for token in tokens.split(1, dim=1):
         with trace.listen(alignment.PATTERN) as records:
             _, state = model.decode(token, state)
-        steps.append(
-            alignment.attention(records, AttentionHeads(), len(tokens), max(map(len, SOURCES)))
-        )
+        steps.append(records)
     pairs = [
         (source, row[1:])
         for source, row in zip(
             sorted(SOURCES * width, key=SOURCES.index), tokens.tolist(), strict=True
         )
     ]
-    scored = score_targets([model], pairs, attention=AttentionHeads())
-    for row, (source, _), expected in zip(torch.cat(steps, 1), pairs, scored, strict=True):
-        assert expected.attention.shape == (LENGTH, len(source))
-        close(row[:, : len(source)], torch.from_numpy(expected.attention))
-        close(row.sum(1), torch.ones(LENGTH))
-        assert (row[:, len(source) :] == 0).all()
+    count = min(values[-1].shape[1] for values in steps[-1].values())
+    for heads in (AttentionHeads(), *(AttentionHeads(head=i) for i in range(1, count + 1))):
+        weights = torch.cat(
+            [
+                alignment.attention(step, heads, len(tokens), max(map(len, SOURCES)))
+                for step in steps
+            ],
+            1,
+        )
+        scored = score_targets([model], pairs, attention=heads)
+        for row, (source, _), expected in zip(weights, pairs, scored, strict=True):
+            assert expected.attention.shape == (LENGTH, len(source))
+            close(row[:, : len(source)], torch.from_numpy(expected.attention))
+            if heads.head is None:  # a head of mixed attention may see only the target
+                close(row.sum(1), torch.ones(LENGTH))
+            assert (row[:, len(source) :] == 0).all()
 
 
 def test_logits_of_a_bf16_model_are_computed_in_fp32(model):
