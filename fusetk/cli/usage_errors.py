@@ -80,7 +80,7 @@ def _bad_option(error: click.BadOptionUsage, context: click.Context) -> str:
 
 
 def _bad_value(error: click.BadParameter) -> str:
-    """Return what is wrong with the value of an option or argument."""
+    """Return the error of the value of an option or argument."""
     assert error.param is not None
     kind = error.param.type
     text = error.message.rstrip(".")

@@ -44,7 +44,7 @@ YAML_TRUTHS = {True: "yes, on or true", False: "no, off or false"}
 
 
 def reason(error: Mapping[str, Any], may_be_null: bool = False) -> str:
-    """Return what is wrong with a value, and what to write instead.
+    """Return the error of a value, and a correct value.
 
     ``error`` is an error of pydantic. ``may_be_null`` says whether the key may be null.
     """
@@ -102,7 +102,7 @@ def items(count: int) -> str:
 
 
 def _advice(required: str, value: object) -> str:
-    """Return what to write instead of a value of the wrong type, if that is clear."""
+    """Return a correction of a value of the wrong type, if it is clear."""
     if required == TEXT and isinstance(value, bool):
         return f" (YAML reads {YAML_TRUTHS[value]} without quotes as {shown(value)}): use quotes"
     if required == TEXT and isinstance(value, int | float):

@@ -91,7 +91,7 @@ def _version_file(part: Path) -> Path:
 
 
 def _version(headers: Message) -> str:
-    """Return what identifies the version of a file in `If-Range`; empty without it."""
+    """Return the ETag or the date of a file for `If-Range`; empty without them."""
     tag = headers.get("ETag", "")
     weak = tag.startswith("W/")  # equal for files that are not the same byte by byte
     return headers.get("Last-Modified", "") if weak or not tag else tag

@@ -27,7 +27,7 @@ class ArchiveConfig(Config):
     md5: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
     """MD5 checksum, if it is published and the SHA-256 is not."""
     note: str | None = None
-    """Where a file without address comes from."""
+    """The origin of a file without address."""
 
 
 class TextConfig(Config):
@@ -68,7 +68,7 @@ class DatasetConfig(Config):
     texts: list[TextConfig]
     """Texts that are made."""
     note: str | None = None
-    """What the user must know or do."""
+    """A fact or a step for the user."""
 
 
 def names() -> list[str]:

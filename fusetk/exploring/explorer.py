@@ -62,7 +62,8 @@ class Explorer:
     """
 
     def __init__(self, name: str, loaded: Loaded, largest: int):
-        """``name`` is what the user wrote for the run. Heatmaps have at most ``largest`` cells."""
+        """``name`` is the name that the user gave to the run. Heatmaps have at most ``largest``
+        cells."""
         self.name = name
         self.largest = largest
         self.checkpoint = loaded.checkpoint.resolve()  # `best` may soon be another checkpoint

@@ -37,7 +37,7 @@ from fusetk.special_tokens import PAD
 
 
 class TransitionConfig(Config):
-    """A deep transition: the cells that compute the next state from the last one."""
+    """A deep transition: the cells that compute the next state from the previous one."""
 
     cell: InputCell = "l-gru"
     """The lowest cell, which reads the input."""

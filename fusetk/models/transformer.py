@@ -45,8 +45,8 @@ class BlockStackConfig(StackConfig):
     residual: Annotated[ResidualConfig, component(RESIDUALS, "a residual connection", Residual)] = (
         ResidualConfig(kind="plain")
     )
-    """What a sub-layer reads, and how its output is joined to the outputs of the sub-layers below.
-    `plain`: the usual residual sum."""
+    """The input of a sub-layer, and the way its output is joined to the outputs of the sub-layers
+    below. `plain`: the usual residual sum."""
     ffn_growth: float = Field(0.0, ge=0, lt=1)
     """Share of hidden units that the feed-forward layers move from the lower to the higher layers.
     The lowest layer has 1 - `ffn_growth` times `ffn` hidden units, the highest 1 + `ffn_growth`

@@ -47,8 +47,8 @@ class Readings(NamedTuple):
     weights: np.ndarray
     rows: list[str]
     columns: list[str]
-    reader: str  # what a row is
-    weights_of: str  # what is weighted, for the title of a row
+    reader: str  # the kind of a row
+    weights_of: str  # the weighted values, for the title of a row
     lengths: np.ndarray  # (B,) positions of each sentence
 
     @property

@@ -33,7 +33,7 @@ def trace_forward(
     pattern: str = "*",
     watched: dict[str, nn.Module] | None = None,
 ) -> ForwardTrace:
-    """Run one forward pass in evaluation mode, without gradients, and return what it recorded.
+    """Run one forward pass in evaluation mode, without gradients, and return its records.
 
     Only trace names that match ``pattern`` are recorded. ``watched`` contains the modules whose
     inputs are recorded, by names that the caller chooses.

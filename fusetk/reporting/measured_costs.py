@@ -37,7 +37,7 @@ class MeasuredCosts(SavedPart):
     format: Literal[1] = 1
     processor: str
     device: str
-    settings: str  # what was measured, in words
+    settings: str  # the settings of the measurement, in words
     revision: str | None  # of the code
     systems: dict[str, SystemCost]  # by the name of the system
 

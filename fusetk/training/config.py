@@ -102,7 +102,7 @@ class StageConfig(Config):
 
 
 class TrainingConfig(Config):
-    """How a model is trained."""
+    """The settings of a training."""
 
     seed: int = Field(1, ge=0, lt=1 << 32)
     """Determines initial weights, batches and dropout."""

@@ -120,7 +120,7 @@ class Trainer:
             self._after_update()
         while not self.stages.ended(progress):
             corpus = self.corpus.of_epoch(progress.epoch)
-            self.gradients.read(corpus)
+            self.gradients.use(corpus)
             updates = self.stages.updates(progress, corpus)
             for indices in updates[progress.position :]:
                 self._update(indices, len(updates))

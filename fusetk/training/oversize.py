@@ -95,8 +95,8 @@ class GradientComputer:
         self.splitter = splitter
         self.device = next(model.parameters()).device
 
-    def read(self, corpus: Corpus) -> None:
-        """Read the pairs of the next updates from a corpus."""
+    def use(self, corpus: Corpus) -> None:
+        """Take the pairs of the next updates from a corpus."""
         self.corpus = corpus
         self.splitter.corpus = corpus
 

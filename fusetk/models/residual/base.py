@@ -1,4 +1,4 @@
-"""The interface of every residual connection: what a sub-layer reads, and where its output goes.
+"""The interface of every residual connection: the input of a sub-layer and the use of its output.
 
 A sub-layer is attention to the own sentence, attention to the source, or a feed-forward network. A
 *stream* flows from sub-layer to sub-layer, and from layer to layer with ``connect: last``:

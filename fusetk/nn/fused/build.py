@@ -18,7 +18,7 @@ from fusetk.nn.fused import enabled
 from fusetk.processor import instructions
 
 FOLDER = Path(__file__).parent
-# What a user loses without the kernels of each source file.
+# The effect of missing kernels, by source file.
 LOSSES = {
     "recurrence": "recurrent models run several times slower on CPU",
     "transformer": "Transformers train about half as fast on CPU",
