@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -173,7 +173,7 @@ def read_choices(path: Path) -> Choices | None:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        ways = values["ways"] if "ways" in values else _ways_of_format_1(values)
+        ways = values["ways"]
         stored = Choices(
             str(values["processor"]),
             int(values["threads"]),
@@ -187,12 +187,6 @@ def read_choices(path: Path) -> Choices | None:
         for way in [stored.ways[choice.name]]
     )
     return stored if valid else None
-
-
-def _ways_of_format_1(values: dict[str, Any]) -> dict[str, Way]:
-    """Return the ways in a file of fusetk 0.1, which knew two choices."""
-    limits = {_attention_name(kind): limit for kind, limit in values["attention"].items()}
-    return {PRODUCTS: values["products"], **limits}
 
 
 def write_choices(path: Path, values: Choices) -> None:

@@ -126,9 +126,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         version = state["format"]
-        checksums = state.get("sha256", {})
-        expected = state.pop("digest", None)
-        unchanged = expected in (None, digest(state))
+        checksums = state["sha256"]
+        unchanged = state.pop("digest") == digest(state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it is damaged, {type(error).__name__}: {error}"
         if isinstance(error, OSError):

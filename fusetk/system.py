@@ -178,9 +178,8 @@ def load_model(
     with _NoRandomWeights():
         model = build(recipe, len(pipeline.source_vocab), len(pipeline.target_vocab))
     state = read_state(folder)
-    has_average = EMA in state.get("sha256", {}) or bool(
-        recipe.training.ema and "progress" in state
-    )
+    # The checkpoint may be copied from a run without an average; then loading raises an error.
+    has_average = EMA in state["sha256"] or bool(recipe.training.ema and "progress" in state)
     load_weights(model, folder, EMA if has_average and not raw else MODEL)
     return Loaded(recipe, pipeline, model.to(model_device).eval(), folder)
 

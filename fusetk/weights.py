@@ -30,7 +30,7 @@ def read_tensors(folder: Path, file: str) -> dict[str, Tensor]:
 
     Raises CheckpointError if the file has a wrong checksum or cannot be read.
     """
-    expected = runs.read_state(folder).get("sha256", {}).get(file)
+    expected = runs.read_state(folder)["sha256"].get(file)
     try:
         if checksum(folder / file) == expected:
             return dict(load_file(folder / file))

@@ -174,16 +174,6 @@ def test_a_choice_is_added_by_one_entry(cache: Path, monkeypatch: pytest.MonkeyP
     assert read_choices(path) == uniform(0), "an unknown choice is ignored"
 
 
-def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "machine.json"
-    limits = {"fp32 training": 16, "fp32 inference": 0, "bf16 training": 256}
-    values = {"processor": "p", "threads": 2, "products": "oneDNN", "attention": limits}
-    path.write_text(json.dumps(values))
-    stored = read_choices(path)
-    assert stored and (stored.processor, stored.threads) == ("p", 2)
-    assert list(stored.ways.values()) == ["oneDNN", 16, 0, 256]
-
-
 def test_a_run_keeps_its_choices_when_it_resumes(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,10 +217,10 @@ def write_ids(build: Build, config: DataConfig, split: str) -> Results:
     pairs = read_words(Pair(*(build.find(name) for name in names)))
     longest = config.bpe.max_subwords if config.bpe and train else None
     dropout = dropout_of(config, split)
-    # Number of pairs from each corpus; earlier versions did not record it.
-    corpora = build.stages["words.train"]["results"].get("corpora") if train else None
-    remaining = np.array(corpora or [], np.int64)
-    ends = np.cumsum(corpora or [])
+    # Number of pairs from each corpus.
+    corpora = build.stages["words.train"]["results"]["corpora"] if train else []
+    remaining = np.array(corpora, np.int64)
+    ends = np.cumsum(corpora)
     dropped = read = 0
     dropped_tokens = [0, 0]
     with ExitStack() as stack:

@@ -32,12 +32,6 @@ def sampling_spans(
     """
     if not weights:
         return []
-    if not parts:
-        raise ConfigError(
-            "training.stages.N.weights: the folder was prepared by a version that did not record "
-            "which corpus each training pair came from; run fusetk prep --force (it makes the same "
-            "pairs)"
-        )
     part_weights = [1.0] * len(parts)
     for name, weight in weights.items():
         prefix = find(name, [part.prefix for part in parts])

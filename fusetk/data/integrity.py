@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from fusetk.data import manifest
@@ -14,10 +13,6 @@ from fusetk.data.pipeline import SIDES
 from fusetk.data.prepare import bpe_settings, text_files, vocabulary_settings
 from fusetk.errors import DataError
 
-# If prep did not record the largest id: the number of stretches of ids that are checked, and the
-# number of ids in a stretch.
-STRETCHES = 256
-STRETCH = 1 << 15
 RESTORE = "restore the file that fusetk prep wrote, or run fusetk prep --force"
 PREPARE = "run fusetk prep with the same config and --set options, or train with --prep"
 
@@ -120,11 +115,9 @@ def _check_file(path: Path, record: Mapping[str, Any]) -> None:
         if "sample" in record:
             checksum = manifest.sample(path)
             expected = record["sample"]
-        elif stat.st_size <= manifest.SMALL or stat.st_mtime_ns != record["mtime_ns"]:
+        else:
             checksum = manifest.checksum(path)
             expected = record["sha256"]
-        else:  # an earlier version recorded no sample
-            return
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
     if checksum != expected:
@@ -157,12 +150,9 @@ def check_ids(
 
 
 def _check_largest_id(sentences: Sentences, record: Mapping[str, Any], size: int) -> None:
-    largest = record.get("largest")
-    if largest is None:  # earlier versions did not record it
-        largest = largest_id(sentences)
-    if largest >= size:
+    if record["largest"] >= size:
         raise DataError(
-            f"{sentences.name} has the id {largest}, "
+            f"{sentences.name} has the id {record['largest']}, "
             f"but the vocabulary has {size} entries; {RESTORE}"
         )
 
@@ -181,10 +171,3 @@ def check_lengths(max_positions: int | None, corpora: Iterable[Corpus]) -> None:
             "raise model.max_positions, "
             "or drop long sentences in data.steps (filter) or data.bpe.max_subwords"
         )
-
-
-def largest_id(sentences: Sentences) -> int:
-    """Return the largest id in stretches spread over the corpus; all ids of a small corpus."""
-    last = max(len(sentences.ids) - STRETCH, 0)
-    starts = sorted({last * i // (STRETCHES - 1) for i in range(STRETCHES)})
-    return max(int(np.max(sentences.ids[start : start + STRETCH], initial=0)) for start in starts)

@@ -161,7 +161,7 @@ class Pipeline(Text):
             steps = TypeAdapter(list[Step]).validate_python(description["steps"])
             source, target = (description[side] + "" for side in SIDES)
             joint = bool(description["vocabulary"]["joint"])
-            sums = dict(description.get("sha256", {}))  # missing in older folders
+            sums = dict(description["sha256"])
             bpe_description = description["bpe"] and (
                 bool(description["bpe"]["joint"]),
                 int(description["bpe"]["vocabulary"]),

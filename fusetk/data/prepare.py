@@ -64,7 +64,7 @@ def prepare(
         old = _read_manifest(folder, report)
         further = further_references(config)
         inputs = _inspect({**texts, "further": further}, old.get("inputs", {}))
-        warnings: list[str] | None = old.get("warnings")  # missing in older folders
+        warnings: list[str] | None = old.get("warnings")
 
         def warn(lines: list[str]) -> list[str]:
             for line in lines:
@@ -355,21 +355,10 @@ def _describe_split(
         if name in ids:
             counts[name] = ids[name]
     if split == "train":
-        counts["corpora"] = _corpora(config, ids)
-        assert sum(part["pairs"] for part in counts["corpora"]) in (0, pairs_out)
+        counts["corpora"] = [
+            {"prefix": prefix, "pairs": pairs}
+            for prefix, pairs in zip(config.train, ids["corpora"], strict=True)
+        ]
+        assert sum(ids["corpora"]) == pairs_out
     assert counts["pairs_in"] == pairs_out + sum(counts["dropped"].values()) + to_valid, split
     return {**counts, "source": ids["source"], "target": ids["target"]}
-
-
-def _corpora(config: DataConfig, ids: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the number of training pairs from each file prefix, in the order of the config.
-
-    Empty if an earlier version, which did not count them, wrote the ids.
-    """
-    counts = ids.get("corpora") or ([ids["source"]["sentences"]] if len(config.train) == 1 else [])
-    if not counts:
-        return []
-    return [
-        {"prefix": prefix, "pairs": pairs}
-        for prefix, pairs in zip(config.train, counts, strict=True)
-    ]

@@ -67,8 +67,6 @@ def last_checkpoints(run: Path) -> list[Path]:
         progress = Progress.from_state(read_state_if_valid(folders[-1])["progress"])
     except (IndexError, KeyError, TypeError, ValueError):
         return folders
-    if not progress.saved:  # an older version, which did not record it
-        return folders
     existing = {path.name: path for path in folders}
     earlier = [checkpoint_name(update) for update in progress.saved if update < progress.update]
     last = takewhile(existing.__contains__, [folders[-1].name, *reversed(earlier)])

@@ -159,10 +159,6 @@ class Checkpoints:
         Raises CheckpointError if the checkpoint is damaged.
         """
         progress = read_progress(folder)
-        if not progress.saved:  # an older version, which did not record it
-            names = [path.name for path in self._regular(checkpoints(self.run))]
-            updates = [int(name.removeprefix("update-")) for name in names]
-            progress.saved = [update for update in updates if update <= progress.update]
         self.load_weights(folder)
         return progress
 

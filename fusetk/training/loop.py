@@ -115,8 +115,9 @@ class Trainer:
         self.stages.set_dropout(progress)
         self.clock.restart()
         self.reporter.restart()
-        if progress.stage_update and not progress.validated:
-            # Training was interrupted between an update and its validation.
+        done = progress.validated or progress.update in progress.saved
+        if progress.stage_update and not done:
+            # Training was interrupted between an update and its validation or checkpoint.
             self._after_update()
         while not self.stages.ended(progress):
             corpus = self.corpus.of_epoch(progress.epoch)

@@ -71,10 +71,9 @@ class Progress:
         """Record the results of a validation. Return whether they are the best so far."""
         value = results[metric]
         is_best = not math.isnan(value)
-        if is_best and self.best is not None:
-            # Runs of version 0.1 have no best_loss. In these, an equal metric is not a new best.
-            best_loss = -math.inf if self.best_loss is None else self.best_loss
-            is_best = rank(metric, results) < rank(metric, {"loss": best_loss, metric: self.best})
+        if is_best and self.best is not None and self.best_loss is not None:
+            best = {"loss": self.best_loss, metric: self.best}
+            is_best = rank(metric, results) < rank(metric, best)
         if is_best:
             self.best = value
             self.best_loss = results["loss"]
@@ -101,19 +100,12 @@ class Progress:
 
     @classmethod
     def from_state(cls, values: Mapping[str, Any]) -> "Progress":
-        """Return the progress from the entry ``progress`` of ``state.json``, also of old versions.
+        """Return the progress from the entry ``progress`` of ``state.json``.
 
         Raises TypeError or ValueError if it is not valid.
         """
-        values = dict(values)
-        if "seen" in values:  # the earlier name
-            values["schedule_state"] = values.pop("seen")
         progress = cls(**values)
-        # Version 0.1 stored no losses in the ranking.
-        progress.ranking = [
-            (update, value, loss[0] if loss else math.nan)
-            for update, value, *loss in progress.ranking
-        ]
+        progress.ranking = [(update, value, loss) for update, value, loss in progress.ranking]
         return progress
 
 

@@ -66,7 +66,7 @@ def start_from(model: nn.Module, path: Path, pipeline: Pipeline) -> StartReport:
     read, and ConfigError if no weight fits.
     """
     run, folder = find_checkpoint(path)
-    file = EMA if EMA in read_state(folder).get("sha256", {}) else MODEL
+    file = EMA if EMA in read_state(folder)["sha256"] else MODEL
     tensors = read_tensors(folder, file)
     old = Pipeline.load(run / TEXT)
     report = StartReport(folder, [], [], [], [], [])

@@ -1,8 +1,6 @@
 """Several training corpora: numbers of pairs, and sampling weights."""
 
-import json
 import random
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ from fusetk import runs
 from fusetk import train as train_module
 from fusetk import weights as weights_module
 from fusetk.data import binarize, parallel, preprocess
-from fusetk.data import manifest as manifests
 from fusetk.data.batch_config import BatchConfig
 from fusetk.data.config import DataConfig
 from fusetk.data.corpus import Corpus
@@ -88,8 +85,6 @@ def test_weights_that_leave_nothing_are_refused_with_the_numbers() -> None:
     ):
         with pytest.raises(ConfigError, match=r"leave no pair .*/texts/raw/web: 0 x 20 pairs"):
             sampling_spans(PARTS, weights)
-    with pytest.raises(ConfigError, match="prep --force"):
-        sampling_spans([], {"web": 2})
 
 
 # The order of an epoch ---------------------------------------------------------------------------
@@ -344,31 +339,6 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"weights\.first.*must be at least 0"):
         load(toy, [*two, "training.stages.0.weights={first: -1}"])
     assert not (tmp_path / "run").exists()
-
-
-def test_folders_of_earlier_versions_train_as_they_did_and_say_what_weights_need(
-    toy: Path, two: list[str], tmp_path: Path
-) -> None:
-    folder = Path(load(toy, two).data.folder)
-    subprocess.run(["cp", "-a", folder, tmp_path / "old"], check=True)
-    data = manifests.read(tmp_path / "old")
-    for stage in ("words.train", "ids.train"):
-        del data["stages"][stage]["results"]["corpora"]
-    del data["splits"]["train"]["corpora"]
-    (tmp_path / "old" / "manifest.json").write_text(json.dumps(data))
-    old = [*two, f"data.folder={tmp_path / 'old'}"]
-    weights = "training.stages.0.weights={first: 2}"
-    with pytest.raises(ConfigError, match="run fusetk prep --force"):
-        train_module.train(load(toy, [*old, weights]), tmp_path / "run", "cpu", quiet=True)
-    assert prepare(load(toy, old).data).made == []
-    train_module.train(load(toy, old), tmp_path / "run", "cpu", quiet=True)
-    prepare(load(toy, old).data, force=True)
-    assert manifests.training_fingerprint(
-        manifests.read(tmp_path / "old")
-    ) == manifests.training_fingerprint(data)
-    train_module.train(
-        load(toy, [*old, "training.stages.0.end.updates=9"]), tmp_path / "run", "cpu", quiet=True
-    )
 
 
 def test_a_corpus_that_is_left_out_may_have_longer_sentences_than_a_batch(

@@ -21,7 +21,7 @@ from fusetk.experiment.products import Products
 from fusetk.experiment.run import STEPS, Experiment, Options, describe_updates
 from fusetk.experiment.scoring import decoded_checkpoints, metrics_of
 from fusetk.experiment.smoke import smoke_settings, write_smoke_text
-from fusetk.files import lock
+from fusetk.files import digest, lock
 from fusetk.runs import CHECKPOINTS, STATE
 from tests.helpers.rows import GROUNDS, RECIPES, load
 
@@ -68,10 +68,10 @@ class Steps:
             Path(arguments[arguments.index("-o") + 1]).write_text("translation\n")
 
 
-def write_state(folder: Path, content: str) -> None:
+def write_state(folder: Path, content: str, **entries: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    state = {"format": 1, "sha256": {"model.safetensors": content}}
-    (folder / STATE).write_text(json.dumps(state))
+    state = {"format": 1, "sha256": {"model.safetensors": content}, **entries}
+    (folder / STATE).write_text(json.dumps({**state, "digest": digest(state)}))
 
 
 def experiment(
@@ -294,9 +294,8 @@ def test_experiments_that_start_together_with_other_settings_have_two_prepared_f
 def test_a_run_of_another_config_names_the_option_out_and_keeps_its_config(config, monkeypatch):
     run, steps = experiment(config, monkeypatch)
     run.run()
-    state = {"progress": {"update": 4}}
-    for path in run.places.run.glob("checkpoints/*/state.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | state))
+    for folder in (run.places.run / CHECKPOINTS).iterdir():
+        write_state(folder, folder.name, progress={"update": 4})
     text = run.places.config.read_text()
     (run.places.run / "config.yaml").write_text(text)
     called = len(steps.called)

@@ -308,15 +308,6 @@ def test_no_byte_of_the_state_changes_unnoticed(copy: Path) -> None:
     assert noticed > len(content) / 7 / 2
 
 
-def test_old_checkpoints_without_a_checksum_of_the_state_are_read(copy: Path) -> None:
-    folder = folder_of(copy, 8)
-    state = json.loads((folder / STATE).read_text())
-    (folder / STATE).write_text(
-        json.dumps({key: value for key, value in state.items() if key != "digest"})
-    )
-    assert runs.is_intact(folder) and read_state(folder)["progress"]["update"] == 8
-
-
 def test_a_changed_config_is_named_where_no_checkpoint_fits(toy: Path, copy: Path) -> None:
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("width: 32", "width: 16"))

@@ -25,7 +25,6 @@ from fusetk.data.corpus import Corpus
 from fusetk.data.pipeline import Pipeline
 from fusetk.data.prepare import prepare
 from fusetk.errors import CheckpointError, ConfigError, DataError, FusetkError, Interrupted
-from fusetk.files import digest
 from fusetk.machine import revision
 from fusetk.nn.dropout import Dropout
 from fusetk.recipe import Recipe, load
@@ -539,19 +538,33 @@ def test_equal_metrics_are_ranked_by_loss(
     assert [line["best"] for line in lines(run, "valid")] == [True, True, True, False, True, False]
 
 
-def test_a_run_without_the_losses_of_its_validations_resumes(toy: Path, tmp_path: Path) -> None:
-    """Version 0.1 wrote such runs."""
-    train_module.train(
-        load(toy, ["training.stages.0.end.updates=4"]), tmp_path / "run", "cpu", quiet=True
-    )
-    [folder] = runs.checkpoints(tmp_path / "run")
-    state = read_state(folder)
-    state["progress"].pop("best_loss")
-    state["progress"]["ranking"] = [entry[:2] for entry in state["progress"]["ranking"]]
-    (folder / runs.STATE).write_text(json.dumps({**state, "digest": digest(state)}))
-    train_module.train(load(toy), tmp_path / "run", "cpu", quiet=True)
-    train_module.train(load(toy), tmp_path / "whole", "cpu", quiet=True)
-    assert files(tmp_path / "run", 8) == files(tmp_path / "whole", 8)
+def test_a_resume_does_not_write_its_checkpoint_again(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that is killed soon after each start would only rewrite it."""
+    update, save = Trainer._update, checkpoint.save
+    recipe = load(toy, ["training.save_every=2"])
+    written: list[str] = []
+
+    def fails_after_two(self: Trainer, *arguments: Any) -> None:
+        if self.progress.update == 2:
+            raise MemoryError
+        update(self, *arguments)
+
+    def record(folder: Path, *arguments: Any) -> None:
+        written.append(folder.name)
+        save(folder, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_update", fails_after_two)
+        patched.setattr(checkpoint, "save", record)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
+    assert written == [runs.checkpoint_name(2)]
+    train_module.train(recipe, tmp_path / "a", "cpu", quiet=True)
+    train_module.train(recipe, tmp_path / "b", "cpu", quiet=True)
+    assert files(tmp_path / "a", 8) == files(tmp_path / "b", 8)
 
 
 def test_a_validation_is_repeated_after_a_signal(

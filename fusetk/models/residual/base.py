@@ -85,7 +85,19 @@ class StreamEnds:
 
     def readout(self) -> nn.Module:
         """Build the module that maps the stream above the highest sub-layer to (..., D)."""
-        return nn.Identity()
+        return HighestState(self)
+
+
+class HighestState(nn.Module):
+    """The state of a stack above its highest sub-layer."""
+
+    def __init__(self, ends: StreamEnds):
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, stream: Stream) -> Tensor:
+        """Return the state (..., D)."""
+        return self.ends.state(stream)
 
 
 class Residual(nn.Module):

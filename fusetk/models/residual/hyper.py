@@ -52,17 +52,6 @@ class HyperEnds(CopiedStreams):
     def state(self, stream: Tensor) -> Tensor:
         return stream.sum(-2)
 
-    def readout(self) -> nn.Module:
-        return StreamSum()
-
-
-class StreamSum(nn.Module):
-    """The sum of the streams."""
-
-    def forward(self, stream: Tensor) -> Tensor:
-        """(..., n, D) -> (..., D)."""
-        return stream.sum(-2)
-
 
 class WeightedStreams(NamedTuple):
     """The streams before a sub-layer, and the weights with which its output is written."""
@@ -75,18 +64,32 @@ class WeightedStreams(NamedTuple):
     """Weights of the old streams in each new stream (..., n new, n old)."""
 
 
-def write_streams(stream: WeightedStreams, y: Tensor) -> Tensor:
-    """Return the new streams (..., n, D): ``mix`` times the old ones, plus ``write`` times y."""
-    return combine_and_add(stream.mix, stream.streams, stream.write, y)
+class MixedStreams(Residual):
+    """A connection that reads n streams, mixes them, and writes the sub-layer's output to them."""
+
+    spans_layers = True
+
+    def weights(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weights for the streams (..., n, D).
+
+        They are the weights to read the input (..., n), to write the output (..., n), and to mix
+        the streams (..., n new, n old).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method weights")
+
+    def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
+        weights = self.weights(stream)
+        for name, values in zip(("read", "write", "mix"), weights, strict=True):
+            trace.record(f"{self.name}.{name}", values)
+        read, write, mix = weights
+        x = combine(read.unsqueeze(-2), stream).squeeze(-2)
+        return self.normed_input(x), WeightedStreams(stream, write, mix)
+
+    def after(self, stream: WeightedStreams, y: Tensor) -> Tensor:
+        return combine_and_add(stream.mix, stream.streams, stream.write, self.dropout(y))
 
 
-def record_streams(name: str, read: Tensor, write: Tensor, mix: Tensor) -> None:
-    """Record the weights of a sub-layer for plots."""
-    for what, weights in (("read", read), ("write", write), ("mix", mix)):
-        trace.record(f"{name}.{what}", weights)
-
-
-class HyperResidual(Residual):
+class HyperResidual(MixedStreams):
     """Hyper-connections with n streams H (..., n, D) (Zhu et al. 2025, Equations 2 and 10 to 14).
 
     The sub-layer reads A_m^T H, and its output y changes the streams to A_r^T H + B^T y. With
@@ -103,7 +106,6 @@ class HyperResidual(Residual):
 
     Config: type[ResidualConfig] = HyperConfig
     Ends: type[StreamEnds] = HyperEnds
-    spans_layers = True
 
     def __init__(self, config: HyperConfig, sublayer: SubLayer):
         super().__init__(config, sublayer)
@@ -136,12 +138,3 @@ class HyperResidual(Residual):
         variance, mean = torch.var_mean(streams, -1, correction=0, keepdim=True)
         projected = streams @ self.project - mean * self.project.sum(0)
         return (variance + EPSILON).rsqrt() * projected
-
-    def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
-        read, write, mix = self.weights(stream)
-        record_streams(self.name, read, write, mix)
-        x = combine(read.unsqueeze(-2), stream).squeeze(-2)
-        return self.normed_input(x), WeightedStreams(stream, write, mix)
-
-    def after(self, stream: WeightedStreams, y: Tensor) -> Any:
-        return write_streams(stream, self.dropout(y))

@@ -93,16 +93,6 @@ class LaurelPreviousEnds(StreamEnds):
     def state(self, stream: States) -> Tensor:
         return stream[0]
 
-    def readout(self) -> nn.Module:
-        return NewestState()
-
-
-class NewestState(nn.Module):
-    """The state above the highest sub-layer."""
-
-    def forward(self, stream: States) -> Tensor:
-        return stream[0]
-
 
 class LaurelPreviousResidual(Residual):
     """f(x_i) + x_i + B A sum_j g_j x_(i-j) (LAuReL-PA).

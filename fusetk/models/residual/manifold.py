@@ -7,18 +7,11 @@ from torch import Tensor, nn
 from fusetk.models.residual.attention import EPSILON, inverse_rms
 from fusetk.models.residual.base import (
     Norm,
-    Residual,
     ResidualConfig,
     SubLayer,
     require_norm,
 )
-from fusetk.models.residual.hyper import (
-    CopiedStreams,
-    WeightedStreams,
-    record_streams,
-    write_streams,
-)
-from fusetk.nn.combine import combine
+from fusetk.models.residual.hyper import CopiedStreams, MixedStreams
 from fusetk.nn.fused import streams as kernels
 
 
@@ -41,17 +34,6 @@ class ManifoldEnds(CopiedStreams):
     def state(self, stream: Tensor) -> Tensor:
         return stream.mean(-2)
 
-    def readout(self) -> nn.Module:
-        return StreamMean()
-
-
-class StreamMean(nn.Module):
-    """The mean of the streams."""
-
-    def forward(self, stream: Tensor) -> Tensor:
-        """(..., n, D) -> (..., D)."""
-        return stream.mean(-2)
-
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     """Return a nearly doubly stochastic matrix for each matrix of logits (..., n, n).
@@ -67,7 +49,7 @@ def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
     return logits.exp()
 
 
-class ManifoldResidual(Residual):
+class ManifoldResidual(MixedStreams):
     """Manifold-constrained hyper-connections with n streams x (..., n, D) (mHC, section 4).
 
     The sub-layer F reads H_pre x, and its output changes the streams to H_res x + H_post^T F(H_pre
@@ -86,7 +68,6 @@ class ManifoldResidual(Residual):
 
     Config = ManifoldConfig
     Ends = ManifoldEnds
-    spans_layers = True
 
     def __init__(self, config: ManifoldConfig, sublayer: SubLayer):
         super().__init__(config, sublayer)
@@ -124,12 +105,3 @@ class ManifoldResidual(Residual):
         if kernels.usable(flat, self.project):
             return kernels.normed_products(flat, self.project, EPSILON, centred=False)
         return (flat @ self.project) * inverse_rms(flat)
-
-    def before(self, stream: Tensor) -> tuple[Tensor, WeightedStreams]:
-        read, write, mix = self.weights(stream)
-        record_streams(self.name, read, write, mix)
-        x = combine(read.unsqueeze(-2), stream).squeeze(-2)
-        return self.normed_input(x), WeightedStreams(stream, write, mix)
-
-    def after(self, stream: WeightedStreams, y: Tensor) -> Tensor:
-        return write_streams(stream, self.dropout(y))

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusetk import trace
 from fusetk.models.residual.base import ResidualConfig, StreamEnds, SubLayer
@@ -27,17 +27,6 @@ class ValueEnds(StreamEnds):
         return ValueStream(x, None)
 
     def state(self, stream: ValueStream) -> Tensor:
-        return stream.x
-
-    def readout(self) -> nn.Module:
-        return ResidualSum()
-
-
-class ResidualSum(nn.Module):
-    """The residual sum of a ``ValueStream``."""
-
-    def forward(self, stream: ValueStream) -> Tensor:
-        """Return x (..., D)."""
         return stream.x
 
 
