@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fusetk.errors import ConfigError
 from fusetk.files import locked, replace_file
-from fusetk.nn import attention
+from fusetk.nn import attention, rounded
+from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.fused.build import cache_folders
 from fusetk.processor import processor
 
@@ -360,6 +361,44 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: Way) -> None:
     restore()
 
 
+# Products of bf16 in inference --------------------------------------------------------------------
+
+
+def _use_kernels(operation: str, way: Way) -> Undo:
+    before = rounded.in_kernels[operation]
+    rounded.in_kernels[operation] = way == "kernels"
+    return partial(rounded.in_kernels.__setitem__, operation, before)
+
+
+def _measure_bf16(operation: str, run: Callable[[Way], Callable[[], object]]) -> Way:
+    ways = BF16_PRODUCTS[operation]
+    with torch.inference_mode():
+        return fastest(ways, run) if kernels.has_bf16_products() else ways[0]
+
+
+def _run_bf16_map(way: Way) -> Callable[[], object]:
+    restore = _use_kernels("maps", way)
+    linear = rounded.Bf16Linear(torch.ones(256, 256), None)
+    restore()
+    return partial(linear.product, torch.ones(256, 256))
+
+
+def _run_projection(way: Way) -> Callable[[], object]:
+    x, weight = torch.ones(256, 256), torch.ones(2048, 256)
+    if way == "float32":
+        return lambda: x @ weight.t()
+    return partial(rounded.Bf16Projection(weight, None).product, x)
+
+
+# The keys of ``rounded.in_kernels``, with the ways to compute them.
+BF16_PRODUCTS: dict[str, tuple[Way, ...]] = {
+    "maps": ("PyTorch", "kernels"),
+    "projection": ("float32", "kernels"),
+}
+
+
+# Choices -----------------------------------------------------------------------------------------
+
 # The keys of ``attention.plain_up_to``, by name.
 ATTENTION_KINDS = {
     "fp32 training": (torch.float32, True),
@@ -385,6 +424,15 @@ CHOICES: tuple[Choice, ...] = (
             partial(_use_attention_limit, key),
         )
         for kind, key in ATTENTION_KINDS.items()
+    ),
+    *(
+        Choice(
+            f"bf16 {operation}, inference",
+            BF16_PRODUCTS[operation],
+            partial(_measure_bf16, operation, run),
+            partial(_use_kernels, operation),
+        )
+        for operation, run in (("maps", _run_bf16_map), ("projection", _run_projection))
     ),
 )
 

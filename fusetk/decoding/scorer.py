@@ -17,6 +17,7 @@ from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.nested import select
 from fusetk.nn.output import PIECE, OutputProjection
+from fusetk.nn.rounded import Bf16Projection
 
 
 class NextToken(NamedTuple):
@@ -101,8 +102,9 @@ class Scorer:
     def chooses(self) -> bool:
         """Whether ``best`` is usable: with one model, float32 logits, on CPU."""
         output: Any = self.models[0].output
-        weight = output.scale if isinstance(output, Int8Linear) else output.weight
-        return len(self.models) == 1 and kernels.usable(weight)
+        rounded = isinstance(output, (Bf16Projection, Int8Linear))
+        probe = torch.empty(0) if rounded else output.weight
+        return len(self.models) == 1 and kernels.usable(probe)
 
     def best(
         self, tokens: Tensor, states: Sequence[State], rules: SimpleRules, count: int
@@ -132,6 +134,9 @@ class Scorer:
         output: Any = self.models[0].output
         if type(output) is OutputProjection and features.dtype == torch.float32:
             logits = features @ output.weight.t()
+            return kernels.best_tokens(logits, output.bias, forbidden, only, count)
+        if isinstance(output, Bf16Projection):
+            logits = output.product(features)
             return kernels.best_tokens(logits, output.bias, forbidden, only, count)
         if isinstance(output, Int8Linear):
             sums, scales = output.sums(features)

@@ -11,18 +11,23 @@ from fusetk.models.seq2seq import Seq2Seq
 from fusetk.models.transformer import Transformer
 from fusetk.nn.int8 import Int8Linear
 from fusetk.nn.output import OutputProjection
-from fusetk.nn.rounded import Bf16Linear
+from fusetk.nn.rounded import Bf16Linear, Bf16Projection, in_kernels
 
 
 def to_bf16(model: Seq2Seq) -> Seq2Seq:
-    """Convert the weights to bf16, except the output projection.
+    """Convert the weights to bf16.
 
-    Logits in bf16 have 8 significant bits, so different logits become equal. This causes most of
-    the loss of accuracy. In a Transformer on CPU, only the linear maps of the layers are converted,
-    because the kernels for inference compute in float32. The embeddings and norms stay float32.
+    In a Transformer on CPU, only linear maps are converted, because the kernels for inference
+    compute in float32. The embeddings and norms stay float32. Its output projection has float32
+    results, or stays float32 if that is faster on this machine. In other models it stays float32.
+    Logits in bf16 have 8 significant bits, so different logits become equal, which causes most of
+    the loss of accuracy.
     """
     if isinstance(model, Transformer) and _device(model) == "cpu":
         _replace_maps(model, Bf16Linear)
+        if in_kernels["projection"] and isinstance(model.output, OutputProjection):
+            projection: Any = Bf16Projection(model.output.weight, model.output.bias)
+            model.output = projection
         return model
     output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
     output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))

@@ -3,7 +3,11 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusetk.nn.fused import decoding as kernels
+
 ALL = slice(None)
+# Whether new maps to bf16 use the kernels of fusetk; fusetk.machine measures it.
+in_kernels = {"maps": False, "projection": False}
 
 
 class RoundedLinear(nn.Module):
@@ -42,19 +46,55 @@ class RoundedLinear(nn.Module):
 
 
 class Bf16Linear(RoundedLinear):
-    """Linear map that rounds W, x, b and the result to bf16. The result has the type float32."""
+    """Linear map that rounds W and x to bf16. The result has the type float32.
+
+    PyTorch's product rounds b and the result to bf16, too. The kernels do not.
+    """
+
+    packed: Tensor | None
+    """W for the kernels, if they are used."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         """``weight`` (out, width) and ``bias`` (out,) are those of the map to replace."""
         super().__init__(weight.detach().bfloat16(), bias)
+        packed = kernels.pack_bf16(self.weight) if in_kernels["maps"] else None
+        self.register_buffer("packed", packed)
 
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
-        return _in_bf16(x, self.weight[part], bias, relu).float()
+        start, stop, _ = part.indices(len(self.weight))
+        if self.packed is None or start % kernels.BLOCK or not kernels.usable(x):
+            return _in_bf16(x, self.weight[part], bias, relu).float()
+        out = kernels.bf16_product(x, self.packed[start:], stop - start)
+        if bias is not None:
+            return kernels.add_bias(out, bias, relu)
+        return out.relu_() if relu else out
 
     def hidden_units(self, x: Tensor, relu: bool) -> Tensor:
-        return _in_bf16(x, self.weight, self.bias, relu)
+        if self.packed is None:
+            return _in_bf16(x, self.weight, self.bias, relu)
+        return self.product(x, self.bias, relu)
+
+
+class Bf16Projection(RoundedLinear):
+    """Output projection in the kernels: W and x are rounded to bf16, and the logits are not.
+
+    Logits in bf16 have 8 significant bits, so different logits would become equal.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """``weight`` (V, width) and ``bias`` (V,) are those of the projection to replace."""
+        super().__init__(weight.detach().bfloat16(), bias)
+        self.register_buffer("packed", kernels.pack_bf16(self.weight))
+        self.packed: Tensor
+
+    def product(
+        self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
+    ) -> Tensor:
+        assert part == ALL and not relu
+        out = kernels.bf16_product(x, self.packed, len(self.weight))
+        return out if bias is None else out.add_(bias)
 
 
 def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusetk.nn import int8
+from fusetk.nn import int8, rounded
 from fusetk.nn.fused import build
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.int8 import Int8Linear, integer_product
-from fusetk.nn.rounded import Bf16Linear, linear_part
+from fusetk.nn.rounded import Bf16Linear, Bf16Projection, linear_part
 
 pytestmark = pytest.mark.skipif(
     build.library("decoding") is None, reason="there is no C++ compiler"
@@ -118,6 +118,47 @@ def test_best_tokens_of_8_bits():
     assert all(map(torch.equal, results, expected))
 
 
+needs_bf16 = pytest.mark.skipif(
+    not kernels.has_bf16_products(), reason="the processor has no products of bf16"
+)
+
+
+@needs_bf16
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize(("rows", "width", "size"), [(1, 6, 5), (33, 40, 133), (64, 64, 96)])
+def test_products_of_bf16(rows, width, size, tiles):
+    x, weight = torch.randn(rows, width), torch.randn(size, width).bfloat16()
+    packed = kernels.pack_bf16(weight)
+    product = kernels.bf16_product(x, packed, size, tiles)
+    close(product, x.bfloat16().float() @ weight.float().t())
+    last = kernels.bf16_product(x[-1:], packed, size, tiles)
+    assert torch.equal(last, product[-1:]), "a row does not depend on the other rows"
+    x[0, 0] = math.nan
+    product = kernels.bf16_product(x, packed, size, tiles)
+    assert product[0].isnan().all() and product[1:].isfinite().all()
+
+
+@needs_bf16
+def test_maps_to_bf16_in_kernels(monkeypatch):
+    """They differ from the product of PyTorch by the rounding of its result only."""
+    x, weight, bias = torch.randn(5, 40), torch.randn(96, 40), torch.randn(96)
+    plain = Bf16Linear(weight, bias)
+    monkeypatch.setitem(rounded.in_kernels, "maps", True)
+    linear = Bf16Linear(weight, bias)
+    exact = x.bfloat16().float() @ weight.bfloat16().float().t() + bias
+    close(linear(x), exact)
+    close(linear.hidden_units(x, relu=True), exact.relu())
+    close(linear.product(x, relu=True), (exact - bias).relu())
+    for start, stop in ((0, 32), (32, 96), (64, 90)):
+        part = slice(start, stop)
+        close(linear.product(x, bias[part], part=part), exact[:, part])
+    torch.testing.assert_close(linear(x), plain(x), atol=0.1, rtol=0.02)
+    torch.testing.assert_close(
+        linear.product(x, part=slice(8, 40)), plain.product(x, part=slice(8, 40))
+    )
+    close(Bf16Projection(weight, bias)(x), exact)
+
+
 @pytest.mark.parametrize("place", [0, 17, 36])
 def test_nan_is_not_lost(place):
     x = torch.randn(2, 37)
@@ -133,12 +174,14 @@ def test_nan_is_not_lost(place):
 
 def test_threads_give_the_same_bits():
     logits = torch.randn(40, 500)
+    x, packed = torch.randn(70, 32), kernels.pack_bf16(torch.randn(200, 32).bfloat16())
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
             results.append(kernels.best_tokens(logits.clone(), None, torch.tensor([0]), None, 5))
+            results[-1] += (kernels.bf16_product(x, packed, 200),)
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))

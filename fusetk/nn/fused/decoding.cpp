@@ -3,6 +3,7 @@
 // activation, the best tokens with the logarithm of the sum of the softmax, and the rounding to 8
 // bits. Products come without their bias: the next kernel adds it.
 
+#include "bf16_products.h"
 #include "vectors.h"
 
 #include <float.h>

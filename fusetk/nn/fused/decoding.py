@@ -4,6 +4,7 @@ All tensors are float32 on CPU. Products come without their bias, and the functi
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from fusetk.nn.fused.structs import FLOAT, INT, POINTER
 from fusetk.nn.precision import product_dtype
 
 LANES = 16  # numbers in a vector; vectors.h has the same constant
+BLOCK = 32  # multiple of the sizes of packed matrices; bf16_products.h has the same constant
 
 
 def usable(x: Tensor) -> bool:
@@ -157,6 +159,36 @@ def best_tokens(
         *(best, token, log_z),
     )
     return best, token, log_z
+
+
+@cache
+def has_bf16_products() -> bool:
+    """Whether the kernels have products of bf16 for this processor."""
+    kernels = library("decoding")
+    return kernels is not None and bool(kernels.has_bf16_products(INT(0)))
+
+
+def pack_bf16(weight: Tensor) -> Tensor:
+    """Return the matrix (V, D), bf16, in the order of ``bf16_product``.
+
+    The rows from a multiple of ``BLOCK`` on are the packed form of the rows from there on.
+    """
+    size, width = weight.shape
+    packed = weight.new_zeros(-(-size // BLOCK) * BLOCK, -(-width // BLOCK) * BLOCK)
+    _call("pack_bf16", size, width, weight.contiguous(), packed)
+    return packed
+
+
+def bf16_product(x: Tensor, packed: Tensor, size: int, tiles: bool = True) -> Tensor:
+    """Return x W^T (R, V), float32, for x (R, D), which is rounded to bf16.
+
+    ``packed`` is the result of ``pack_bf16`` for W (V, D), and ``size`` is V. A row of the result
+    does not depend on the other rows. Without ``tiles``, vectors are used on processors with AMX.
+    """
+    rows, width = x.shape
+    out = torch.empty(rows, size)
+    _call("bf16_product", rows, size, width, x.contiguous(), packed, int(tiles), out)
+    return out
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
