@@ -37,8 +37,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def uniform(limit: int) -> Choices:
     """Choose plain products for up to ``limit`` keys in each kind of attention."""
+    defaults = {choice.name: choice.ways[0] for choice in machine.CHOICES}
     limits = {machine._attention_name(kind): limit for kind in machine.ATTENTION_KINDS}
-    return Choices(processor(), 1, {"float32 products": "MKL", **limits})
+    return Choices(processor(), 1, {**defaults, **limits})
 
 
 @pytest.mark.parametrize("gradients", [True, False])

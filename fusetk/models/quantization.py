@@ -17,11 +17,11 @@ from fusetk.nn.rounded import Bf16Linear, Bf16Projection, in_kernels
 def to_bf16(model: Seq2Seq) -> Seq2Seq:
     """Convert the weights to bf16.
 
-    In a Transformer on CPU, only linear maps are converted, because the kernels for inference
-    compute in float32. The embeddings and norms stay float32. Its output projection has float32
-    results, or stays float32 if that is faster on this machine. In other models it stays float32.
-    Logits in bf16 have 8 significant bits, so different logits become equal, which causes most of
-    the loss of accuracy.
+    The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
+    become equal. This would cause most of the loss of accuracy. In a Transformer on CPU, only
+    linear maps are converted, because the kernels for inference compute in float32. The embeddings
+    and norms stay float32. The weights of its output projection are converted if its product with
+    float32 results is faster than that of float32 factors on this machine.
     """
     if isinstance(model, Transformer) and _device(model) == "cpu":
         _replace_maps(model, Bf16Linear)

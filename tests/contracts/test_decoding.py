@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fusetk import trace
 from fusetk.data.vocab import BOS, EOS, PAD, UNK
@@ -26,6 +27,7 @@ from fusetk.models import steps
 from fusetk.models.quantization import to_bf16, to_int8
 from fusetk.models.seq2seq import Seq2Seq, State
 from fusetk.models.transformer import Transformer
+from fusetk.nn import rounded
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.nested import map_tensors, select
 from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
@@ -219,7 +221,12 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
             assert (row[:, len(source) :] == 0).all()
 
 
-def test_logits_of_a_bf16_model_are_computed_in_fp32(model):
+@pytest.mark.parametrize("in_kernels", [False, True])
+def test_logits_of_a_bf16_model_are_float32(model, in_kernels, monkeypatch):
+    if in_kernels and not (isinstance(model, Transformer) and kernels.has_bf16_products()):
+        pytest.skip("another model, or a processor without products of bf16")
+    for operation in rounded.in_kernels:
+        monkeypatch.setitem(rounded.in_kernels, operation, in_kernels)
     tokens = prefixes(len(SOURCES))
     lower = to_bf16(copy.deepcopy(model))
     features = lower(*batch(SOURCES), tokens)
@@ -229,7 +236,12 @@ def test_logits_of_a_bf16_model_are_computed_in_fp32(model):
     dtype = torch.float32 if isinstance(model, Transformer) else torch.bfloat16
     assert features.dtype == dtype
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, model.output(features.float()))
+    if in_kernels:
+        rounded_weight = model.output.weight.bfloat16().float()
+        same = F.linear(features.bfloat16().float(), rounded_weight, model.output.bias)
+    else:
+        same = model.output(features.float())
+    torch.testing.assert_close(logits, same)
     assert (logits - expected).abs().mean() < 0.2 * expected.std()
 
 
