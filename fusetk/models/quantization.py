@@ -18,20 +18,22 @@ def to_bf16(model: Seq2Seq) -> Seq2Seq:
     """Convert the weights to bf16.
 
     The logits stay float32. In bf16 they would have 8 significant bits, so different logits would
-    become equal. This would cause most of the loss of accuracy. In a Transformer on CPU, only
-    linear maps are converted, because the kernels for inference compute in float32. The embeddings
-    and norms stay float32. The weights of its output projection are converted if its product with
-    float32 results is faster than that of float32 factors on this machine.
+    become equal. This would cause most of the loss of accuracy. The weights of the output
+    projection are converted on CPU, if its product with float32 results is faster than that of
+    float32 factors on this machine. In a Transformer on CPU, only linear maps are converted,
+    because the kernels for inference compute in float32. The embeddings and norms stay float32.
     """
-    if isinstance(model, Transformer) and _device(model) == "cpu":
+    on_cpu = _device(model) == "cpu"
+    output: Any = model.output
+    if on_cpu and in_kernels["projection"] and isinstance(output, OutputProjection):
+        output = Bf16Projection(output.weight, output.bias)
+    if on_cpu and isinstance(model, Transformer):
         _replace_maps(model, Bf16Linear)
-        if in_kernels["projection"] and isinstance(model.output, OutputProjection):
-            projection: Any = Bf16Projection(model.output.weight, model.output.bias)
-            model.output = projection
-        return model
-    output = copy.deepcopy(model.output)  # a copy is not tied to the embedding
-    output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
-    model.to(torch.bfloat16)
+    else:
+        if not isinstance(output, Bf16Projection):
+            output = copy.deepcopy(output)  # a copy is not tied to the embedding
+            output.register_forward_pre_hook(lambda module, arguments: (arguments[0].float(),))
+        model.to(torch.bfloat16)
     model.output = output
     return model
 

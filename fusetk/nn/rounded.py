@@ -93,7 +93,7 @@ class Bf16Projection(RoundedLinear):
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
         assert part == ALL and not relu
-        out = kernels.bf16_product(x, self.packed, len(self.weight))
+        out = kernels.bf16_product(x.float(), self.packed, len(self.weight))
         return out if bias is None else out.add_(bias)
 
 

@@ -30,6 +30,7 @@ from fusetk.models.transformer import Transformer
 from fusetk.nn import rounded
 from fusetk.nn.fused import decoding as kernels
 from fusetk.nn.nested import map_tensors, select
+from fusetk.nn.output import OutputProjection
 from tests.contracts.systems import SEARCHED, SOURCE_SIZE, SYSTEMS, TARGET_SIZE
 from tests.decoding.fakes import batch, exhaustive
 
@@ -223,8 +224,9 @@ def test_attention_of_a_step_is_that_of_forced_decoding(model):
 
 @pytest.mark.parametrize("in_kernels", [False, True])
 def test_logits_of_a_bf16_model_are_float32(model, in_kernels, monkeypatch):
-    if in_kernels and not (isinstance(model, Transformer) and kernels.has_bf16_products()):
-        pytest.skip("another model, or a processor without products of bf16")
+    if in_kernels and not kernels.has_bf16_products():
+        pytest.skip("the processor has no products of bf16")
+    in_kernels = in_kernels and isinstance(model.output, OutputProjection)
     for operation in rounded.in_kernels:
         monkeypatch.setitem(rounded.in_kernels, operation, in_kernels)
     tokens = prefixes(len(SOURCES))
