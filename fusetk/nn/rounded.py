@@ -63,10 +63,12 @@ class Bf16Linear(RoundedLinear):
     def product(
         self, x: Tensor, bias: Tensor | None = None, relu: bool = False, part: slice = ALL
     ) -> Tensor:
-        start, stop, _ = part.indices(len(self.weight))
-        if self.packed is None or start % kernels.BLOCK or not kernels.usable(x):
+        if self.packed is None or not kernels.usable(x):
             return _in_bf16(x, self.weight[part], bias, relu).float()
-        out = kernels.bf16_product(x, self.packed[start:], stop - start)
+        start, stop, _ = part.indices(len(self.weight))
+        extra = start % kernels.BLOCK  # outputs before the part, in its first block
+        out = kernels.bf16_product(x, self.packed[start - extra :], stop - start + extra)
+        out = out[:, extra:].contiguous()
         if bias is not None:
             return kernels.add_bias(out, bias, relu)
         return out.relu_() if relu else out
